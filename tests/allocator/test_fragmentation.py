@@ -117,7 +117,7 @@ def test_segments_of_other_devices_are_ignored(snapshot: list[SegmentInfo]) -> N
     layout = measure(snapshot, 1, 1.0)
 
     assert layout.segments
-    assert (0, 0, None) == (layout.segments.total, layout.free_bytes, layout.fragmentation_ratio)
+    assert (layout.segments.total, layout.free_bytes, layout.fragmentation_ratio) == (0, 0, None)
 
 
 @given(st.integers(0, 10**9), st.integers(1, 10**9), st.sampled_from([2 * MIB, 20 * MIB]))
@@ -141,12 +141,12 @@ def test_whole_free_segments_are_not_stranded() -> None:
 
     layout = measure(snapshot, 0, 1.0, AvailableMemory(10 * MIB))
 
-    assert (0.5, 128 * MIB, 0) == (
+    assert (
         layout.fragmentation_ratio,
         layout.releasable_bytes,
         layout.stranded_bytes,
-    )
-    assert (64 * MIB, 138 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
+    ) == (0.5, 128 * MIB, 0)
+    assert (layout.headroom_bytes, layout.headroom_flush_bytes) == (64 * MIB, 138 * MIB)
 
 
 def test_a_live_block_strands_its_neighbors() -> None:
@@ -155,8 +155,8 @@ def test_a_live_block_strands_its_neighbors() -> None:
 
     layout = measure([segment(1 << 40, "large", blocks)], 0, 1.0, AvailableMemory(0))
 
-    assert (196 * MIB, 0) == (layout.stranded_bytes, layout.releasable_bytes)
-    assert (100 * MIB, 100 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
+    assert (layout.stranded_bytes, layout.releasable_bytes) == (196 * MIB, 0)
+    assert (layout.headroom_bytes, layout.headroom_flush_bytes) == (100 * MIB, 100 * MIB)
 
 
 def test_free_blocks_of_another_stream_do_not_count_as_headroom() -> None:
@@ -166,7 +166,7 @@ def test_free_blocks_of_another_stream_do_not_count_as_headroom() -> None:
 
     layout = measure([side, main], 0, 1.0, AvailableMemory(0))
 
-    assert (0, 50 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
+    assert (layout.headroom_bytes, layout.headroom_flush_bytes) == (0, 50 * MIB)
 
 
 def test_the_memory_fraction_limits_the_headroom() -> None:
@@ -175,7 +175,7 @@ def test_the_memory_fraction_limits_the_headroom() -> None:
         [], 0, 1.0, AvailableMemory(driver_free=40 * GIB, reserved=3 * GIB, limit=5 * GIB)
     )
 
-    assert 2 * GIB == layout.headroom_bytes
+    assert layout.headroom_bytes == 2 * GIB
 
 
 def test_a_flush_waits_for_pending_blocks() -> None:
@@ -188,8 +188,8 @@ def test_a_flush_waits_for_pending_blocks() -> None:
     split = segment(2 << 40, "large", [(200 * MIB, waiting), (2 * MIB, used)])
     layout = measure([whole, split], 0, 1.0, AvailableMemory(16 * MIB))
 
-    assert (16 * MIB, 76 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
-    assert (250 * MIB, 0) == (layout.pending_free_bytes, layout.releasable_bytes)
+    assert (layout.headroom_bytes, layout.headroom_flush_bytes) == (16 * MIB, 76 * MIB)
+    assert (layout.pending_free_bytes, layout.releasable_bytes) == (250 * MIB, 0)
 
 
 def test_a_flush_waits_for_pending_pages() -> None:
@@ -200,4 +200,4 @@ def test_a_flush_waits_for_pending_pages() -> None:
     config = AllocatorConfig(expandable_segments=True)
     layout = measure([info], 0, 1.0, AvailableMemory(0), config)
 
-    assert (30 * MIB, 80 * MIB) == (layout.headroom_bytes, layout.headroom_flush_bytes)
+    assert (layout.headroom_bytes, layout.headroom_flush_bytes) == (30 * MIB, 80 * MIB)

@@ -120,7 +120,7 @@ def test_steps_that_need_more_and_more() -> None:
     history = _history([20 * GIB] * 30, _line(30, 128 * MIB))
     growth = live_growth(history, TOTAL, 20 * GIB)
     assert growth is not None
-    assert ("larger_step", 128 * MIB) == (growth.kind, growth.bytes_per_step)
+    assert (growth.kind, growth.bytes_per_step) == ("larger_step", 128 * MIB)
 
 
 def test_without_two_steps_there_is_no_slope() -> None:

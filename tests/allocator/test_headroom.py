@@ -14,8 +14,14 @@ def test_requests_that_a_new_segment_serves() -> None:
     """Below 10 MiB only a small segment of 2 MiB fits; above, segments are multiples of 2 MiB."""
     sizes = [0, 1 * MIB, 2 * MIB, 9 * MIB, 10 * MIB, 11 * MIB, 25 * MIB]
 
-    assert [0, 0, MIB, MIB, 10 * MIB, 10 * MIB, 24 * MIB] == [
-        segment_request(size, DEFAULT_CONFIG) for size in sizes
+    assert [segment_request(size, DEFAULT_CONFIG) for size in sizes] == [
+        0,
+        0,
+        MIB,
+        MIB,
+        10 * MIB,
+        10 * MIB,
+        24 * MIB,
     ]
 
 
@@ -23,12 +29,12 @@ def test_a_rounded_request_counts_with_its_segment() -> None:
     """With 2 divisions, 11 MiB would serve 8 MiB, but such a request needs a 20 MiB segment."""
     config = AllocatorConfig(roundup_power2_divisions=(2,) * 16)
 
-    assert [MIB, 16 * MIB] == [segment_request(size * MIB, config) for size in (11, 22)]
+    assert [segment_request(size * MIB, config) for size in (11, 22)] == [MIB, 16 * MIB]
 
 
 def test_a_large_block_serves_no_small_request() -> None:
     """No request uses a large-pool block of up to 1 MiB; such requests go to the small pool."""
-    assert 0 == headroom(CachedFree(0, MIB, 0), AvailableMemory(0), DEFAULT_CONFIG, flush=False)
+    assert headroom(CachedFree(0, MIB, 0), AvailableMemory(0), DEFAULT_CONFIG, flush=False) == 0
 
 
 def test_oversize_blocks_serve_only_oversize_requests() -> None:
@@ -37,10 +43,10 @@ def test_oversize_blocks_serve_only_oversize_requests() -> None:
         max_split_size=100 * MIB, roundup_power2_divisions=(1,) * 4 + (2,) * 12
     )
 
-    assert 128 * MIB == headroom(
-        CachedFree(0, 140 * MIB, 0), AvailableMemory(0), config, flush=False
+    assert (
+        headroom(CachedFree(0, 140 * MIB, 0), AvailableMemory(0), config, flush=False) == 128 * MIB
     )
-    assert 0 == headroom(CachedFree(0, 190 * MIB, 0), AvailableMemory(0), config, flush=False)
+    assert headroom(CachedFree(0, 190 * MIB, 0), AvailableMemory(0), config, flush=False) == 0
 
 
 def test_throwing_before_the_flush_excludes_the_cache() -> None:
@@ -48,10 +54,10 @@ def test_throwing_before_the_flush_excludes_the_cache() -> None:
     config = AllocatorConfig(throw_on_cudamalloc_oom=True)
     cached = CachedFree(0, 0, 500 * MIB)
 
-    assert [100 * MIB, 600 * MIB] == [
+    assert [
         headroom(cached, AvailableMemory(100 * MIB), c, flush=True)
         for c in (config, DEFAULT_CONFIG)
-    ]
+    ] == [100 * MIB, 600 * MIB]
 
 
 def test_expandable_segments_grow_into_the_first_gap_that_is_long_enough() -> None:
@@ -65,7 +71,7 @@ def test_expandable_segments_grow_into_the_first_gap_that_is_long_enough() -> No
         last = segment(start, "large", [(10 * MIB, used), (10 * MIB, free)], is_expandable=True)
         return measure([first, last], 0, 1.0, AvailableMemory(45 * MIB), config).headroom_bytes
 
-    assert [50 * MIB, 44 * MIB] == [headroom_with(gap) for gap in (20 * MIB, 80 * MIB)]
+    assert [headroom_with(gap) for gap in (20 * MIB, 80 * MIB)] == [50 * MIB, 44 * MIB]
 
 
 def test_headroom_is_unknown_without_the_settings() -> None:

@@ -83,7 +83,7 @@ def test_after_a_release_the_free_bytes_are_those_that_are_left(
     assert outdated is is_outdated(measured, process.statistics())
     if outdated:
         assert (0, fresh.stranded_bytes) == (layout.releasable_bytes, layout.stranded_bytes)
-        assert [None] * 3 == [layout.fragmentation_ratio, layout.free_block_counts, layout.blocks]
+        assert [layout.fragmentation_ratio, layout.free_block_counts, layout.blocks] == [None] * 3
     driver = headroom(CachedFree(0, 0, 0), process.available, process.config, flush=False)
     assert driver <= known(layout.headroom_bytes) <= known(fresh.headroom_bytes)
     assert driver <= known(layout.headroom_flush_bytes) <= known(fresh.headroom_flush_bytes)

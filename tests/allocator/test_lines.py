@@ -93,7 +93,7 @@ def test_the_line_is_the_users_own() -> None:
     assert [("/home/ann/model.py", 8, 5), (TORCH["filename"], 9, 3)] == [
         (use.frame.file, use.frame.line, use.bytes) for use in found.held
     ]
-    assert 3 == found.unknown_bytes
+    assert found.unknown_bytes == 3
 
 
 def test_nothing_without_stacks() -> None:
@@ -137,9 +137,9 @@ def test_a_line_is_divided_by_caller_and_module() -> None:
         for part in use.parts
     ]
 
-    assert [(12, 2, "encoder.*", [20, 7, 99]), (4, 1, "decoder", [30, 99])] == shown
-    assert MAX_CALLERS == len(use.parts[0].callers)
-    assert [()] == [part.callers for part in foreign.parts]
+    assert shown == [(12, 2, "encoder.*", [20, 7, 99]), (4, 1, "decoder", [30, 99])]
+    assert len(use.parts[0].callers) == MAX_CALLERS
+    assert [part.callers for part in foreign.parts] == [()]
 
 
 def test_the_line_that_explains_a_growth() -> None:
@@ -152,8 +152,8 @@ def test_the_line_that_explains_a_growth() -> None:
     )
 
     assert leak == leaking_line(with_growth, 8.0)
-    assert [None] * 3 == [
+    assert [
         leaking_line(with_growth, 20.0),
         leaking_line(found, 8.0),
         leaking_line(None, 8.0),
-    ]
+    ] == [None] * 3

@@ -87,7 +87,7 @@ def test_many_small_blocks_fit_into_the_bound() -> None:
 
     count = sum(len(item.sizes) for item in device.segments)
     assert count <= 100_000
-    assert (200_000, 0) == (count + device.merged_blocks, device.omitted_bytes)
+    assert (count + device.merged_blocks, device.omitted_bytes) == (200_000, 0)
     assert len(encode(MemoryMap(0.0, [device]))) < 1 << 20
 
 
@@ -97,9 +97,9 @@ def test_the_file_is_compressed_json() -> None:
     content = json.loads(gzip.decompress(encode(MemoryMap(12.5, [mapped(found)]))))
 
     (device,) = content["devices"]
-    assert (1, 12.5, "GPU-1") == (content["schema"], content["timestamp"], device["uuid"])
-    assert MIB == device["layout"]["stranded_bytes"]
-    assert [
+    assert (content["schema"], content["timestamp"], device["uuid"]) == (1, 12.5, "GPU-1")
+    assert device["layout"]["stranded_bytes"] == MIB
+    assert device["segments"] == [
         {
             "address": 4096,
             "pool": "large",
@@ -109,4 +109,4 @@ def test_the_file_is_compressed_json() -> None:
             "sizes": [3 * MIB, MIB],
             "states": "af",
         }
-    ] == device["segments"]
+    ]

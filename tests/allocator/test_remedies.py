@@ -110,10 +110,10 @@ def test_settings_are_added_to_existing_ones() -> None:
     }
     first, *_ = remedies(replace(STRANDED, allocator_settings=existing))
 
-    assert (
+    assert first.lines == (
         "unset PYTORCH_CUDA_ALLOC_CONF",
         "export PYTORCH_ALLOC_CONF='roundup_power2_divisions:[256:1,>:4],expandable_segments:True'",
-    ) == first.lines
+    )
 
 
 def test_the_suggested_fraction_is_enough() -> None:

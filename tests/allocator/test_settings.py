@@ -68,9 +68,10 @@ def test_all_settings_of_an_unread_variable_are_ignored(variable: str) -> None:
     """The variable was set too late, or this version of PyTorch does not read it."""
     environment = {variable: "expandable_segments:True,max_split_size_mb:128"}
 
-    assert {"expandable_segments": True, "max_split_size_mb": True} == ignored_settings(
-        environment, effective()
-    )
+    assert ignored_settings(environment, effective()) == {
+        "expandable_segments": True,
+        "max_split_size_mb": True,
+    }
 
 
 def test_a_setting_that_the_build_lacks_is_ignored() -> None:
@@ -78,9 +79,10 @@ def test_a_setting_that_the_build_lacks_is_ignored() -> None:
     text = "expandable_segments:True,max_split_size_mb:128"
     settings_in_effect = effective(text, max_split_size=str(128 << 20))
 
-    assert {"expandable_segments": True, "max_split_size_mb": False} == ignored_settings(
-        {"PYTORCH_ALLOC_CONF": text}, settings_in_effect
-    )
+    assert ignored_settings({"PYTORCH_ALLOC_CONF": text}, settings_in_effect) == {
+        "expandable_segments": True,
+        "max_split_size_mb": False,
+    }
 
 
 def test_a_variable_that_another_one_overrides_is_ignored() -> None:
@@ -92,17 +94,18 @@ def test_a_variable_that_another_one_overrides_is_ignored() -> None:
     settings_in_effect = effective("expandable_segments:True") | {"expandable_segments": "True"}
     same = dict.fromkeys(environment, "expandable_segments:True")
 
-    assert {"expandable_segments": False, "max_split_size_mb": True} == ignored_settings(
-        environment, settings_in_effect
-    )
-    assert {"expandable_segments": False} == ignored_settings(same, settings_in_effect)
+    assert ignored_settings(environment, settings_in_effect) == {
+        "expandable_segments": False,
+        "max_split_size_mb": True,
+    }
+    assert ignored_settings(same, settings_in_effect) == {"expandable_segments": False}
 
 
 def test_only_the_backend_is_known_after_a_change_at_run_time() -> None:
     """After the script has set other settings, only the backend, which is fixed, is reported."""
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native,max_split_size_mb:64"}
 
-    assert {"backend": False} == ignored_settings(environment, effective("max_split_size_mb:128"))
+    assert ignored_settings(environment, effective("max_split_size_mb:128")) == {"backend": False}
 
 
 @pytest.mark.parametrize(
@@ -113,7 +116,7 @@ def test_other_backends_report_only_the_backend(backend: str, expected: dict[str
     """Settings that only the native allocator reports are left out with other backends."""
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync,expandable_segments:True"}
 
-    assert expected == ignored_settings(environment, {"backend": backend})
+    assert ignored_settings(environment, {"backend": backend}) == expected
 
 
 @pytest.mark.parametrize(
@@ -199,7 +202,7 @@ def test_effective_settings_are_read_from_a_sample() -> None:
         roundup_power2_divisions=(2, *[0] * 14, 4),
         throw_on_cudamalloc_oom=True,
     )
-    assert expected == AllocatorConfig.of(text)
+    assert AllocatorConfig.of(text) == expected
 
 
 def test_settings_are_parsed_like_pytorch_does() -> None:
@@ -214,8 +217,8 @@ def test_settings_are_parsed_like_pytorch_does() -> None:
         max_split_size=64 * MIB,
         garbage_collection_threshold=0.8,
     )
-    assert expected == AllocatorConfig.parse(text)
-    assert DEFAULT_CONFIG == AllocatorConfig.parse("")
+    assert AllocatorConfig.parse(text) == expected
+    assert AllocatorConfig.parse("") == DEFAULT_CONFIG
 
 
 @pytest.mark.parametrize(
@@ -230,7 +233,7 @@ def test_settings_are_parsed_like_pytorch_does() -> None:
 )
 def test_divisions_are_parsed_like_pytorch_does(text: str, expected: tuple[int, ...]) -> None:
     """The entries equal `allocator_settings` of PyTorch 2.13 for each of these lists."""
-    assert expected == parse_divisions(text)
+    assert parse_divisions(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -256,8 +259,11 @@ def test_large_segment_size_applies_to_blocks_of_1_to_10_mib() -> None:
     """`large_segment_size_mb` is the segment size for blocks of 1 to 10 MiB only."""
     config = AllocatorConfig.parse("large_segment_size_mb:40")
     sizes = (MIB, 2 * MIB, 10 * MIB - 512, 10 * MIB)
-    assert [2 * MIB, 40 * MIB, 40 * MIB, 10 * MIB] == [
-        config.get_allocation_size(size) for size in sizes
+    assert [config.get_allocation_size(size) for size in sizes] == [
+        2 * MIB,
+        40 * MIB,
+        40 * MIB,
+        10 * MIB,
     ]
 
 

@@ -102,7 +102,7 @@ def test_a_leak_comes_before_what_is_full() -> None:
     """In a rank that leaks and is nearly full, the advice begins with the leak."""
     device = _device(GIB, GIB, 0, driver_free_bytes=20 * GIB, growth=LEAK)
 
-    assert ["leak", None] == [threat.onset for threat in threats(CALM, device, SHIPPED)]
+    assert [threat.onset for threat in threats(CALM, device, SHIPPED)] == ["leak", None]
     assert "keeps tensors" in advice(CALM, device, SHIPPED)[0].text
 
 
@@ -111,8 +111,8 @@ def test_an_override_of_an_instance_applies_to_its_host() -> None:
     override = {"match": {"instance": "big.*"}, "gpu_library_bytes": "2GiB"}
     thresholds = changed({"overrides": [override]}, "a file")
 
-    assert 2 * GIB == thresholds.limits("night", "big-1").gpu_library_bytes
-    assert SHIPPED == thresholds.limits("night", "small-1")
+    assert thresholds.limits("night", "big-1").gpu_library_bytes == 2 * GIB
+    assert thresholds.limits("night", "small-1") == SHIPPED
 
 
 def test_threats_without_a_cause() -> None:
@@ -121,11 +121,11 @@ def test_threats_without_a_cause() -> None:
     device = replace(DEVICE, growth=None)
     texts = [threat.text for threat in threats(sample, device, SHIPPED)]
 
-    assert ["torchmem oom", "flush", "emptied", "Host memory", "expandable_segments"] == [
+    assert [
         next(word for word in words if word in text)
         for text in texts
         for words in (["torchmem oom", "Host memory", "expandable_segments", "emptied", "flush"],)
-    ]
+    ] == ["torchmem oom", "flush", "emptied", "Host memory", "expandable_segments"]
 
 
 @given(samples)
@@ -149,4 +149,4 @@ def test_components_of_another_moment() -> None:
     """Components that are not the allocated bytes are not shown."""
     parts = dict(device_parts(replace(DEVICE, components={"held": 5}), DEVICE.driver_free_bytes))
 
-    assert 40 * GIB + (1 << 20) == parts["tensors"]
+    assert parts["tensors"] == 40 * GIB + (1 << 20)

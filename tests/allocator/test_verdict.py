@@ -74,7 +74,7 @@ def test_a_leak_is_a_leak_though_the_rests_add_up_to_one_request() -> None:
     """On a GPU that a leak has filled, free rests for a few more steps are not fragmentation."""
     evidence = replace(FULL, requested=256 * MIB, cached_free=2 * GIB, driver_free=0)
     verdict = judge(evidence, LargestFreeBlocks(own=128 * MIB), _run(LEAK))
-    assert ("capacity", "leak") == (verdict.cause, verdict.why and verdict.why.onset)
+    assert (verdict.cause, verdict.why and verdict.why.onset) == ("capacity", "leak")
     assert verdict.why is not None
     assert verdict.why.bytes_per_step == GIB
     gain = next(gain for gain in verdict.gains if gain.change == "compaction")
@@ -200,7 +200,7 @@ def test_stranded_memory_that_does_not_matter_is_not_the_onset() -> None:
     evidence = replace(FULL, requested=2 * GIB, cached_free=5 * GIB, driver_free=0)
     verdict = judge(evidence, LargestFreeBlocks(own=GIB), _run(FLAT, 58 * GIB))
     assert verdict.why is not None
-    assert ("capacity", "tight") == (verdict.cause, verdict.why.onset)
+    assert (verdict.cause, verdict.why.onset) == ("capacity", "tight")
 
 
 def test_communicators_of_a_distributed_job_are_not_other_processes() -> None:
@@ -209,8 +209,8 @@ def test_communicators_of_a_distributed_job_are_not_other_processes() -> None:
     evidence = replace(FULL, reserved=76 * GIB, requested=GIB, driver_free=0)
     beside = judge(evidence, None, _run(history))
     alone = judge(evidence, None, replace(_run(history), is_alone=True))
-    assert {"neighbors"} == {gain.change for gain in alone.gains}
-    assert () == beside.gains
+    assert {gain.change for gain in alone.gains} == {"neighbors"}
+    assert beside.gains == ()
 
 
 def test_a_little_that_others_took_from_a_step_that_fitted_before() -> None:
@@ -219,7 +219,7 @@ def test_a_little_that_others_took_from_a_step_that_fitted_before() -> None:
     about = replace(_run(FLAT, max(FLAT.peak_bytes) - 2 * GIB), is_alone=True)
     verdict = judge(evidence, None, about)
     assert verdict.why is not None
-    assert ("external", "outside") == (verdict.cause, verdict.why.onset)
+    assert (verdict.cause, verdict.why.onset) == ("external", "outside")
 
 
 def test_inference_without_steps_is_unknown() -> None:
@@ -238,9 +238,9 @@ def test_a_limit_that_a_neighbor_does_not_lift() -> None:
 def test_a_block_that_fits_was_pending() -> None:
     """If a block of the request's stream and pool fits, it became free after the search."""
     evidence = replace(FULL, cached_free=30 * GIB)
-    assert "pending" == judge(evidence, LargestFreeBlocks(own=2 * GIB), FIRST).cause
+    assert judge(evidence, LargestFreeBlocks(own=2 * GIB), FIRST).cause == "pending"
     other = LargestFreeBlocks(own=GIB, other_stream=9 * GIB)
-    assert "pending" != judge(evidence, other, FIRST).cause
+    assert judge(evidence, other, FIRST).cause != "pending"
 
 
 def test_a_library_with_a_full_cache_beside_it() -> None:

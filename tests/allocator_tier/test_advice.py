@@ -89,7 +89,7 @@ def test_a_restarted_container_gets_what_a_replay_proved(died: Node) -> None:
     """With the setting that a replay of the recording has found, the second attempt finishes."""
     done = start(died, sys.executable, "-c", SMALL_PIECES)
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     assert f"{SEGMENTS} is added to PYTORCH_ALLOC_CONF by replay" in done.stderr
 
 
@@ -100,7 +100,7 @@ def test_a_leak_is_restarted_as_it_is(tmp_path: Path) -> None:
     second = start(node, "printenv", "PYTORCH_ALLOC_CONF")
 
     assert "OutOfMemoryError" in first.stderr
-    assert (1, "") == (second.returncode, second.stdout)
+    assert (second.returncode, second.stdout) == (1, "")
     (line,) = second.stderr.splitlines()
     assert line.startswith("torchmem: no setting is added: memory leak: "), line
     assert "16.00 MiB a step" in line
@@ -118,7 +118,7 @@ def test_a_setting_in_vain_is_withdrawn(died: Node, tmp_path: Path) -> None:
 
     assert f"{EXPANDABLE} is added to PYTORCH_ALLOC_CONF by the report's rule" in second.stderr
     assert "OutOfMemoryError" in second.stderr
-    assert (1, "") == (third.returncode, third.stdout)
+    assert (third.returncode, third.stdout) == (1, "")
     assert f"{EXPANDABLE} is not set again" in third.stderr
 
 
@@ -135,9 +135,9 @@ def test_ranks_that_torchrun_restarts_finish(tmp_path: Path) -> None:
         timeout=300,
         check=False,
     )
-    assert 0 == done.returncode, done.stderr
-    assert 2 == done.stdout.count(f"finished {EXPANDABLE}")
-    assert 2 == done.stderr.count(f"torchmem: {EXPANDABLE} is added")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"finished {EXPANDABLE}") == 2
+    assert done.stderr.count(f"torchmem: {EXPANDABLE} is added") == 2
 
 
 @pytest.fixture
@@ -173,4 +173,4 @@ def test_a_job_that_slurm_requeues_finishes(tmp_path: Path, slurm: dict[str, str
     control("requeue", number)
     until(lambda: has_state("COMPLETED"), pause=0.5)
     assert f"finished {EXPANDABLE}" in log.read_text()
-    assert 1 == log.read_text().count("OutOfMemoryError: CUDA out of memory")
+    assert log.read_text().count("OutOfMemoryError: CUDA out of memory") == 1

@@ -120,17 +120,17 @@ def test_a_snapshot_of_a_running_training(start: Train, capture: Any, tmp_path: 
     process = start()
     done = capture("--rank", "0", "--seconds", "2", "--out", "taken.pickle")
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     snapshot = load_snapshot(tmp_path / "taken.pickle")
     (trace,) = snapshot["device_traces"]
     allocations = [entry for entry in trace if entry["action"] == "alloc"]
-    assert 30 < len(allocations)
-    assert ["forward_and_backward", "step"] == frames(allocations[0])[:2]
+    assert len(allocations) > 30
+    assert frames(allocations[0])[:2] == ["forward_and_backward", "step"]
     assert any(
         frame["filename"].endswith("training_script.py") for frame in allocations[0]["frames"]
     )
     assert sum(segment["total_size"] for segment in snapshot["segments"]) > 0
-    assert "0 False None\n" == stop(process, tmp_path)
+    assert stop(process, tmp_path) == "0 False None\n"
 
 
 def test_a_script_that_records_keeps_its_recording(
@@ -142,8 +142,8 @@ def test_a_script_that_records_keeps_its_recording(
     process = start(before=mine, after=entries)
     done = capture("--seconds", "0.1")
 
-    assert (2, True) == (done.returncode, "is being recorded already" in done.stderr), done.stderr
-    assert "0 True True\n" == stop(process, tmp_path)
+    assert (done.returncode, "is being recorded already" in done.stderr) == (2, True), done.stderr
+    assert stop(process, tmp_path) == "0 True True\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -158,8 +158,8 @@ def test_another_users_request_is_refused(start: Train, tmp_path: Path) -> None:
     until(sibling_path(sample, ANSWER_SUFFIX).exists)
     answer = decode_answer(sibling_path(sample, ANSWER_SUFFIX).read_bytes())
 
-    assert ("refused", True) == (answer.state, "user 1234's" in str(answer.reason))
-    assert "0 False None\n" == stop(process, tmp_path)
+    assert (answer.state, "user 1234's" in str(answer.reason)) == ("refused", True)
+    assert stop(process, tmp_path) == "0 False None\n"
 
 
 def test_a_snapshot_at_an_oom(environment: dict[str, str], tmp_path: Path) -> None:
@@ -174,11 +174,11 @@ except torch.OutOfMemoryError:
 """
     done = run_on_phantom("-c", script, memory="4GiB", environment=environment)
 
-    assert (0, "caught 0\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "caught 0\n"), done.stderr
     (path,) = (tmp_path / "run").rglob("*.oom.snapshot.pickle")
     snapshot = load_snapshot(path)
-    assert [64 << 20] == [segment["total_size"] for segment in snapshot["segments"]]
-    assert 0 == sum(len(trace) for trace in snapshot["device_traces"])
+    assert [segment["total_size"] for segment in snapshot["segments"]] == [64 << 20]
+    assert sum(len(trace) for trace in snapshot["device_traces"]) == 0
 
 
 RELEASE = f"""{PRELUDE}
@@ -233,4 +233,4 @@ print(torch.cuda.memory_reserved() >> 30, sum(session.errors.counts.values()))
 """
     done = run_on_phantom("-c", script, memory="4GiB", environment=environment)
 
-    assert (0, "3\n0 0\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "3\n0 0\n"), done.stderr

@@ -76,8 +76,8 @@ def test_a_program_ends_with_two_lines(tmp_path: Path) -> None:
     node = Node(tmp_path, gpus=1)
     code, screen = on_terminal(node, sys.executable, "-c", TRAIN)
 
-    assert 0 == code
-    assert 2 == len(screen), screen
+    assert code == 0
+    assert len(screen) == 2, screen
     assert re.match(PEAK, screen[0]), screen
     match = re.fullmatch(r"torchmem: `torchmem (report .*)` shows the rest", screen[1])
     assert match, screen
@@ -95,7 +95,7 @@ def test_after_an_oom_they_follow_the_traceback(tmp_path: Path) -> None:
     """The exit code is the program's own."""
     code, screen = on_terminal(Node(tmp_path, gpus=1), sys.executable, "-c", OOM)
 
-    assert 1 == code
+    assert code == 1
     assert "OutOfMemoryError" in screen[-3]
     assert re.match(PEAK, screen[-2]), screen
     assert "torchmem oom" in screen[-1]
@@ -105,7 +105,7 @@ def test_a_leak_is_told_although_the_program_has_ended_well(tmp_path: Path) -> N
     """It is judged at the end once more: a second of steps may lie after the last judgment."""
     code, screen = on_terminal(Node(tmp_path, gpus=1), sys.executable, "-c", LEAK)
 
-    assert 0 == code
+    assert code == 0
     leak = "; memory leak: tensors kept between steps grow by 16.00 MiB a step"
     assert leak in screen[0], screen
 
@@ -114,7 +114,7 @@ def test_a_child_that_was_forked_writes_none(tmp_path: Path) -> None:
     """A child that ends as Python does has inherited the call, and keeps silent."""
     _, screen = on_terminal(Node(tmp_path, gpus=1), sys.executable, "-W", "ignore", "-c", CHILD)
 
-    assert 2 == len(screen), screen
+    assert len(screen) == 2, screen
 
 
 def test_of_several_ranks_one_writes_them(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_of_several_ranks_one_writes_them(tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     code, screen = on_terminal(Node(tmp_path), *launcher, "--nproc-per-node", "2", str(script))
 
-    assert 0 == code
-    assert 1 == len([line for line in screen if line.startswith("torchmem: peak")]), screen
+    assert code == 0
+    assert len([line for line in screen if line.startswith("torchmem: peak")]) == 1, screen
 
 
 @pytest.mark.parametrize("code", [TRAIN, OOM, "raise SystemExit(7)"])
@@ -148,4 +148,4 @@ def test_a_program_without_a_gpu_adds_nothing(tmp_path: Path) -> None:
     code, screen = on_terminal(
         Node(tmp_path, gpus=1), sys.executable, "-c", "import torch; raise SystemExit(3)"
     )
-    assert (3, []) == (code, screen)
+    assert (code, screen) == (3, [])

@@ -85,7 +85,7 @@ def test_custom_triton_kernels_run(tmp_path: Path) -> None:
     """They are compiled, tuned, launched, and timed, with scratch memory of the allocator."""
     answer = json_of_script(TRITON, tmp_path)
 
-    assert 2 == answer["tuned"]
+    assert answer["tuned"] == 2
     assert answer["scratch"]
     assert answer["taken"] == len(answer["scratch"]) + 1  # the tensor itself
     assert all(time > 0 for time in answer["times"])
@@ -105,7 +105,7 @@ print(json.dumps([list(result.shape) for result in results]))
 
 def test_code_compiled_by_nvrtc_runs(tmp_path: Path) -> None:
     """Jiterator, special functions, TorchScript's fuser, and CUDA C++ compile and launch."""
-    assert [[64, 64]] * 3 == json_of_script(RUN_TIME, tmp_path)
+    assert json_of_script(RUN_TIME, tmp_path) == [[64, 64]] * 3
 
 
 GRAPHS = """
@@ -142,4 +142,4 @@ def test_graphs_keep_their_outputs_and_refuse_to_wait(tmp_path: Path) -> None:
     assert answer["held"] >= answer["outputs"]
     assert "previous error during capture" in answer["message"]
     assert not answer["capturing"]
-    assert 0 == answer["after"]
+    assert answer["after"] == 0

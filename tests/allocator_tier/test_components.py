@@ -44,7 +44,7 @@ def test_components_of_the_peak_are_those_of_its_moment(
 
     assert truth == peaks | {"held": peaks["held"] + peaks.pop("step")}
     assert peak == sum(truth.values())
-    assert 0 == errors["components"]
+    assert errors["components"] == 0
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -55,7 +55,7 @@ def test_components_are_those_of_the_blocks(case: str, tmp_path: Path) -> None:
         assert independent == found
         assert first in ({}, independent) or "kv_cache" in first  # which is counted now and then
         assert active == sum(found.values()) == sum(first.values() or found.values())
-    assert 0 == errors["components"]
+    assert errors["components"] == 0
 
 
 def _run(script: str, folder: Path, *arguments: str) -> Any:
@@ -67,7 +67,7 @@ def _run(script: str, folder: Path, *arguments: str) -> Any:
         state=folder / "phantom",
         environment={"TORCHMEM_RUN_DIR": str(folder / "run")},
     )
-    assert 0 == done.returncode, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -110,7 +110,7 @@ def test_a_recording_of_the_script_is_left_alone(run: Callable[..., Any], record
     """The SDK records one step; a recording of the script's, before or within it, goes on."""
     done = run(LOOP + RECORDINGS[recording] + "\nprint(session.errors.counts['components'])")
 
-    assert (0, "0\n", "") == (done.returncode, done.stdout, done.stderr)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
 
 
 def test_a_rank_with_pending_memory_is_exported(
@@ -133,13 +133,13 @@ for _ in range(4):
 session.close()
 """
     )
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     found = {labels["component"]: size for labels, size in series("torchmem_component_bytes")}
 
     assert found["pending"] >= 4 * 9001 * 300
     assert min(found.values()) >= 0
     assert sum(size for _, size in series("torchmem_active_bytes")) == sum(found.values())
-    assert [4.0] == [count for _, count in series("torchmem_steps_total")]
+    assert [count for _, count in series("torchmem_steps_total")] == [4.0]
     for metric in ("rejected_samples", "impossible_values"):
         assert not any(count for _, count in series(f"torchmem_exporter_{metric}_total"))
 
@@ -181,12 +181,12 @@ print(json.dumps([rows, size, session.errors.counts["components"]]))
 dist.destroy_process_group()
 """
     )
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     rows, size, errors = json.loads(done.stdout.splitlines()[-1])
 
     assert [size] * 4 == [row["gradients"] for row in rows]
-    assert [0] * 4 == [row["step"] for row in rows]
-    assert 0 == errors
+    assert [row["step"] for row in rows] == [0] * 4
+    assert errors == 0
 
 
 def test_a_buffer_of_gradients_is_not_kept(run: Callable[..., Any]) -> None:
@@ -207,8 +207,8 @@ del view; rows.append(found()); before = torch.cuda.memory_allocated()
 del flat; rows += [found(), [before - torch.cuda.memory_allocated()]]
 print(json.dumps(rows))
 """)
-    assert 0 == done.returncode, done.stderr
-    assert [[12_000], [12_000], [], [12_288]] == json.loads(done.stdout)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[12_000], [12_000], [], [12_288]]
 
 
 def test_components_at_an_oom(run: Callable[..., Any]) -> None:
@@ -231,7 +231,7 @@ parameters = sum(p.nbytes for p in model.parameters())
 print(json.dumps([found, Failing.truth, parameters]))
 """
     )
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     found, gradients, parameters = json.loads(done.stdout.splitlines()[-1])
 
     assert parameters // 2 == gradients == found["gradients"]
@@ -260,13 +260,13 @@ report = decode(open(path, "rb").read())
 print(json.dumps([dict(memory_breakdown(report)), leaked, report.steps.count]))
 """
     )
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     parts, leaked, steps = json.loads(done.stdout.splitlines()[-1])
 
     assert steps == 212
     named = {name: size for name, size in parts.items() if name.startswith("allocated")}
     if interval < 1:
-        assert {"allocated within this step": 100 << 20} == named
+        assert named == {"allocated within this step": 100 << 20}
     else:
         assert {f"allocated in the last {212 - 11 + 1} steps": leaked + (100 << 20)} == named
 
@@ -320,13 +320,13 @@ def infer():
 infer()
 """
     )
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     (first, after), errors, was_asked = json.loads(done.stdout.splitlines()[-1])
     found, parameters, allocated = first
 
     assert parameters == found["parameters"] > 800_000
     assert allocated == sum(found.values())
-    assert {"parameters", "held", "rounding"} == found.keys()
-    assert {} == after
+    assert found.keys() == {"parameters", "held", "rounding"}
+    assert after == {}
     assert not was_asked
-    assert 0 == errors["components"]
+    assert errors["components"] == 0

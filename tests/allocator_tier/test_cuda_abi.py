@@ -56,7 +56,7 @@ def test_every_constant_has_nvidias_value(tmp_path: Path, headers: Path) -> None
     names = [name for name in names if name in known]
     nvidia = ["cudaInvalidDeviceId" if name == "cudaInvalidDevice" else name for name in names]
 
-    assert [] == differences(tmp_path, headers, names, nvidia)
+    assert differences(tmp_path, headers, names, nvidia) == []
     assert len(names) > 80
 
 
@@ -89,8 +89,8 @@ def test_structures_have_nvidias_layout(tmp_path: Path, headers: Path) -> None:
         offsets += offset_pairs(struct, struct, fields(struct.removeprefix("struct ")))
     pairs = [(f"sizeof(struct {own})", f"sizeof(struct {real})") for own, real in structs] + offsets
 
-    assert [] == differences(
-        tmp_path, headers, [own for own, _ in pairs], [real for _, real in pairs]
+    assert (
+        differences(tmp_path, headers, [own for own, _ in pairs], [real for _, real in pairs]) == []
     )
     assert len(offsets) > 70
 

@@ -32,10 +32,10 @@ def test_every_layer_runs(mode: str, run: Run, environment: dict[str, str]) -> N
 
     done = run(PROGRAM)
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert [] == [f"{name}: {case}" for name, case in result["cases"].items() if not is_right(case)]
-    assert [20, 4, 9] == result["ctc"]
+    assert [f"{name}: {case}" for name, case in result["cases"].items() if not is_right(case)] == []
+    assert result["ctc"] == [20, 4, 9]
     assert all(
         result[name]["shape"] == [2, 32, 8, 8]
         for name in ("benchmark", "deterministic", "autocast")
@@ -76,7 +76,7 @@ def check_flat_weights(spans: list[list[int]], buffer: int) -> None:
 def check_workspace(mode: str, nchw: int, nhwc: int) -> None:
     """Check that in NCHW, the estimate is the copies to NHWC and back; cuDNN copies the images."""
     if mode == "no workspaces":
-        assert (0, 0) == (nchw, nhwc)
+        assert (nchw, nhwc) == (0, 0)
         return
     copies = 2 * IMAGES + FILTER
     minimum = IMAGES if mode == "cuDNN's own workspaces" else copies
@@ -90,8 +90,6 @@ def test_an_invalid_workspace_setting_is_an_error(run: Run, environment: dict[st
 
     done = run("torch.nn.Conv2d(1, 1, 1).cuda()(torch.ones(1, 1, 4, 4, device='cuda'))")
 
-    assert 2 == done.returncode
-    assert (
-        "phantom: PHANTOM_CUDNN_WORKSPACE=none is invalid: set it to 0 or estimate, or unset it\n"
-        == done.stderr
-    )
+    assert done.returncode == 2
+    message = "PHANTOM_CUDNN_WORKSPACE=none is invalid: set it to 0 or estimate, or unset it"
+    assert done.stderr == f"phantom: {message}\n"

@@ -29,10 +29,10 @@ def test_the_simulator_does_what_pytorch_does(name: str, tmp_path: Path) -> None
         environment={"PYTORCH_CUDA_ALLOC_CONF": setting.conf},
     )
 
-    assert 0 == done.returncode, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-2000:]
     result = json.loads(done.stdout)
-    assert [] == result["differences"]
-    assert OPERATIONS == result["operations"]
+    assert result["differences"] == []
+    assert result["operations"] == OPERATIONS
     assert result["num_ooms"] >= 10
     assert result["num_device_free"] >= 40
     assert result["num_oom_rejections"] >= 10 or name != "rejections"

@@ -73,7 +73,7 @@ def output_of(tmp_path: Path) -> Callable[..., Any]:
 
     def script(body: str, rank: int = 3) -> Any:
         completed = run_alone(tmp_path, body, rank)
-        assert 0 == completed.returncode, completed.stderr
+        assert completed.returncode == 0, completed.stderr
         return json.loads(completed.stdout)
 
     return script
@@ -119,7 +119,7 @@ def run_alone(
 def test_an_example_trains_as_any_rank(example: str, rank: int, world_size: int) -> None:
     """Every rank of every world size makes its steps, on the GPU of its local rank."""
     result = result_of(example, rank, world_size)
-    assert ("steps", STEPS) == (result.ended, result.steps)
+    assert (result.ended, result.steps) == ("steps", STEPS)
     assert rank % NODE % world_size == memory(example, rank, world_size).device
 
 
@@ -198,7 +198,7 @@ def test_no_port_is_opened_and_nothing_waits(output_of: Callable[..., Any]) -> N
         dist.destroy_process_group()
     print(json.dumps(seen))
     """
-    assert [[3, 8, 0]] * 5 == output_of(script)
+    assert output_of(script) == [[3, 8, 0]] * 5
 
 
 def test_a_group_keeps_the_name_of_its_backend(output_of: Callable[..., Any]) -> None:
@@ -219,7 +219,7 @@ def test_a_group_keeps_the_name_of_its_backend(output_of: Callable[..., Any]) ->
                       dist.get_rank(pair), is_outside, dist.is_torchelastic_launched()]))
     dist.destroy_process_group()
     """
-    assert ["nccl", "gloo", [0, 3], 1, True, True] == output_of(script)
+    assert output_of(script) == ["nccl", "gloo", [0, 3], 1, True, True]
 
 
 def test_object_collectives_assume_that_ranks_are_alike(output_of: Callable[..., Any]) -> None:
@@ -237,7 +237,7 @@ def test_object_collectives_assume_that_ranks_are_alike(output_of: Callable[...,
     print(json.dumps([gathered, kept, unknown, own, at_root]))
     dist.destroy_process_group()
     """
-    assert [[{"rank": 3}] * 8, ["mine"], [None], [3], ["x"] * 8] == output_of(script)
+    assert output_of(script) == [[{"rank": 3}] * 8, ["mine"], [None], [3], ["x"] * 8]
 
 
 def test_spawn_runs_this_rank(output_of: Callable[..., Any]) -> None:
@@ -251,7 +251,7 @@ def test_spawn_runs_this_rank(output_of: Callable[..., Any]) -> None:
 
     torch.multiprocessing.spawn(train, args=(42,), nprocs=torch.cuda.device_count())
     """
-    assert [3, 42, 3, 8] == output_of(script)
+    assert output_of(script) == [3, 42, 3, 8]
 
 
 def test_receiving_objects_ends_the_script(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_receiving_objects_ends_the_script(tmp_path: Path) -> None:
     completed = run_alone(
         tmp_path, 'dist.init_process_group("gloo")\ndist.recv_object_list([None], src=0)\n'
     )
-    assert 2 == completed.returncode
+    assert completed.returncode == 2
     assert completed.stderr.splitlines()[-1].startswith(
         "torchmem: the script receives objects from another rank"
     )
@@ -293,7 +293,7 @@ dist.destroy_process_group()
         script,
     ]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (0, "True torch.Size([64, 64])\n") == (completed.returncode, completed.stdout), (
+    assert (completed.returncode, completed.stdout) == (0, "True torch.Size([64, 64])\n"), (
         completed.stderr
     )
 
@@ -321,4 +321,4 @@ print(values.tolist())
     completed = subprocess.run(
         [*command, sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
-    assert "[3, 4] [4] 3\n[0, 0]\n" == completed.stdout, completed.stderr
+    assert completed.stdout == "[3, 4] [4] 3\n[0, 0]\n", completed.stderr

@@ -60,7 +60,7 @@ def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
 
 def memory(outcome: RunResult) -> GpuMemory:
     """Return the memory of the GPU, of a script that made its steps and lacked no call."""
-    assert ("steps", STEPS, ()) == (outcome.ended, outcome.steps, outcome.lacking)
+    assert (outcome.ended, outcome.steps, outcome.lacking) == ("steps", STEPS, ())
     (device,) = outcome.devices
     return device
 
@@ -88,10 +88,10 @@ def test_the_trace_replays_exactly(command: tuple[str, ...], preflight: Prefligh
         settings=("expandable_segments:True", "max_split_size_mb:128"),
     )
 
-    assert 1.0 == answer.fidelity.share
+    assert answer.fidelity.share == 1.0
     assert answer.fidelity.allocations > 100 * STEPS
-    assert "none" != answer.verdict.decision
-    assert [None] * 3 == [each.refused for each in answer.outcomes]
+    assert answer.verdict.decision != "none"
+    assert [each.refused for each in answer.outcomes] == [None] * 3
     replayed = answer.outcomes[0]
     for name in ("peak_allocated", "peak_reserved", "retries"):
         assert (name, getattr(device, name)) == (name, getattr(replayed, name))
@@ -128,10 +128,10 @@ def test_the_fused_function_fits_where_cross_entropy_does_not(preflight: Preflig
     """The custom Function fits on a GPU where plain cross-entropy runs out of memory."""
     plain, fused = preflight(CROSS_ENTROPY), memory(preflight(FUSED))
 
-    assert "oom" == plain.ended
-    assert 0 != plain.exit_code
+    assert plain.ended == "oom"
+    assert plain.exit_code != 0
     assert plain.oom_report is not None
-    assert (0, 0) == (fused.retries, fused.ooms)
+    assert (fused.retries, fused.ooms) == (0, 0)
 
 
 def test_the_fused_function_is_cross_entropy() -> None:
@@ -145,7 +145,7 @@ def test_the_fused_function_is_cross_entropy() -> None:
         check=False,
     )
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 COMPARED = """

@@ -157,7 +157,7 @@ def job(
 
 def samples(folder: Path, done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     """Return what the processes of a job that succeeded have published, by rank."""
-    assert 0 == done.returncode, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
     found = [json.loads(path.read_text()) for path in (folder / "run").glob("*/*.sample.json")]
     return sorted(found, key=lambda sample: int(sample["process"]["rank"]))
 
@@ -171,7 +171,7 @@ def phases(sample: dict[str, Any]) -> set[str]:
 
 def summary(sample: dict[str, Any]) -> tuple[int, int, str, set[str]]:
     """Return steps, samples, the name of the run, and the phases, without any error of the SDK."""
-    assert {0} == set(sample["cost"]["errors"].values())
+    assert set(sample["cost"]["errors"].values()) == {0}
     steps = sample["steps"]
     return steps["count"], steps["samples"], sample["process"]["run"], phases(sample)
 
@@ -193,7 +193,7 @@ assert 6 == trainer.state.global_step
     program = TRANSFORMERS + snippet("Hugging Face Transformers and TRL") + generate
     [sample] = samples(tmp_path, job(tmp_path, program))
 
-    assert (6, 36, "tiny", {"train", "evaluate", "generate"}) == summary(sample)
+    assert summary(sample) == (6, 36, "tiny", {"train", "evaluate", "generate"})
 
 
 def test_a_trainer_under_torchmem_run(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_trainer_under_torchmem_run(tmp_path: Path) -> None:
     words = (sys.executable, "-m", "torchmem.cli", "run", "--")
     [sample] = samples(tmp_path, job(tmp_path, program, *words))
 
-    assert (6, 36, "tiny", {"train", "evaluate"}) == summary(sample)
+    assert summary(sample) == (6, 36, "tiny", {"train", "evaluate"})
 
 
 def test_an_error_of_the_callback_and_one_of_the_training(tmp_path: Path) -> None:
@@ -226,8 +226,8 @@ trainer.train()
     sample = json.loads(path.read_text())
 
     assert done.stderr.endswith("ValueError: mine\n"), done.stderr[-2000:]
-    assert (6, "failed") == (sample["steps"]["count"], sample["ended"])
-    assert 2 == sample["cost"]["errors"]["step"]
+    assert (sample["steps"]["count"], sample["ended"]) == (6, "failed")
+    assert sample["cost"]["errors"]["step"] == 2
 
 
 SFT = """
@@ -259,7 +259,7 @@ def test_the_sft_trainer_of_trl(tmp_path: Path) -> None:
     code = code.replace("    model=model,", "    model=model, processing_class=tokenizer,")
     [sample] = samples(tmp_path, job(tmp_path, TRANSFORMERS + SFT + code))
 
-    assert (3, 10, "tiny", {"train", "evaluate"}) == summary(sample)
+    assert summary(sample) == (3, 10, "tiny", {"train", "evaluate"})
 
 
 def test_lightning(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_lightning(tmp_path: Path) -> None:
     done = job(tmp_path, LIGHTNING + snippet("Lightning") + "assert 3 == trainer.global_step\n")
     [sample] = samples(tmp_path, done)
 
-    assert (3, 18, "tiny", {"train", "evaluate"}) == summary(sample)
+    assert summary(sample) == (3, 18, "tiny", {"train", "evaluate"})
 
 
 def test_accelerate(tmp_path: Path) -> None:
@@ -276,7 +276,7 @@ def test_accelerate(tmp_path: Path) -> None:
     requires("accelerate")
     [sample] = samples(tmp_path, job(tmp_path, ACCELERATE + snippet("Accelerate")))
 
-    assert (3, 18, "tiny", {"train", "evaluate"}) == summary(sample)
+    assert summary(sample) == (3, 18, "tiny", {"train", "evaluate"})
 
 
 def test_deepspeed(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_deepspeed(tmp_path: Path) -> None:
     program = DEEPSPEED + snippet("DeepSpeed") + "assert 2 == engine.global_steps\n"
     [sample] = samples(tmp_path, job(tmp_path, program))
 
-    assert (2, 18, "tiny", {"train"}) == summary(sample)
+    assert summary(sample) == (2, 18, "tiny", {"train"})
 
 
 def test_ray_train(tmp_path: Path) -> None:
@@ -294,15 +294,15 @@ def test_ray_train(tmp_path: Path) -> None:
     program = RAY + snippet("Ray Train") + RAY_RUN
     found = samples(tmp_path, job(tmp_path, program, environment={}))
 
-    assert [(3, 6, "tiny", {"train"})] * 2 == [summary(sample) for sample in found]
-    assert ["exited"] * 2 == [sample["ended"] for sample in found]
+    assert [summary(sample) for sample in found] == [(3, 6, "tiny", {"train"})] * 2
+    assert [sample["ended"] for sample in found] == ["exited"] * 2
 
 
 def test_any_other_loop(tmp_path: Path) -> None:
     """A plain loop shows its steps, samples and phases by `session.batches`."""
     [sample] = samples(tmp_path, job(tmp_path, PLAIN + snippet("Any other loop")))
 
-    assert (5, 18, "tiny", {"train", "evaluate", "generate"}) == summary(sample)
+    assert summary(sample) == (5, 18, "tiny", {"train", "evaluate", "generate"})
 
 
 def test_any_other_server(tmp_path: Path) -> None:
@@ -310,5 +310,5 @@ def test_any_other_server(tmp_path: Path) -> None:
     program = PLAIN + "requests = [torch.ones(1, 8)] * 4\n" + snippet("Any other server")
     [sample] = samples(tmp_path, job(tmp_path, program))
 
-    assert (4, 4, "tiny", {"generate"}) == summary(sample)
+    assert summary(sample) == (4, 4, "tiny", {"generate"})
     assert sample["stall_after_seconds"] is None

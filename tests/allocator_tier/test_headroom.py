@@ -24,4 +24,4 @@ def test_headroom_is_the_largest_allocation_that_succeeds(
         SCRIPT, "400", "0", memory="1300MiB", state=tmp_path, environment=environment
     )
 
-    assert "400 states, 0 disagreements\n" == done.stdout, done.stderr[-2000:]
+    assert done.stdout == "400 states, 0 disagreements\n", done.stderr[-2000:]

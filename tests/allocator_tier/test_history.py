@@ -163,7 +163,7 @@ def run(tmp_path: Path) -> Run:
         script = tmp_path / "train.py"
         script.write_text(PRELUDE.replace("HISTORY", setting) + body)
         done = run_on_phantom(script, memory="4GiB", environment=_own(tmp_path))
-        assert 0 == done.returncode, done.stderr
+        assert done.returncode == 0, done.stderr
         return script, done.stdout.splitlines()
 
     return run_one
@@ -187,7 +187,7 @@ def test_the_line_that_leaks(run: Run, tmp_path: Path, setting: str) -> None:
     script, output = run(LEAK, setting)
     lines, leak = _lines(tmp_path), script.read_text().split("# LEAK")[0].count("\n") + 1
 
-    assert ["0"] == output
+    assert output == ["0"]
     assert (str(script), leak) == (lines.held[0].frame.file, lines.held[0].frame.line)
     assert (str(script), leak) == (lines.grown[0].frame.file, lines.grown[0].frame.line)
     assert lines.grown_steps > 0
@@ -214,7 +214,7 @@ def _report(folder: Path, settings: str) -> tuple[str, OomReport]:
     script.write_text(KEPT.replace("SETTINGS", settings))
     done = run_on_phantom(script, memory="3482MiB", environment=_own(folder))
     (path,) = folder.rglob(f"*{REPORT_SUFFIX}")
-    assert "0" == done.stdout.strip(), done.stderr
+    assert done.stdout.strip() == "0", done.stderr
     assert "OutOfMemoryError" in done.stderr
     return script.read_text(), decode(path.read_bytes())
 
@@ -230,8 +230,8 @@ def test_the_module_and_the_callers_of_a_line(tmp_path: Path) -> None:
     part = grown.parts[0]
 
     assert line == grown.frame.line
-    assert ["layers.*", "layers.*.linear2"] == [each.module for each in grown.parts]
-    assert ["forward", "main", "<module>"] == [frame.function for frame in part.callers]
+    assert [each.module for each in grown.parts] == ["layers.*", "layers.*.linear2"]
+    assert [frame.function for frame in part.callers] == ["forward", "main", "<module>"]
 
 
 @pytest.mark.parametrize("settings", ["", 'history="oom"'])
@@ -241,7 +241,7 @@ def test_what_the_tensors_are(tmp_path: Path, settings: str) -> None:
     largest, allocator = report.tensors[0], report.device.allocator
 
     assert allocator is not None
-    assert ((8192, 512), "float32") == (largest.shape, largest.dtype)
+    assert (largest.shape, largest.dtype) == ((8192, 512), "float32")
     assert largest.bytes == largest.count * (8192 * 512 * 4) > allocator.allocated_bytes.total / 2
 
 
@@ -263,7 +263,7 @@ def test_a_healthy_job_is_not_recorded(tmp_path: Path, seed: int) -> None:
     script.write_text(HEALTHY.replace("SEED", str(seed)).replace("STEPS", "600"))
     done = run_on_phantom(script, memory="4GiB", environment=_own(tmp_path))
 
-    assert ("0\n", 0) == (done.stdout, done.returncode), done.stderr
+    assert (done.stdout, done.returncode) == ("0\n", 0), done.stderr
 
 
 def test_without_the_setting_nothing_is_recorded(run: Run, tmp_path: Path) -> None:
@@ -277,14 +277,14 @@ def test_without_the_setting_nothing_is_recorded(run: Run, tmp_path: Path) -> No
 @pytest.mark.parametrize("setting", ['"oom"', "True"])
 def test_the_scripts_own_recording_stays(run: Run, setting: str) -> None:
     """A recording that the script started before or meanwhile keeps its entries, to the end."""
-    assert ["True True"] == run(OWN, setting)[1]
+    assert run(OWN, setting)[1] == ["True True"]
 
 
 def test_a_recording_that_the_script_starts_later(run: Run) -> None:
     """The script's recording takes the place of the SDK's, and the SDK does not stop it."""
-    assert ["True 1", "True True"] == run(TAKEN_OVER, '"oom"')[1]
+    assert run(TAKEN_OVER, '"oom"')[1] == ["True 1", "True True"]
 
 
 def test_it_is_recorded_only_while_it_matters(run: Run) -> None:
     """While there is room, and after the session's end, nothing is recorded."""
-    assert ["False", "True", "False"] == run(ROOM, '"oom"')[1]
+    assert run(ROOM, '"oom"')[1] == ["False", "True", "False"]

@@ -23,4 +23,4 @@ print(json.dumps([pinned.used_bytes, pinned.cached_bytes]))
 
 def test_pinned_memory_is_used_or_cached(tmp_path: Path) -> None:
     """Blocks in use and freed ones count with their size in the allocator, a power of two."""
-    assert [8 << 20, 32 << 20] == json_of_script(SCRIPT, tmp_path)
+    assert json_of_script(SCRIPT, tmp_path) == [8 << 20, 32 << 20]

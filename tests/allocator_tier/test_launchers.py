@@ -54,7 +54,7 @@ class Job:
     def settled(self, besides: Sequence[dict[str, str]] = ()) -> list[dict[str, str]]:
         """Return the labels of the live ranks once they are the three of one start."""
         live = self.labels("rank:torchmem_reserved_bytes:sum")
-        is_one_start = ["0", "1", "2"] == [labels["rank"] for labels in live]
+        is_one_start = [labels["rank"] for labels in live] == ["0", "1", "2"]
         is_new = not pids(besides) & pids(live)
         return live if is_one_start and is_new and self.states() == {"running": 3} else []
 
@@ -95,23 +95,23 @@ def test_two_nodes_and_a_second_start(job: Job) -> None:
     torchrun stops the other ranks by SIGTERM. They are `killed`, and fire no alert.
     """
     first = until(job.settled)
-    assert {"train"} == {labels["run"] for labels in first}
-    assert ["0", "0", "1"] == sorted(labels["gpu"] for labels in first)
-    assert (2, 3) == tuple(len({labels[name] for labels in first}) for name in ("instance", "uuid"))
+    assert {labels["run"] for labels in first} == {"train"}
+    assert sorted(labels["gpu"] for labels in first) == ["0", "0", "1"]
+    assert tuple(len({labels[name] for labels in first}) for name in ("instance", "uuid")) == (2, 3)
 
     (job.nodes[0].folder / "fail-0").touch()
-    until(lambda: 6 == sum(len(node.samples()) for node in job.nodes))
+    until(lambda: sum(len(node.samples()) for node in job.nodes) == 6)
     second = until(lambda: job.settled(besides=first))
     ended = job.labels("torchmem_process_state{state!='running'} == 1")
     own = f"sum(rank:torchmem_reserved_bytes:sum{{pid=~'{'|'.join(pids(second))}'}})"
-    until(lambda: 0 == job.prometheus.value(f"run:torchmem_reserved_bytes:sum - on () {own}"))
-    assert ["failed", "killed", "killed"] == sorted(labels["state"] for labels in ended)
+    until(lambda: job.prometheus.value(f"run:torchmem_reserved_bytes:sum - on () {own}") == 0)
+    assert sorted(labels["state"] for labels in ended) == ["failed", "killed", "killed"]
     assert pids(first) == pids(ended) == pids(job.labels("rank:torchmem_process_state:replaced"))
     # One may be pending from the moment in which the other node had not stopped its rank yet.
-    until(lambda: [] == job.labels('ALERTS{alertname=~"TorchmemRank(Killed|Failed)"}'))
+    until(lambda: job.labels('ALERTS{alertname=~"TorchmemRank(Killed|Failed)"}') == [])
     # Not the same number on both nodes: the second agent did not fail.
     restarts = job.labels("torchmem_process_info and on (pid) rank:torchmem_process_state:live")
-    assert ["0", "1", "1"] == sorted(labels["torchelastic_restart_count"] for labels in restarts)
+    assert sorted(labels["torchelastic_restart_count"] for labels in restarts) == ["0", "1", "1"]
     assert pids(second) == pids(restarts)
 
 
@@ -159,7 +159,7 @@ def launch(node: Node, *launcher: str, before: str = "", after: str = "", **extr
         timeout=300,
         check=False,
     )
-    assert 0 == done.returncode, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 def launched(node: Node, launcher: Sequence[str], before: str, after: str = "") -> list[str]:
@@ -206,7 +206,7 @@ def test_ranks_of_open_mpi(tmp_path: Path) -> None:
     job_script = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"}
     launch(node, *MPIRUN, "-np", "2", before=SDK_LINE, **job_script)
 
-    assert TWO_RANKS == ranks_of(node)
+    assert ranks_of(node) == TWO_RANKS
 
 
 def test_a_process_group_decides(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
 """
     launch(node, after=after, RANK="1", WORLD_SIZE="2")
 
-    assert [(5, None, 8, "0")] == ranks_of(node)
+    assert ranks_of(node) == [(5, None, 8, "0")]
 
 
 @pytest.fixture(scope="module")
@@ -259,9 +259,9 @@ def test_ranks_in_a_slurm_job(
     batch = ["sbatch", "--ntasks", "4", "--job-name", "gpt-large", "--output", str(log)]
     subprocess.run([*batch, str(script)], env=node.environment(**slurm), check=True)
 
-    assert "0" == until(lambda: status.exists() and status.read_text().strip()), log.read_text()
-    assert expected == ranks_of(node)
-    assert {"gpt-large"} == {sample["process"]["run"] for sample in node.samples()}
+    assert until(lambda: status.exists() and status.read_text().strip()) == "0", log.read_text()
+    assert ranks_of(node) == expected
+    assert {sample["process"]["run"] for sample in node.samples()} == {"gpt-large"}
     assert all("slurm_job_id" in sample["process"]["labels"] for sample in node.samples())
 
 
@@ -306,11 +306,11 @@ def test_actors_of_ray(tmp_path: Path, before: str) -> None:
         check=False,
     )
 
-    assert 0 == done.returncode, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
     # Ray gives an actor any of its GPUs.
     first, second = ranks_of(node)
-    assert [(0, None, 2), (1, None, 2)] == [first[:3], second[:3]]
+    assert [first[:3], second[:3]] == [(0, None, 2), (1, None, 2)]
     assert first[3] != second[3]
     for sample in node.samples():
-        assert ("tune", None) == (sample["process"]["run"], sample["process"]["script"])
+        assert (sample["process"]["run"], sample["process"]["script"]) == ("tune", None)
         assert {"ray_job_id", "ray_actor_id"} <= sample["process"]["labels"].keys()

@@ -61,7 +61,7 @@ def test_the_map_is_pytorchs_snapshot(run: Run, environment: dict[str, str], set
     """Every segment and block of torch.cuda.memory_snapshot(), and the sums of memory_stats()."""
     environment["PYTORCH_CUDA_ALLOC_CONF"] = settings
     done = run(BODY)
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     truth = json.loads(done.stdout)
     (device,) = truth["map"]
 

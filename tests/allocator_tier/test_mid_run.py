@@ -42,8 +42,8 @@ def test_a_late_recording_gets_a_verdict_that_holds(name: str, tmp_path: Path) -
         checked = check(answer, Truth(switched, restarted))
 
         assert answer.fidelity.landed == answer.fidelity.allocations > 500
-        assert "none" != answer.verdict.decision
-        assert None is checked.refuted
+        assert answer.verdict.decision != "none"
+        assert checked.refuted is None
         assert len(switched) == checked.switches == checked.exact_switches
         (error,) = checked.estimate_errors
         assert abs(error) <= ESTIMATE_ERROR

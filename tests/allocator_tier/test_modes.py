@@ -78,7 +78,7 @@ def check(
     ):
         now = {pool: stats[f"{name}.{pool}_pool.current"] for pool in ("small", "large")}
         expected = {} if name in absent else {pool: value for pool, value in now.items() if value}
-        assert expected == values(series, f"torchmem_{name}", "pool", **device)
+        assert values(series, f"torchmem_{name}", "pool", **device) == expected
     free = values(series, "torchmem_free_bytes", "state", **device)
     assert counted["free"] == sum(free.values())
     assert {"": counted["largest"]} == values(
@@ -111,7 +111,7 @@ def test_native_modes_agree_with_pytorch(
         PROGRAM + "torch.cuda.set_per_process_memory_fraction(0.5); held = churn(); read(); show()"
     )
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     check(series, json.loads(done.stdout), expandable="expandable" in conf)
     shown = series("torchmem_allocator_info")[0][0]
     assert all(shown[name].startswith(value) for name, value in NATIVE[conf].items())
@@ -139,7 +139,7 @@ def test_headroom_is_never_too_much(
     trying = HERE / "headroom_by_trying.py"
     done = run_on_phantom(trying, "25", "1", claim, memory="1200MB", environment=environment)
 
-    assert "25 states, 0 disagreements\n" == done.stdout, done.stderr[-2000:]
+    assert done.stdout == "25 states, 0 disagreements\n", done.stderr[-2000:]
 
 
 def test_graphs_and_memory_pools_are_separate(run: Run, series: Series) -> None:
@@ -158,7 +158,7 @@ read(); show()
 """
     )
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     truth = json.loads(done.stdout)
     check(series, truth)
     assert truth["private"]["used"] >= 33 * MIB
@@ -175,7 +175,7 @@ read(); show(0); show(1); print(*torch.cuda._raw_device_uuid_nvml())
 """
     )
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     first, second, uuids = done.stdout.splitlines()
     for truth, uuid in zip((first, second), uuids.split(), strict=True):
         check(series, json.loads(truth), uuid=uuid)
@@ -191,7 +191,7 @@ def test_cuda_malloc_async_has_three_totals(
         PROGRAM + "held = churn(); session.step(); print(json.dumps(torch.cuda.memory_stats()))"
     )
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     stats = json.loads(done.stdout)
     for name in ("allocated", "active", "reserved"):
         assert {"": stats[f"{name}_bytes.all.current"]} == values(
@@ -209,8 +209,8 @@ def test_cuda_malloc_async_has_three_totals(
         "reserved_peak_bytes",
         "device_total_bytes",
     }
-    assert {"backend": 0.0} == {
-        row["setting"]: v for row, v in series("torchmem_allocator_setting_ignored")
+    assert {row["setting"]: v for row, v in series("torchmem_allocator_setting_ignored")} == {
+        "backend": 0.0
     }
 
 
@@ -266,9 +266,9 @@ print(sum(session.errors.counts.values()))
 session.close(); sys.stdout.flush(); os._exit(0)
 """)
 
-    assert (0, "0\n") == (done.returncode, done.stdout), done.stderr
-    assert ["device_total_bytes"] == [name for name in KEPT if series(f"torchmem_{name}")]
-    assert "pluggable" == series("torchmem_allocator_info")[0][0]["backend"]
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert [name for name in KEPT if series(f"torchmem_{name}")] == ["device_total_bytes"]
+    assert series("torchmem_allocator_info")[0][0]["backend"] == "pluggable"
 
 
 def test_without_caching_the_zeros_are_not_shown(
@@ -285,9 +285,9 @@ print(torch.cuda.memory_reserved(), sum(session.errors.counts.values()))
 """
     )
 
-    assert (0, "0 0\n") == (done.returncode, done.stdout), done.stderr
-    assert ["device_total_bytes"] == [name for name in KEPT if series(f"torchmem_{name}")]
-    assert "False" == series("torchmem_allocator_info")[0][0]["caching"]
+    assert (done.returncode, done.stdout) == (0, "0 0\n"), done.stderr
+    assert [name for name in KEPT if series(f"torchmem_{name}")] == ["device_total_bytes"]
+    assert series("torchmem_allocator_info")[0][0]["caching"] == "False"
 
 
 def test_a_setting_that_was_set_too_late_is_ignored(run: Run, series: Series) -> None:
@@ -301,10 +301,10 @@ read()
 """
     )
 
-    assert 0 == done.returncode, done.stderr
-    assert [("expandable_segments", 1.0)] == [
+    assert done.returncode == 0, done.stderr
+    assert [
         (row["setting"], value) for row, value in series("torchmem_allocator_setting_ignored")
-    ]
+    ] == [("expandable_segments", 1.0)]
 
 
 def test_settings_changed_at_run_time_are_shown(
@@ -323,13 +323,13 @@ torch.cuda.memory._set_allocator_settings("expandable_segments:False,max_split_s
 """
     )
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     shown = series("torchmem_allocator_info")[0][0]
     assert ("False", str(64 * MIB)) == (shown["expandable_segments"], shown["max_split_size"])
-    assert [[], [], []] == [
+    assert [
         series(f"torchmem_{name}")
         for name in ("allocator_setting_ignored", "inactive_split_bytes", "headroom_bytes")
-    ]
+    ] == [[], [], []]
 
 
 @pytest.mark.parametrize(("visible", "gpus"), [("1,0", [1, 0]), ("GPU-01", [1])], ids=str)
@@ -346,10 +346,10 @@ read(); print(*torch.cuda._raw_device_uuid_nvml())
 """
     )
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     uuids = done.stdout.split()
     expected = {uuids[gpu]: 32.0 * MIB * (index + 1) for index, gpu in enumerate(gpus)}
-    assert expected == values(series, "torchmem_allocated_bytes", "uuid", pool="large")
+    assert values(series, "torchmem_allocated_bytes", "uuid", pool="large") == expected
 
 
 def test_no_visible_device_means_no_series(
@@ -360,5 +360,5 @@ def test_no_visible_device_means_no_series(
 
     done = run("sdk.instrument(); print(torch.cuda.is_available(), torch.ones(3).sum().item())")
 
-    assert (0, "False 3.0\n") == (done.returncode, done.stdout), done.stderr
-    assert [] == series("torchmem_process_info")
+    assert (done.returncode, done.stdout) == (0, "False 3.0\n"), done.stderr
+    assert series("torchmem_process_info") == []

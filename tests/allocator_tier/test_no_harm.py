@@ -24,8 +24,8 @@ time.sleep(0.5)
 print([torch._C._cuda_hasPrimaryContext(index) for index in range(2)])
 """)
 
-    assert (0, "[True, False]\n") == (done.returncode, done.stdout), done.stderr
-    assert 1 == len(series("torchmem_reserved_peak_bytes"))
+    assert (done.returncode, done.stdout) == (0, "[True, False]\n"), done.stderr
+    assert len(series("torchmem_reserved_peak_bytes")) == 1
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
@@ -37,10 +37,10 @@ def test_instrument_works_before_and_after_cuda_starts(
     rest = "torch.zeros(64 << 20, dtype=torch.uint8, device='cuda')\n"
     done = run(line + rest if before else rest + line.split(";", maxsplit=1)[0] + "\n")
 
-    assert (0, "") == (done.returncode, done.stderr)
-    assert [64.0 * MIB] == [value for _, value in series("torchmem_allocated_peak_bytes")]
-    assert ["exited"] == [
-        labels["state"] for labels, value in series("torchmem_process_state") if value
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [value for _, value in series("torchmem_allocated_peak_bytes")] == [64.0 * MIB]
+    assert [labels["state"] for labels, value in series("torchmem_process_state") if value] == [
+        "exited"
     ]
 
 
@@ -52,11 +52,11 @@ torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
 """)
 
     assert done.stderr.splitlines()[-1].startswith("torch.OutOfMemoryError: CUDA out of memory.")
-    assert {"capacity": 1.0} == {
-        labels["cause"]: value for labels, value in series("torchmem_ooms_total") if value
+    assert {labels["cause"]: value for labels, value in series("torchmem_ooms_total") if value} == {
+        "capacity": 1.0
     }
-    assert ["oom"] == [
-        labels["state"] for labels, value in series("torchmem_process_state") if value
+    assert [labels["state"] for labels, value in series("torchmem_process_state") if value] == [
+        "oom"
     ]
 
 
@@ -74,7 +74,7 @@ except torch.OutOfMemoryError:
 print(torch.zeros(1 << 20, device="cuda").numel())
 """)
 
-    assert (0, "caught\n1048576\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "caught\n1048576\n"), done.stderr
 
 
 def test_ctrl_c_in_the_observer_reaches_the_script(run: Run) -> None:
@@ -103,7 +103,7 @@ except KeyboardInterrupt:
     print("interrupted")
 """)
 
-    assert (0, "caught\ninterrupted\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "caught\ninterrupted\n"), done.stderr
 
 
 def test_ctrl_c_in_a_loop_of_errors_ends_it(run: Run) -> None:
@@ -129,7 +129,7 @@ for index in range(20):
 print(interrupted)
 """)
 
-    assert (0, "20\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "20\n"), done.stderr
 
 
 def test_a_timeout_in_the_observer_reaches_the_script(run: Run) -> None:
@@ -161,7 +161,7 @@ for index in range(100):
 print(raised, delivered, sum(session.errors.counts.values()))
 """)
 
-    assert (0, "100 100 0\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "100 100 0\n"), done.stderr
 
 
 def test_data_loader_workers_may_be_forked(run: Run, series: Series) -> None:
@@ -174,8 +174,8 @@ loader = torch.utils.data.DataLoader(torch.arange(64), num_workers=2, batch_size
 print(sum(len(batch) for _ in range(2) for batch in loader))
 """)
 
-    assert (0, "128\n") == (done.returncode, done.stdout), done.stderr
-    assert [32.0 * MIB] == [value for _, value in series("torchmem_allocated_peak_bytes")]
+    assert (done.returncode, done.stdout) == (0, "128\n"), done.stderr
+    assert [value for _, value in series("torchmem_allocated_peak_bytes")] == [32.0 * MIB]
 
 
 def test_counters_survive_the_users_resets(run: Run, series: Series) -> None:
@@ -189,9 +189,9 @@ torch.cuda.reset_accumulated_memory_stats(); torch.cuda.reset_peak_memory_stats(
 torch.cuda.empty_cache(); make(50)
 """)
 
-    assert (0, "") == (done.returncode, done.stderr)
-    assert [300.0 * MIB] == [value for _, value in series("torchmem_allocated_peak_bytes")]
-    assert [4.0] == [value for _, value in series("torchmem_device_allocs_total")]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [value for _, value in series("torchmem_allocated_peak_bytes")] == [300.0 * MIB]
+    assert [value for _, value in series("torchmem_device_allocs_total")] == [4.0]
 
 
 ENDING = """
@@ -213,7 +213,7 @@ def test_the_process_ends_cleanly(environment: dict[str, str]) -> None:
         done = subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=600, check=False
         )
-        assert (7, "", "") == (done.returncode, done.stdout, done.stderr)
+        assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
 
 
 def test_a_driver_that_hangs_stalls_no_other_python_thread(
@@ -245,7 +245,7 @@ kept.append(torch.empty(100 << 20, device="cuda"))
 print("went on")
 """)
 
-    assert (0, "went on\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
 
 
 def test_compiled_code_is_left_alone(run: Run) -> None:
@@ -279,7 +279,7 @@ except torch.OutOfMemoryError:
     print(counters["frames"]["total"] - frames, published()[0]["oom_pending"])
 """)
 
-    assert (0, "0 True\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "0 True\n"), done.stderr
 
 
 @pytest.mark.parametrize("stacks", [False, True])
@@ -315,6 +315,6 @@ if not {stacks}:
         run(program.replace("INSTRUMENT", line)) for line in ("pass", "sdk.instrument()")
     )
 
-    assert (0, 0) == (plain.returncode, monitored.returncode), monitored.stderr
+    assert (plain.returncode, monitored.returncode) == (0, 0), monitored.stderr
     assert len(plain.stdout) > 100
     assert plain.stdout == monitored.stdout

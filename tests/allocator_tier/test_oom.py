@@ -105,7 +105,7 @@ def failing(tmp_path: Path) -> Failing:
         }
         environment = own | {"PYTORCH_CUDA_ALLOC_CONF": conf}
         done = run_on_phantom("-c", PRELUDE + body, memory="4GiB", environment=environment)
-        assert 0 == done.returncode, done.stderr
+        assert done.returncode == 0, done.stderr
         (path,) = (tmp_path / "run").rglob(f"*{REPORT_SUFFIX}")
         return done.stdout, decode(path.read_bytes())
 

@@ -169,7 +169,7 @@ def test_the_report_names_the_line(failing: Failing, case: str) -> None:
 
     assert own is not None
     assert (str(script), _marked(script, marker)) == (own.file, own.line)
-    assert f"train.py:{own.line}" == report.oom.line
+    assert report.oom.line == f"train.py:{own.line}"
 
 
 def test_the_phase_of_a_forward_pass(failing: Failing) -> None:
@@ -177,9 +177,9 @@ def test_the_phase_of_a_forward_pass(failing: Failing) -> None:
     origin = failing(FORWARD)[2].origin
     assert origin is not None
 
-    assert "rollout" == origin.phase
-    assert ["torch", None] == [origin.stack.frames[0].package, origin.stack.frames[-1].package]
-    assert (None, None) == (origin.backward, origin.main_stack)
+    assert origin.phase == "rollout"
+    assert [origin.stack.frames[0].package, origin.stack.frames[-1].package] == ["torch", None]
+    assert (origin.backward, origin.main_stack) == (None, None)
 
 
 def test_a_backward_pass_is_named(failing: Failing) -> None:
@@ -187,7 +187,7 @@ def test_a_backward_pass_is_named(failing: Failing) -> None:
     origin = failing(BACKWARD)[2].origin
     assert origin is not None
 
-    assert (0, "PowBackward0") == (len(origin.stack.frames), origin.backward)
+    assert (len(origin.stack.frames), origin.backward) == (0, "PowBackward0")
     assert origin.main_stack is not None
 
 
@@ -212,7 +212,7 @@ def test_no_tensor_is_kept_alive(failing: Failing) -> None:
     """After a caught error the local variables are gone without the garbage collector."""
     _, done, _ = failing(CAUGHT)
 
-    assert "[None, None]" == done.stdout.splitlines()[-1]
+    assert done.stdout.splitlines()[-1] == "[None, None]"
     assert done.stdout.startswith("CUDA out of memory. Tried to allocate 5.00 GiB.")
 
 
@@ -239,4 +239,4 @@ def test_a_report_of_the_running_rank(failing: Failing) -> None:
     """Another process shows the components and the peak that PyTorch itself tells."""
     _, done, _ = failing("import json\n" + LIVE)
 
-    assert ["True 4198400", "True"] == done.stdout.splitlines()[-2:]
+    assert done.stdout.splitlines()[-2:] == ["True 4198400", "True"]

@@ -27,12 +27,12 @@ torch.cuda.reset_peak_memory_stats(); use(50)
 print([peak >> 20 for peak in (*peaks, torch.cuda.max_memory_allocated(0))])
 """)
 
-    assert (0, "[500, 500, 50]\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "[500, 500, 50]\n"), done.stderr
     phases = {
         labels["phase"]: value for labels, value in series("torchmem_phase_allocated_peak_bytes")
     }
-    assert {"forward": 200.0 * MIB, "backward": 300.0 * MIB} == phases
-    assert [500.0 * MIB] == [value for _, value in series("torchmem_allocated_peak_bytes")]
+    assert phases == {"forward": 200.0 * MIB, "backward": 300.0 * MIB}
+    assert [value for _, value in series("torchmem_allocated_peak_bytes")] == [500.0 * MIB]
 
 
 def test_steps_of_ordinary_loops_count_themselves(
@@ -53,5 +53,5 @@ def closure():
 for _ in range(3): lbfgs.step(closure)
 """)
 
-    assert (0, "") == (done.returncode, done.stderr)
-    assert [6.0] == [value for _, value in series("torchmem_steps_total")]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [value for _, value in series("torchmem_steps_total")] == [6.0]

@@ -142,7 +142,7 @@ def done(place: Place) -> subprocess.CompletedProcess[str]:
 
 
 def document(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert 1 == len(done.stdout.splitlines()), done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == 1, done.stderr[-2000:]
     values: dict[str, Any] = json.loads(done.stdout)
     return values
 
@@ -156,11 +156,11 @@ def test_the_figures_equal_those_of_pytorch(done: subprocess.CompletedProcess[st
     ]
     highest = list(accumulate(device["steps"]["peak_reserved"], max))
 
-    assert (0, True, STEPS) == (
+    assert (
         done.returncode,
         report["verdict"]["fits"],
         report["outcome"]["steps"],
-    )
+    ) == (0, True, STEPS)
     assert STEPS - 1 <= len(peaks) <= STEPS
     assert peaks == highest[: len(peaks)]
     assert device["peak_reserved"] == highest[-1]
@@ -170,9 +170,9 @@ def test_the_trace_replays_in_full(done: subprocess.CompletedProcess[str], place
     """Every allocation gets its address, in the preflight's replay and in one of the kept trace."""
     (recording,) = read(place.folder / "trace.pickle")
 
-    assert "replayed" == document(done)["comparison"]["method"]
-    assert 1.0 == document(done)["comparison"]["settings"]["fidelity"]["share"]
-    assert 1.0 == what_if(recording, settings=()).fidelity.share
+    assert document(done)["comparison"]["method"] == "replayed"
+    assert document(done)["comparison"]["settings"]["fidelity"]["share"] == 1.0
+    assert what_if(recording, settings=()).fidelity.share == 1.0
 
 
 def test_a_replayed_setting_equals_a_run_with_it(
@@ -194,8 +194,8 @@ def test_a_replayed_gpu_equals_a_run_on_it(
 ) -> None:
     """A GPU that fits is replayed to the byte, and one that does not fit is report out."""
     rows = {row["card"]["name"]: row for row in document(done)["comparison"]["cards"]}
-    assert list(GPUS) == list(rows)
-    assert {True, False} == {row["fits"] for row in rows.values()}
+    assert list(rows) == list(GPUS)
+    assert {row["fits"] for row in rows.values()} == {True, False}
 
     for name, row in rows.items():
         result = place.run(memory=name)
@@ -216,8 +216,8 @@ def test_the_run_is_published_as_a_phantom(place: Place) -> None:
         sample for family in text_string_to_metric_families(text) for sample in family.samples
     ]
 
-    assert {"train (phantom)"} == {
-        sample.labels["run"] for sample in samples if "run" in sample.labels
+    assert {sample.labels["run"] for sample in samples if "run" in sample.labels} == {
+        "train (phantom)"
     }
 
 
@@ -226,10 +226,10 @@ def test_a_script_that_does_not_fit(place: Place) -> None:
     done = place.preflight("--steps", "4", "--setting", "", "--json", arguments=("--batch", "64"))
     report = document(done)
 
-    assert (1, False) == (done.returncode, report["verdict"]["fits"])
+    assert (done.returncode, report["verdict"]["fits"]) == (1, False)
     assert "torch.OutOfMemoryError: CUDA out of memory" in done.stderr
     assert report["oom"]["oom"]["requested_bytes"] > MIB
-    assert "steps" == report["need"]["ended"]
+    assert report["need"]["ended"] == "steps"
     assert report["need"]["devices"][0]["peak_reserved"] > 10**9
 
 
@@ -238,8 +238,8 @@ def test_the_largest_batch_is_found(place: Place) -> None:
     report = document(place.preflight("--steps", "2", "--find-batch", "batch=2..12", "--json"))
     tries = {run["value"]: run["fits"] for run in report["tries"]}  # the longest run of each
 
-    assert (True, False) == (tries[report["best"]], tries[report["best"] + 1])
-    assert 20 == report["best_steps"]
+    assert (tries[report["best"]], tries[report["best"] + 1]) == (True, False)
+    assert report["best_steps"] == 20
 
 
 def test_an_error_of_the_script_is_passed_through(place: Place) -> None:
@@ -248,7 +248,7 @@ def test_an_error_of_the_script_is_passed_through(place: Place) -> None:
     lines = done.stderr.splitlines(keepends=True)
     scripts = "".join(line for line in lines if not line.startswith("torchmem: "))
 
-    assert 2 == done.returncode
+    assert done.returncode == 2
     assert f'Traceback (most recent call last):\n  File "{place.script}", line ' in scripts
     assert scripts.endswith("KeyError: 'of the script'\n")
     assert lines[-1].startswith(
@@ -262,7 +262,7 @@ def test_a_script_without_a_step_has_no_verdict(place: Place) -> None:
     """One sentence says what to do, and the exit code is 2."""
     done = place.preflight(arguments=("--steps", "0"))
 
-    assert (2, "") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (2, "")
     assert (
         "torchmem: the script ended without an optimizer step and without a call of a module: let "
         "it train or infer, or call session.step()" in done.stderr
@@ -289,8 +289,8 @@ def test_inference_has_figures(tmp_path: Path) -> None:
     (device,) = report["outcome"]["devices"]
     peaks = device["steps"]["peak_allocated"]
 
-    assert (0, 0, 3) == (done.returncode, report["outcome"]["steps"], report["outcome"]["calls"])
-    assert [1, 2, 3] == device["steps"]["step"]
+    assert (done.returncode, report["outcome"]["steps"], report["outcome"]["calls"]) == (0, 0, 3)
+    assert device["steps"]["step"] == [1, 2, 3]
     assert (2, max(peaks)) == (device["peak_step"], device["peak_allocated"])
     assert [peaks[0], peaks[2], peaks[1]] == sorted(peaks)
 
@@ -330,8 +330,8 @@ def test_a_leak_is_the_headline(tmp_path: Path) -> None:
     report = json.loads(long.stdout)
     steps = report["outcome"]["steps"]
 
-    assert (1, 1) == (short.returncode, long.returncode)
-    assert ("leak", 8 * MIB) == (growth["kind"], growth["bytes_per_step"])
+    assert (short.returncode, long.returncode) == (1, 1)
+    assert (growth["kind"], growth["bytes_per_step"]) == ("leak", 8 * MIB)
     assert 10 + growth["steps_left"] == pytest.approx(steps, rel=0.1)
     assert report["verdict"]["sentence"].startswith(
         f"Grows by 8.00 MiB a step, full after {steps} steps: a leak, or data"
@@ -342,7 +342,7 @@ def test_another_allocator_is_rejected(place: Place) -> None:
     """Without PyTorch's caching allocator there is one sentence and exit code 2."""
     done = place.preflight("--alloc-conf", "backend:cudaMallocAsync")
 
-    assert (2, "") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (2, "")
     assert (
         "a preflight measures PyTorch's own caching allocator, which this run does not use"
         in done.stderr
@@ -411,7 +411,7 @@ def test_a_signal_ends_the_script_and_cleans_up(place: Place, number: signal.Sig
         process.send_signal(number)
         _, stderr = process.communicate(timeout=600)
 
-    assert (130, []) == (process.returncode, place.scratch_files())
+    assert (process.returncode, place.scratch_files()) == (130, [])
     assert "torchmem: interrupted" in stderr
     until(lambda: not _running(place.script), pause=0.1)  # a killed process takes a moment to end
 

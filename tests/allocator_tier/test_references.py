@@ -39,15 +39,15 @@ def test_many_snapshots_do_not_use_up_false(tmp_path: Path) -> None:
     """
     done = run_on_phantom("-c", SCRIPT, memory="4GiB", state=tmp_path, environment={})
 
-    assert (0, "[0, 0]\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "[0, 0]\n"), done.stderr
 
 
 def test_no_private_call_loses_a_reference(tmp_path: Path) -> None:
     """After 1,000 calls as the SDK makes them, None, True, False and arguments have as many."""
     script = Path(__file__).with_name("private_calls.py")
     done = run_on_phantom(script, memory="4GiB", state=tmp_path, environment={})
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])
 
     assert {private.name for private in PRIVATE_CALLS} == set(results)
-    assert {} == {name: lost for name, lost in results.items() if lost}
+    assert {name: lost for name, lost in results.items() if lost} == {}

@@ -110,8 +110,8 @@ def test_an_emergency_reaches_the_retry_wherever_the_main_thread_asked(run: Run)
     """In forward, backward, generators, compiled code, and retries of retries; not for threads."""
     shown = run_json(run, ", release='emergency'", EMERGENCIES)
 
-    assert 0 == shown.pop("errors")
-    assert {
+    assert shown.pop("errors") == 0
+    assert shown == {
         "forward": [1, True],
         "generator": [1, True],
         "backward": [1, True],
@@ -119,7 +119,7 @@ def test_an_emergency_reaches_the_retry_wherever_the_main_thread_asked(run: Run)
         "compiled": [1, True],
         "thread": [None],
         "backward of a thread": [None],
-    } == shown
+    }
 
 
 CAPTURE = """
@@ -151,8 +151,8 @@ def test_a_capture_in_another_thread_is_not_disturbed(run: Run) -> None:
     """The main thread waits meanwhile and counts as idle; pools of graphs keep their memory."""
     shown = run_json(run, ", idle_after=0.01", CAPTURE)
 
-    assert ["a CUDA graph is being captured."] == shown["answers"]
-    assert ("done", 0) == (shown["released"], shown["errors"])
+    assert shown["answers"] == ["a CUDA graph is being captured."]
+    assert (shown["released"], shown["errors"]) == ("done", 0)
     assert shown["before"] - shown["after"] >= 1000
     assert shown["after"] >= 150
 
@@ -182,7 +182,7 @@ def test_the_allocator_collects_nothing_during_a_capture(run: Run) -> None:
     """The tier gradual, which would invalidate the capture, is back after it."""
     settings = run_json(run, ", release='gradual=0.99'", GRADUAL)["settings"]
 
-    assert "garbage_collection_threshold:0.999" == settings[1]
+    assert settings[1] == "garbage_collection_threshold:0.999"
     assert settings[0] == settings[2] != settings[1]
 
 
@@ -204,9 +204,9 @@ def test_devices_of_one_process_have_accounts_of_their_own(run: Run) -> None:
     """A hook is asked once, for the device that is short, and each device counts its own bytes."""
     shown = run_json(run, ", release='hooks=0.5', release_interval=1e-6", DEVICES)
 
-    assert 1 == len(shown["wanted"])
+    assert len(shown["wanted"]) == 1
     assert 1400 <= shown["wanted"][0] <= 2048
-    assert ([1, 1], [3000, 400]) == (shown["times"], shown["released"])
+    assert (shown["times"], shown["released"]) == ([1, 1], [3000, 400])
 
 
 SAVE = """
@@ -241,7 +241,7 @@ def test_a_release_in_the_middle_of_a_save_changes_no_bit(
     monkeypatch.chdir(tmp_path)
     shown = run_json(run, ", idle_after=0.01", SAVE)
 
-    assert "done" == shown["state"]
+    assert shown["state"] == "done"
     assert shown["released"] >= 1000
-    assert (True, True) == (shown["equal"], shown["same"])
+    assert (shown["equal"], shown["same"]) == (True, True)
     assert shown["allocated"] >= 4

@@ -23,7 +23,7 @@ def peak(environment: dict[str, str], *flags: str) -> float:
         memory="h100-80gb",
         environment=environment,
     )
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     match = re.search(r"step +2 .*peak +([\d.]+)", done.stdout)
     assert match, done.stdout
     return float(match[1])

@@ -62,7 +62,7 @@ def script(folder: Path, before: str = "", after: str = "") -> str:
 
 def check(done: subprocess.CompletedProcess[str]) -> None:
     """Check that the job succeeded."""
-    assert 0 == done.returncode, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("how", ["script", "module", "code"])
@@ -77,7 +77,7 @@ def test_an_unchanged_script_is_monitored(tmp_path: Path, how: str) -> None:
     check(job(tmp_path, sys.executable, *command, PYTHONPATH=str(tmp_path)))
     [sample] = samples(tmp_path)
 
-    assert (3, "exited") == (sample["steps"]["count"], sample["ended"])
+    assert (sample["steps"]["count"], sample["ended"]) == (3, "exited")
     assert sample["devices"][0]["allocator"]["allocated_peak_bytes"] > 4 * 256 * 256
 
 
@@ -88,9 +88,9 @@ def test_every_rank_of_torchrun_is_monitored(tmp_path: Path) -> None:
     check(job(tmp_path, *launcher, "--nproc-per-node", "2", path))
     found = samples(tmp_path)
 
-    assert [0, 1] == list(map(_rank, found))
-    assert {"train"} == {sample["process"]["run"] for sample in found}
-    assert 2 == len({sample["devices"][0]["uuid"] for sample in found})
+    assert list(map(_rank, found)) == [0, 1]
+    assert {sample["process"]["run"] for sample in found} == {"train"}
+    assert len({sample["devices"][0]["uuid"] for sample in found}) == 2
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
@@ -110,7 +110,7 @@ if __name__ == "__main__":
 """
     )
     check(job(tmp_path, sys.executable, str(path), method))
-    assert 1 == len(samples(tmp_path))
+    assert len(samples(tmp_path)) == 1
 
 
 NOTEBOOK = """
@@ -137,8 +137,8 @@ def test_a_notebook_is_monitored(tmp_path: Path) -> None:
     check(job(tmp_path, sys.executable, "-c", NOTEBOOK, path, **named, **runtime))
     [sample] = samples(tmp_path)
 
-    assert "finetune" == sample["process"]["run"]
-    assert 3 == sample["steps"]["count"]
+    assert sample["process"]["run"] == "finetune"
+    assert sample["steps"]["count"] == 3
 
 
 def test_a_crash_is_the_scripts_own(tmp_path: Path) -> None:
@@ -147,10 +147,10 @@ def test_a_crash_is_the_scripts_own(tmp_path: Path) -> None:
     done = job(tmp_path, sys.executable, path)
     [sample] = samples(tmp_path)
 
-    assert 1 == done.returncode
+    assert done.returncode == 1
     assert done.stderr.endswith("ValueError: mine\n")
     assert "torchmem" not in done.stderr
-    assert "failed" == sample["ended"]
+    assert sample["ended"] == "failed"
 
 
 def test_instrument_in_the_script_has_its_own_settings(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_instrument_in_the_script_has_its_own_settings(tmp_path: Path) -> None:
     check(job(tmp_path, sys.executable, script(tmp_path, before=before)))
     [sample] = samples(tmp_path)
 
-    assert "mine" == sample["process"]["run"]
+    assert sample["process"]["run"] == "mine"
 
 
 def test_a_wrong_setting_is_one_line_and_the_job_runs(tmp_path: Path) -> None:
@@ -167,6 +167,6 @@ def test_a_wrong_setting_is_one_line_and_the_job_runs(tmp_path: Path) -> None:
     done = job(tmp_path, sys.executable, script(tmp_path), TORCHMEM_INTERVALL="3")
 
     check(done)
-    assert ["torchmem: this process is not monitored"] == [
-        line[:39] for line in done.stderr.splitlines() if "torchmem" in line
+    assert [line[:39] for line in done.stderr.splitlines() if "torchmem" in line] == [
+        "torchmem: this process is not monitored"
     ]

@@ -75,5 +75,5 @@ def _output(folder: Path, *arguments: str) -> str:
         state=folder,
         environment={"TORCHMEM_RUN_DIR": str(folder)},
     )
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     return done.stdout

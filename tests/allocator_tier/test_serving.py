@@ -97,7 +97,7 @@ def scrapes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         timeout=300,
         check=False,
     )
-    assert 0 == done.returncode, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
     return [
         json.loads(line) | {"shown": _shown(json.loads(line))} for line in done.stdout.splitlines()
     ]
@@ -123,15 +123,15 @@ def test_requests_are_samples_and_passes_are_steps(scrapes: list[dict[str, Any]]
     names = ("torchmem_steps_total", "torchmem_samples_total")
     counts = [tuple(total(one["shown"], name) for name in names) for one in scrapes]
 
-    assert [(3, 3), (3, 3), (4, 4)] == counts
+    assert counts == [(3, 3), (3, 3), (4, 4)]
     [(labels, _)] = scrapes[0]["shown"]["torchmem_steps_total"]
-    assert ("tiny", "1") == (labels["run"], labels["rank"])
+    assert (labels["run"], labels["rank"]) == ("tiny", "1")
 
 
 def test_a_server_that_waits_is_running(scrapes: list[dict[str, Any]]) -> None:
     """It is not stalled, and the batch shows as the phase generate."""
     for scrape in scrapes:
-        assert 1 == total(scrape["shown"], "torchmem_process_state", state="running")
+        assert total(scrape["shown"], "torchmem_process_state", state="running") == 1
     peak = total(scrapes[0]["shown"], "torchmem_phase_allocated_peak_bytes", phase="generate")
     assert peak is not None
     assert peak >= WEIGHTS + CACHE
@@ -159,11 +159,11 @@ def test_sleep_is_said(scrapes: list[dict[str, Any]]) -> None:
     assert (
         scrapes[0]["reserved"] == scrapes[1]["reserved"] == total(asleep, "torchmem_reserved_bytes")
     )
-    assert WEIGHTS + CACHE == total(asleep, unbacked)
-    assert [None, None] == [total(awake, unbacked), total(again, unbacked)]
+    assert total(asleep, unbacked) == WEIGHTS + CACHE
+    assert [total(awake, unbacked), total(again, unbacked)] == [None, None]
     assert total(awake, outside) == total(asleep, outside) == total(again, outside)
     held = [total(shown, "nvml_process_memory_bytes") for shown in (awake, asleep)]
-    assert WEIGHTS + CACHE == (held[0] or 0) - (held[1] or 0)
+    assert (held[0] or 0) - (held[1] or 0) == WEIGHTS + CACHE
 
 
 def test_the_live_page_draws_what_is_on_the_gpu(scrapes: list[dict[str, Any]]) -> None:

@@ -74,8 +74,8 @@ def test_lines_are_those_of_the_script(recorded: tuple[Path, list[int]]) -> None
     assert found is not None
     by_number = {group.line.line: group for group in found.by_line if group.line}
 
-    assert 40 * (4 << 20) == by_number[line_of("kept")].size_bytes
-    assert 4 * 1024 * 1025 == by_number[line_of("parameters")].size_bytes
+    assert by_number[line_of("kept")].size_bytes == 40 * (4 << 20)
+    assert by_number[line_of("parameters")].size_bytes == 4 * 1024 * 1025
 
 
 def test_a_leak_and_the_failed_request_are_found(recorded: tuple[Path, list[int]]) -> None:

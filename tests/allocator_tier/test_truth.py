@@ -45,7 +45,7 @@ def check_statistics(watching: Prometheus, truth: dict[str, Any]) -> None:
     stats = truth["stats"]
     for name in CURRENT:
         expected = {pool: stats[f"{name}.{pool}_pool.current"] for pool in ("small", "large")}
-        assert expected == shown(watching, f"torchmem_{name}", "pool")
+        assert shown(watching, f"torchmem_{name}", "pool") == expected
     for name in PEAKS:
         assert stats[f"{name}_bytes.all.peak"] == watching.value(f"torchmem_{name}_peak_bytes")
     for metric, name in EVENTS.items():
@@ -110,8 +110,8 @@ def test_expandable_segments_stay_whole(train: Train) -> None:
     _, then = follow(training, range(40, 121, 40))
 
     assert (then.value("torchmem_fragmentation_ratio") or 0) < 0.7
-    assert [] == then.query("torchmem_inactive_split_bytes")
-    assert "True" == then.query("torchmem_allocator_info")[0]["metric"]["expandable_segments"]
+    assert then.query("torchmem_inactive_split_bytes") == []
+    assert then.query("torchmem_allocator_info")[0]["metric"]["expandable_segments"] == "True"
 
 
 def test_the_last_state_survives_an_oom(train: Train) -> None:
@@ -119,16 +119,16 @@ def test_the_last_state_survives_an_oom(train: Train) -> None:
     training = train("7GB", 10**6, GPT, "--steps", "200")
     watching = training.prometheus
 
-    assert 0 != training.process.wait(600)
+    assert training.process.wait(600) != 0
     assert "OutOfMemoryError" in training.log()
     then = watching.when(lambda then: then.value('torchmem_process_state{state="oom"}') == 1)
-    assert 1 == then.value("sum(torchmem_ooms_total)")
+    assert then.value("sum(torchmem_ooms_total)") == 1
     assert (then.value("torchmem_last_oom_requested_bytes") or 0) > 1 << 20
     assert (then.value("sum(torchmem_reserved_bytes)") or 0) > 0
     alert = until(
         lambda: [found for found in watching.alerts() if found["state"] == "firing"], pause=0.2
     )[0]
-    assert ("TorchmemOutOfMemory", "gpt") == (alert["labels"]["alertname"], alert["labels"]["run"])
+    assert (alert["labels"]["alertname"], alert["labels"]["run"]) == ("TorchmemOutOfMemory", "gpt")
 
 
 def test_the_exporter_joins_the_process_with_the_driver(train: Train) -> None:

@@ -197,8 +197,8 @@ def test_comparisons_and_reductions_are_those_of_zeros(tmp_path: Path) -> None:
     """Each comparison and reduction of a tensor of zeros has the value that it has on the CPU."""
     number, different = json_of_script(COMPARED, tmp_path)
 
-    assert 0 < number
-    assert [] == different
+    assert number > 0
+    assert different == []
 
 
 GENERATION = """
@@ -218,4 +218,4 @@ print(length)
 
 def test_generation_ends_at_its_maximum_length(tmp_path: Path) -> None:
     """A loop like that of Hugging Face's generate() ends at its maximum length, not before."""
-    assert 20 == json_of_script(GENERATION, tmp_path)
+    assert json_of_script(GENERATION, tmp_path) == 20

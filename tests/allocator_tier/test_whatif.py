@@ -44,7 +44,7 @@ def run(folder: Path, conf: str, *arguments: str) -> Counts:
         state=folder,
         environment={"PYTORCH_CUDA_ALLOC_CONF": conf},
     )
-    assert 0 == done.returncode, done.stderr[-2000:]
+    assert done.returncode == 0, done.stderr[-2000:]
     counts: Counts = json.loads(done.stdout.splitlines()[-1])
     return counts
 
@@ -69,7 +69,7 @@ def test_the_prediction_is_what_pytorch_does(case: str, tmp_path: Path) -> None:
     recorded = run(tmp_path, conf, "record", str(tmp_path), "1", "3000", *features)
     answer = predict(tmp_path, CONFS)
 
-    assert 1.0 == answer.fidelity.share
+    assert answer.fidelity.share == 1.0
     assert recorded == predicted(answer.outcomes[0])
     assert recorded["retries"]
     for replay in answer.outcomes[1:]:
@@ -83,5 +83,5 @@ def test_a_recording_with_waits_for_other_streams_is_reproduced(tmp_path: Path) 
     run(tmp_path, "", "record", str(tmp_path), "2", "4000", "streams", "events")
     answer = predict(tmp_path, ("expandable_segments:True",))
 
-    assert 1.0 == answer.fidelity.share
+    assert answer.fidelity.share == 1.0
     assert answer.fidelity.block_order in {"segment", None}

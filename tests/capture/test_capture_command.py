@@ -86,13 +86,13 @@ def test_one_command_gives_a_snapshot(train: Train, tmp_path: Path) -> None:
     process = train(3)
     done = capture(tmp_path, "--rank", "3", "--seconds", "0.5", "--out", "mine.pickle")
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     assert (
         f"torchmem: rank 3 of run night (pid {process.pid}) records for 0.5 s …"
         in done.stderr.splitlines()
     )
     assert load_snapshot(tmp_path / "mine.pickle")
-    assert 0o600 == (tmp_path / "mine.pickle").stat().st_mode & 0o777
+    assert (tmp_path / "mine.pickle").stat().st_mode & 0o777 == 0o600
     left = {path.name for path in (tmp_path / "run" / str(os.geteuid())).iterdir()}
     assert all(name.endswith((SAMPLE_SUFFIX, RESERVE_SUFFIX)) for name in left), left
 
@@ -103,7 +103,7 @@ def test_the_file_is_named_after_the_rank(train: Train, tmp_path: Path) -> None:
     done = capture(tmp_path, "--seconds", "0.01")
 
     (out,) = tmp_path.glob("rank7-*.pickle")
-    assert (0, True) == (done.returncode, done.stdout.startswith(f"{out.name}: ")), done.stderr
+    assert (done.returncode, done.stdout.startswith(f"{out.name}: ")) == (0, True), done.stderr
 
 
 def test_an_existing_file_is_replaced_and_a_link_is_not_followed(
@@ -120,12 +120,12 @@ def test_an_existing_file_is_replaced_and_a_link_is_not_followed(
     linked.symlink_to(target)
     done = [capture(tmp_path, "--seconds", "0.01", "--out", out.name) for out in (mine, linked)]
 
-    assert [0, 0] == [process.returncode for process in done], done
+    assert [process.returncode for process in done] == [0, 0], done
     assert [(0o100600, os.geteuid())] * 2 == [
         (file.lstat().st_mode, file.lstat().st_uid) for file in (mine, linked)
     ]
     assert load_snapshot(linked)
-    assert "precious" == target.read_text()
+    assert target.read_text() == "precious"
     assert {mine, linked, target, tmp_path / "run"} == set(tmp_path.iterdir())
 
 
@@ -134,7 +134,7 @@ def test_a_refusal_is_passed_on(train: Train, tmp_path: Path) -> None:
     train(0, "records")
     done = capture(tmp_path, "--rank", "0")
 
-    assert (2, "") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (2, "")
     assert "refused: its memory history is being recorded already. Remove" in done.stderr
 
 
@@ -150,7 +150,7 @@ def test_a_process_that_ends_while_it_records(train: Train, tmp_path: Path) -> N
         process.wait()
 
         assert "ended before it wrote the snapshot." in errors.read()
-    assert 2 == waiting.returncode
+    assert waiting.returncode == 2
 
 
 def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     assert {arguments: f"torchmem: {text}\n" for arguments, text in expected.items()} == {
         arguments: process.stderr for arguments, process in done.items()
     }
-    assert {2} == {process.returncode for process in done.values()}
+    assert {process.returncode for process in done.values()} == {2}
 
 
 def test_a_second_capture_is_refused(train: Train, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_second_capture_is_refused(train: Train, tmp_path: Path) -> None:
     request.write_text('{"seconds": 60}')
     done = capture(tmp_path)
 
-    assert 2 == done.returncode
+    assert done.returncode == 2
     assert "is in progress; if it was aborted, remove" in done.stderr
     assert request.exists()
 
@@ -211,7 +211,7 @@ def test_other_users_are_refused(train: Train, tmp_path: Path) -> None:
         directory.chmod(0o755)
     done = capture(tmp_path, command=[sys.executable, "-c", AS_NOBODY, "capture"])
 
-    assert 2 == done.returncode, done.stderr
+    assert done.returncode == 2, done.stderr
     hint = "running processes: none. Only root can select processes of other users."
     assert hint in done.stderr
 
@@ -232,4 +232,4 @@ def test_a_strangers_file_does_not_block_a_capture(shared_dir: Path, folder: str
 
     as_user(61001, lambda: claim(1))
 
-    assert 61002 == as_user(61002, find)
+    assert as_user(61002, find) == 61002

@@ -48,7 +48,7 @@ def examples(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_bare_torchmem_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a command, the help text is on stdout and the exit code is 0."""
-    assert 0 == main([])
+    assert main([]) == 0
     assert capsys.readouterr().out == help_text(capsys)
 
 
@@ -59,7 +59,7 @@ def test_a_help_text_has_examples_and_fits_a_terminal(
     """Each command has two examples of its own, and no line is longer than 80 columns."""
     text = help_text(capsys, name)
 
-    assert 2 <= sum(example.split()[1] == name for example in _EXAMPLE.findall(text))
+    assert sum(example.split()[1] == name for example in _EXAMPLE.findall(text)) >= 2
     assert max(map(len, text.splitlines())) <= COLUMNS
 
 
@@ -87,7 +87,7 @@ def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         )
         # doctor finds no exporter.
         expected = 1 if example == "torchmem doctor" else 0
-        assert expected == done.returncode, f"{example}: {done.stderr}"
+        assert done.returncode == expected, f"{example}: {done.stderr}"
 
 
 def _prepare(folder: Path) -> dict[str, str]:

@@ -26,7 +26,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         _, errors = command.communicate(timeout=120)
     os.close(writer)
 
-    assert (130, "torchmem: interrupted.\n") == (command.returncode, errors)
+    assert (command.returncode, errors) == (130, "torchmem: interrupted.\n")
 
 
 def _opened(fifo: Path) -> int | None:

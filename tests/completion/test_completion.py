@@ -121,4 +121,4 @@ def test_the_shell_completes_commands_flags_values_and_files(shell: str, folder:
             shown.read_until("<")
             words = shown.read_until(">")
             expected = "<".join([*line.split()[1:-1], completed])
-            assert expected == words.strip().rstrip("/"), f"{shell}: {line}"
+            assert words.strip().rstrip("/") == expected, f"{shell}: {line}"

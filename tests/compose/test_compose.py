@@ -50,14 +50,14 @@ def test_no_registry_is_asked_for_our_image(service: dict[str, Any]) -> None:
     assert (service["image"].split(":")[0] == OWN_IMAGE) == ("build" in service)
     assert not service["image"].startswith("torchmem")
     if "build" in service:
-        assert "build" == service["pull_policy"]
+        assert service["pull_policy"] == "build"
 
 
 @EACH
 def test_no_service_can_fill_the_machine(service: dict[str, Any]) -> None:
     """Memory and logs of each service have limits, and it has time to stop."""
     assert re.fullmatch(r"\d+[mg]", service["mem_limit"])
-    assert {"max-size", "max-file"} == set(service["logging"]["options"])
+    assert set(service["logging"]["options"]) == {"max-size", "max-file"}
     assert re.fullmatch(r"\d+[sm]", service["stop_grace_period"])
 
 
@@ -97,7 +97,7 @@ def test_a_restart_keeps_the_run_directory() -> None:
 def test_a_changed_run_directory_takes_effect() -> None:
     """TORCHMEM_RUN_DIR is part of the services: Docker never changes an existing volume."""
     for service in GPU["services"].values():
-        assert ["${TORCHMEM_RUN_DIR:-/run/torchmem}:/run/torchmem"] == service["volumes"]
+        assert service["volumes"] == ["${TORCHMEM_RUN_DIR:-/run/torchmem}:/run/torchmem"]
     assert "volumes" not in GPU
 
 
@@ -109,14 +109,14 @@ def test_the_run_directory_of_the_host_keeps_its_mode() -> None:
         f"install -d -m {mode} -o {owner} -g {group} /run/torchmem"
         in (ROOT / "exporter" / "Dockerfile").read_text()
     )
-    assert f"0:{group}" == run_dir["user"]
-    assert ["CHOWN", "FOWNER"] == run_dir["cap_add"]
+    assert run_dir["user"] == f"0:{group}"
+    assert run_dir["cap_add"] == ["CHOWN", "FOWNER"]
 
 
 def test_down_ends_the_demo() -> None:
     """The demo is not a profile, which `down` would ignore: it is scaled to none by default."""
     assert not any("profiles" in service for service in SERVICES.values())
-    assert "${TORCHMEM_DEMO:-0}" == SERVICES["torchmem-demo"]["scale"]
+    assert SERVICES["torchmem-demo"]["scale"] == "${TORCHMEM_DEMO:-0}"
 
 
 def test_a_checkout_of_any_umask_is_readable() -> None:
@@ -126,9 +126,9 @@ def test_a_checkout_of_any_umask_is_readable() -> None:
     for name, service in SERVICES.items():
         mounted = {m.split(":")[0] for m in service.get("volumes", []) if m.startswith(".")}
         if name != "permissions" and mounted:
-            assert {"permissions": {"condition": "service_completed_successfully"}} == service[
-                "depends_on"
-            ]
+            assert service["depends_on"] == {
+                "permissions": {"condition": "service_completed_successfully"}
+            }
             folders = {f"./{Path(folder).parts[0]}" for folder in mounted}
             assert folders <= readable
 
@@ -149,7 +149,7 @@ def test_other_users_can_read_the_checkout_afterwards(mode: int, tmp_path: Path)
         check=True,
     )
     modes = [path.stat().st_mode & 0o777 for path in (folder, folder / "a.yml", folder / "b.sh")]
-    assert [0o705, 0o604, 0o755] == modes
+    assert modes == [0o705, 0o604, 0o755]
 
 
 @EACH
@@ -197,8 +197,8 @@ def test_the_targets_are_services() -> None:
                 name = kind if name == "127.0.0.1" else name
                 assert f"127.0.0.1:{port}:{port}" in SERVICES[name]["ports"]
     jobs = yaml.safe_load((ROOT / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
-    assert ["torchmem", "prometheus", "alertmanager"] == [job["job_name"] for job in jobs]
-    assert ["torchmem-demo"] == jobs[0]["dns_sd_configs"][0]["names"]
+    assert [job["job_name"] for job in jobs] == ["torchmem", "prometheus", "alertmanager"]
+    assert jobs[0]["dns_sd_configs"][0]["names"] == ["torchmem-demo"]
 
 
 def test_both_environments_have_the_same_target_files() -> None:

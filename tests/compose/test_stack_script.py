@@ -29,7 +29,7 @@ def stack(root: Path, *arguments: str, **environment: str) -> tuple[int, str]:
 def test_an_unknown_option_is_refused(root: Path) -> None:
     """An unknown option is answered with the known ones."""
     expected = "Unknown option --dmeo: run deploy/stack.sh or deploy/stack.sh --demo.\n"
-    assert (2, expected) == stack(root, "--dmeo")
+    assert stack(root, "--dmeo") == (2, expected)
 
 
 def test_a_missing_prometheus_is_named(root: Path, tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_missing_prometheus_is_named(root: Path, tmp_path: Path) -> None:
     (tmp_path / "dirname").symlink_to("/usr/bin/dirname")
     (tmp_path / "bash").symlink_to("/bin/bash")
     expected = "prometheus is not on PATH: run sudo apt-get install prometheus.\n"
-    assert (2, expected) == stack(root, PATH=str(tmp_path))
+    assert stack(root, PATH=str(tmp_path)) == (2, expected)
 
 
 @pytest.mark.stack
@@ -47,7 +47,7 @@ def test_a_missing_torchmem_is_named(root: Path) -> None:
         "/nowhere/torchmem is not on PATH: run pip install 'torchmem[exporter]', "
         "or set TORCHMEM to the command.\n"
     )
-    assert (2, expected) == stack(root, TORCHMEM="/nowhere/torchmem")
+    assert stack(root, TORCHMEM="/nowhere/torchmem") == (2, expected)
 
 
 @pytest.mark.stack
@@ -58,7 +58,7 @@ def test_a_port_in_use_names_its_variable(root: Path, torchmem: str) -> None:
         expected = (
             f"the exporter needs port {port}, which is in use: set EXPORTER_PORT to another port.\n"
         )
-        assert (2, expected) == stack(root, TORCHMEM=torchmem, EXPORTER_PORT=port)
+        assert stack(root, TORCHMEM=torchmem, EXPORTER_PORT=port) == (2, expected)
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_every_printed_address_exists(root: Path, torchmem: str, tmp_path: Path)
         assert {re.findall(r":(\d+)", address)[0] for address in addresses} >= {
             ports[name] for name in ("EXPORTER_PORT", "PROMETHEUS_PORT", "ALERTMANAGER_PORT")
         }
-        assert [] == [address for address in addresses if not answers(address)]
+        assert [address for address in addresses if not answers(address)] == []
         prometheus = f"http://127.0.0.1:{ports['PROMETHEUS_PORT']}"
         targets = f"{prometheus}/api/v1/targets"
         until(lambda: get(targets).count(b'"scrapeUrl"') == 3)

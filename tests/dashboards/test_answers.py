@@ -59,4 +59,4 @@ def test_gpu_node_shows_everything_that_the_driver_reports(node_prometheus: Prom
         }
 
     until(lambda: empty() <= NOT_REPORTED, pause=1)
-    assert NOT_REPORTED == empty()
+    assert empty() == NOT_REPORTED

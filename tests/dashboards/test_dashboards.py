@@ -14,13 +14,13 @@ each_board = pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
 
 def test_the_uid_of_a_dashboard_is_stable() -> None:
     """Links to a dashboard stay valid because its uid never changes."""
-    assert {
+    assert {name: board["uid"] for name, board in BOARDS.items()} == {
         "fleet": "torchmem-fleet",
         "training-memory": "torchmem-training-memory",
         "node": "torchmem-node",
         "oom": "torchmem-oom",
         "self": "torchmem-self",
-    } == {name: board["uid"] for name, board in BOARDS.items()}
+    }
 
 
 def test_alerts_link_to_dashboards_that_exist() -> None:
@@ -42,9 +42,9 @@ def test_a_dashboard_describes_itself(board: Json) -> None:
     """Title, description, tag, time range and refresh are set, and it is read-only in Grafana."""
     assert board["title"]
     assert board["description"].endswith(".")
-    assert ["torchmem"] == board["tags"]
+    assert board["tags"] == ["torchmem"]
     assert re.fullmatch(r"now-[16]h", board["time"]["from"])
-    assert "30s" == board["refresh"]
+    assert board["refresh"] == "30s"
     assert board["editable"] is False
 
 
@@ -94,8 +94,12 @@ def test_the_variables_filter_from_left_to_right(board: Json) -> None:
     Training memory is about one run; the others begin with all of them.
     """
     variables = board["templating"]["list"]
-    assert ["datasource", "run", "node", "gpu", "rank"] == [
-        variable["name"] for variable in variables[:5]
+    assert [variable["name"] for variable in variables[:5]] == [
+        "datasource",
+        "run",
+        "node",
+        "gpu",
+        "rank",
     ]
     assert all(variable["multi"] for variable in variables[1:5])
     without_all = {item["name"] for item in variables[1:5] if not item["includeAll"]}
@@ -110,8 +114,8 @@ def test_the_variables_filter_from_left_to_right(board: Json) -> None:
 def test_two_runs_can_be_compared() -> None:
     """Training memory has one more variable: a single run, initially none."""
     compare = BOARDS["training-memory"]["templating"]["list"][5]
-    assert ("compare", False, "none") == (
+    assert (
         compare["name"],
         compare["multi"],
         compare["current"]["value"],
-    )
+    ) == ("compare", False, "none")

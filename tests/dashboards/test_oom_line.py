@@ -37,4 +37,4 @@ def test_of_several_errors_the_newest_line_is_shown(tmp_path: Path) -> None:
         ["promtool", "test", "rules", path], capture_output=True, text=True, check=False
     )
 
-    assert 0 == done.returncode, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr

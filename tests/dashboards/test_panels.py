@@ -162,7 +162,7 @@ def test_links_of_alerts_open_runbooks() -> None:
     """Links to runbooks open pages that Prometheus serves, through its data source in Grafana."""
     pages = {url for url in urls() if not url.startswith("/d/")}
     folder = thresholds.defaults().values["runbooks_at"]
-    assert {f"/api/datasources/proxy/uid/${{datasource:raw}}{folder}/${{__value.raw}}.md"} == pages
+    assert pages == {f"/api/datasources/proxy/uid/${{datasource:raw}}{folder}/${{__value.raw}}.md"}
 
 
 def test_the_text_without_data_fills_no_cell() -> None:
@@ -170,15 +170,15 @@ def test_the_text_without_data_fills_no_cell() -> None:
     for panel in PANELS.values():
         if panel["type"] == "table":
             first = panel["fieldConfig"]["overrides"][0]
-            assert {"id": "byRegexp", "options": ".*"} == first["matcher"]
-            assert [{"id": "noValue", "value": ""}] == first["properties"]
+            assert first["matcher"] == {"id": "byRegexp", "options": ".*"}
+            assert first["properties"] == [{"id": "noValue", "value": ""}]
 
 
 def test_ids_are_text() -> None:
     """Ranks, pids and GPUs in tables have no number's unit, so 4130 does not become 4.13 K."""
     for panel in PANELS.values():
         if panel["type"] == "table":
-            assert "string" == panel["fieldConfig"]["defaults"]["unit"]
+            assert panel["fieldConfig"]["defaults"]["unit"] == "string"
             for override in panel["fieldConfig"]["overrides"]:
                 if override["matcher"]["options"] in {"Rank", "Pid", "GPU"}:
                     assert "unit" not in {item["id"] for item in override["properties"]}

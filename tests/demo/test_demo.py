@@ -37,8 +37,8 @@ def test_it_ends_before_a_rank_has_started(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert (0, "") == (done.returncode, done.stderr)
-    assert [] == list(tmp_path.iterdir())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_repeated_interrupts(tmp_path: Path) -> None:
@@ -59,8 +59,8 @@ def test_repeated_interrupts(tmp_path: Path) -> None:
             time.sleep(0.01)
         _, errors = demo.communicate(timeout=60)
 
-    assert (0, "") == (demo.returncode, errors)
-    assert [] == list(tmp_path.iterdir())
+    assert (demo.returncode, errors) == (0, "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failing_scrape_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,7 +68,7 @@ def test_a_failing_scrape_is_skipped(capsys: pytest.CaptureFixture[str]) -> None
     ranks = cast("RankProcesses", SimpleNamespace(alive=lambda: True, pids=[]))
     show(DemoPlan("fragmentation", 1, 0.1, 0), ranks, "http://127.0.0.1:1")
 
-    assert ("", "") == capsys.readouterr()
+    assert capsys.readouterr() == ("", "")
 
 
 def test_ranks_that_ignore_sigterm_share_one_grace_period(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_the_list_fits_the_terminal(
     output = capsys.readouterr().out
     words = re.findall(r"[^\s│]+", output)
 
-    assert 0 == code
+    assert code == 0
     assert columns == max(len(line) for line in output.splitlines())
     assert "simulated" in words
     for scenario in SCENARIOS.values():
@@ -114,7 +114,7 @@ def test_bad_flags_are_one_sentence(
     arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A wrong flag is one sentence that says what to do, with exit code 2."""
-    assert 2 == main(["demo", *arguments])
+    assert main(["demo", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
 
@@ -137,9 +137,9 @@ def test_without_a_terminal_each_rank_has_a_line() -> None:
     unknown = Rank(rank=0, pid=11, state="exited")
     node = Node(gpus=(Gpu(ranks=(known, unknown, Rank(rank=7, pid=99))),))
 
-    assert (
+    assert plain(5.0, node, [11, 12]) == (
         "    5 s  rank 0 exited   tensors     – GiB  reserved     – GiB  stranded     – GiB  "
         "headroom     – GiB  FI –  retries –  OOMs –\n"
         "    5 s  rank 1 running  tensors  20.0 GiB  reserved  24.0 GiB  stranded   3.0 GiB  "
         "headroom   1.0 GiB  FI 0.99  retries 2  OOMs 1"
-    ) == plain(5.0, node, [11, 12])
+    )

@@ -87,7 +87,7 @@ def test_every_subject_of_the_exporter_has_values() -> None:
     missing = {name for name in nvml if not page.series.get(name)}
 
     assert missing == NOT_REPORTED
-    assert {1.0} == set(page.by("collector", catalog.COLLECTOR_SUCCESS.name).values())
+    assert set(page.by("collector", catalog.COLLECTOR_SUCCESS.name).values()) == {1.0}
 
 
 @given(changes, st.lists(st.floats(0, 2000), min_size=1, max_size=5), st.integers(0, 9))
@@ -153,7 +153,7 @@ def test_an_idle_gpu_reads_as_idle() -> None:
     """Without work: no utilization, low clocks, the reason gpu_idle, and about 70 W."""
     gpu = busy_node(1).gpus(300)[0]
 
-    assert {0} == set(value(gpu, Utilization).ratios().values())
+    assert set(value(gpu, Utilization).ratios().values()) == {0}
     assert value(gpu, Clocks).throttle["gpu_idle"]
     assert value(gpu, Clocks).hertz["sm"] == 345e6
 
@@ -181,13 +181,13 @@ def test_an_hour_of_work_shows_the_defects() -> None:
     page = exposition(node, 3600)
 
     corrected = page.by("gpu", "nvml_ecc_errors_total", kind="corrected", scope="volatile")
-    assert {"1": 4.0, "4": 1.0} == {gpu: count for gpu, count in corrected.items() if count}
+    assert {gpu: count for gpu, count in corrected.items() if count} == {"1": 4.0, "4": 1.0}
     actions = page.by("gpu", "nvml_recovery_action", action="gpu_reset")
-    assert ["4"] == [gpu for gpu, on in actions.items() if on]
+    assert [gpu for gpu, on in actions.items() if on] == ["4"]
     replays = page.by("gpu", "nvml_nvlink_errors_total", kind="replay")
-    assert ["6"] == [gpu for gpu, count in replays.items() if count]
-    assert [63] == [event.xid for event in node.events(0, 3600)]
-    assert [] == node.events(3600, 7200)
+    assert [gpu for gpu, count in replays.items() if count] == ["6"]
+    assert [event.xid for event in node.events(0, 3600)] == [63]
+    assert node.events(3600, 7200) == []
 
 
 def test_one_gpu_exchanges_nothing() -> None:
@@ -245,4 +245,4 @@ def test_a_stalled_rank_leaves_its_gpu_idle() -> None:
     for _ in range(int(10 / STEP_SECONDS * EVENTS_PER_STEP)):
         gpus.use(0).count_event()
     assert busy(10) == [pytest.approx(0.95, abs=0.05), 0]
-    assert [0, 0] == busy(10)
+    assert busy(10) == [0, 0]

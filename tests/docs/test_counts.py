@@ -20,4 +20,4 @@ def test_no_page_counts_what_the_product_ships() -> None:
         if COUNT.search(page.read_text())
     }
 
-    assert {} == found
+    assert found == {}

@@ -156,7 +156,7 @@ def test_remote_write_keeps_what_fleet_reads() -> None:
         filled_in(text, span="5m") for name, text in QUERIES.items() if name.startswith("fleet:")
     ]
     read = {name for text in texts for name, _ in selectors(text)} | _names_in_variables()
-    assert [] == sorted(name for name in read if not re.fullmatch(relabel["regex"], name))
+    assert sorted(name for name in read if not re.fullmatch(relabel["regex"], name)) == []
 
 
 def _names_in_variables() -> set[str]:

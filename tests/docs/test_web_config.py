@@ -34,8 +34,8 @@ def test_the_certificates_and_the_file_go_together(page: str, tmp_path: Path) ->
     loaded = config.load(tmp_path / "web.yml")
 
     assert loaded.tls is not None
-    assert {"prometheus.example.org"} == loaded.tls.allowed_sans
-    assert ["prometheus"] == [name for name, _ in loaded.users]
+    assert loaded.tls.allowed_sans == {"prometheus.example.org"}
+    assert [name for name, _ in loaded.users] == ["prometheus"]
 
 
 @pytest.mark.stack
@@ -53,7 +53,7 @@ def test_prometheus_accepts_its_part(page: str, tmp_path: Path) -> None:
             text=True,
             check=False,
         )
-        assert 0 == checked.returncode, checked.stderr
+        assert checked.returncode == 0, checked.stderr
 
 
 def test_every_key_is_explained(page: str) -> None:

@@ -89,7 +89,7 @@ def test_other_software_is_no_problem(torch: str | None) -> None:
     versions = {"torch": torch} if torch else {}
     environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
-    assert {} == problems(software.checks(environment, installed(**versions)))
+    assert problems(software.checks(environment, installed(**versions))) == {}
 
 
 def test_missing_packages_are_named() -> None:
@@ -110,15 +110,15 @@ def test_a_machine_without_a_gpu_is_no_problem(tmp_path: Path, place: Place) -> 
     without = replace(place, proc=tmp_path / "proc")
     version = tmp_path / "proc" / "driver" / "nvidia" / "version"
 
-    assert {} == problems(gpus.checks(without, lambda: FakeNvml(down)))
+    assert problems(gpus.checks(without, lambda: FakeNvml(down))) == {}
     version.parent.mkdir(parents=True)
     version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 20")
     checks = by_subject(gpus.checks(without, lambda: FakeNvml(down)))
-    assert "580.65.06" == checks["NVIDIA driver"].found
-    assert ("problem", True) == (
+    assert checks["NVIDIA driver"].found == "580.65.06"
+    assert (
         checks["NVML"].status,
         "reboot" in (checks["NVML"].next_step or ""),
-    )
+    ) == ("problem", True)
 
 
 def test_every_gpu_is_listed(place: Place) -> None:
@@ -126,8 +126,8 @@ def test_every_gpu_is_listed(place: Place) -> None:
     nvml = FakeNvml(lambda: [GPU, GpuFault(1, 15)], Versions("580.1", "13.580", "13.0"))
     checks = by_subject(gpus.checks(place, lambda: nvml))
 
-    assert ("ok", "H100, GPU-1") == (checks["GPU 0"].status, checks["GPU 0"].found)
-    assert ("problem", True) == (checks["GPU 1"].status, "15" in checks["GPU 1"].found)
+    assert (checks["GPU 0"].status, checks["GPU 0"].found) == ("ok", "H100, GPU-1")
+    assert (checks["GPU 1"].status, "15" in checks["GPU 1"].found) == ("problem", True)
     assert "580.1" in checks["NVML"].found
 
 
@@ -137,8 +137,8 @@ def test_a_usable_run_directory_is_in_order(place: Place) -> None:
     publish(place.run_dir, own_sample(settings_ignored={}))
     checks = by_subject(node.checks(place))
 
-    assert {} == problems(iter(checks.values()))
-    assert "1 running; runs: night" == checks["processes"].found
+    assert problems(iter(checks.values())) == {}
+    assert checks["processes"].found == "1 running; runs: night"
 
 
 def test_settings_of_running_processes_are_shown(place: Place) -> None:
@@ -165,7 +165,7 @@ def test_a_sample_that_is_not_valid_costs_only_its_settings(place: Place) -> Non
     path.write_text(json.dumps(content | {"devices": "none"}))
     checks = by_subject(node.checks(place))
 
-    assert "1 running; runs: night" == checks["processes"].found
+    assert checks["processes"].found == "1 running; runs: night"
     assert "settings in effect" not in checks
 
 
@@ -175,7 +175,7 @@ def test_a_run_directory_that_cannot_work_is_a_problem(place: Place) -> None:
     place.run_dir.chmod(0o777)
     assert "every user can remove" in problems(node.checks(place))["run directory"]
     place.run_dir.rmdir()
-    assert {} == problems(node.checks(place))
+    assert problems(node.checks(place)) == {}
     place.run_dir.write_text("")
     assert "is not a directory" in problems(node.checks(place))["run directory"]
 
@@ -186,9 +186,9 @@ def test_an_exporter_that_answers_is_in_order(exporter: Place) -> None:
     publish(exporter.run_dir, own_sample())
     checks = by_subject(servers.checks(exporter))
 
-    assert {} == problems(iter(checks.values()))
+    assert problems(iter(checks.values())) == {}
     assert checks["exporter"].found.endswith("1 processes")
-    assert "ok" == checks["clock of exporter"].status
+    assert checks["clock of exporter"].status == "ok"
 
 
 def test_an_exporter_with_another_run_directory_is_a_problem(
@@ -207,7 +207,7 @@ def test_what_the_exporter_refuses_is_a_problem(exporter: Place) -> None:
     publish(exporter.run_dir, b"{")
 
     found = until(lambda: problems(servers.checks(exporter)))
-    assert {"rejected samples": "1 malformed"} == found
+    assert found == {"rejected samples": "1 malformed"}
 
 
 def test_a_server_that_is_none_of_ours_is_a_problem(place: Place) -> None:
@@ -262,7 +262,7 @@ def test_a_prometheus_without_the_exporter_is_a_problem(
     found = problems(servers.checks(asked, get))
 
     assert words in found["Prometheus"]
-    assert "Prometheus has no alerts of torchmem" == found["alert rules"]
+    assert found["alert rules"] == "Prometheus has no alerts of torchmem"
     assert "clock of Prometheus" in found
 
 
@@ -271,9 +271,9 @@ def test_the_command_tells_by_its_exit_code(
 ) -> None:
     """The exit code is 0 without problems and 1 with one; no line is wider than the page."""
     flags = ["doctor", "--run-dir", str(exporter.run_dir)]
-    assert 0 == main([*flags, "--exporter", exporter.exporter])
+    assert main([*flags, "--exporter", exporter.exporter]) == 0
     assert max(map(len, capsys.readouterr().out.splitlines())) <= WIDTH
-    assert 1 == main([*flags, "--exporter", "http://127.0.0.1:1", "--json"])
+    assert main([*flags, "--exporter", "http://127.0.0.1:1", "--json"]) == 1
     assert "problem" in {check["status"] for check in json.loads(capsys.readouterr().out)}
 
 
@@ -283,5 +283,5 @@ def test_an_outdated_binding_is_a_problem(place: Place) -> None:
     nvml = FakeNvml(lambda: [GPU], Versions("580.1", outdated_binding=outdated))
     check = by_subject(gpus.checks(place, lambda: nvml))["pynvml"]
 
-    assert ("problem", True) == (check.status, "nvidia-ml-py3 7.352.0" in check.found)
+    assert (check.status, "nvidia-ml-py3 7.352.0" in check.found) == ("problem", True)
     assert (check.next_step or "").startswith("pip uninstall --yes nvidia-ml-py3 && pip install")

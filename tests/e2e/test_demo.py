@@ -81,7 +81,7 @@ def test_the_fragmentation_alert_reaches_the_webhook(
 
     alert = until(lambda: received(webhook, "TorchmemFragmentationHigh"), 150, 0.5)[0]
 
-    assert "warning" == alert["labels"]["severity"]
+    assert alert["labels"]["severity"] == "warning"
     assert re.search(
         r"rank \d: GPU memory is fragmented, [\d.]+GiB stranded", alert["annotations"]["summary"]
     )
@@ -102,15 +102,15 @@ def test_the_parts_of_every_gpu_add_up(monitored: tuple[Prometheus, Receiver]) -
     outside = f'{parts}{{part="outside_allocator"}}'
     # Not the newest evaluation, of which some rules may be missing.
     window = "[30s:1s] offset 5s"
-    until(lambda: 3 == len(prometheus.query(f"count_over_time(({outside}){window}) > 25")), pause=1)
+    until(lambda: len(prometheus.query(f"count_over_time(({outside}){window}) > 25")) == 3, pause=1)
 
     def usually_at_most(expression: str) -> float:
         rows = prometheus.query(f"quantile_over_time(0.9, ({expression}){window})")
         return max(float(row["value"][1]) for row in rows)
 
     lowest = prometheus.query(f"min_over_time(({parts}){window})")
-    assert 0 == min(float(row["value"][1]) for row in lowest)
-    assert 1 > usually_at_most(f"abs(sum without (part) ({parts}) - {total})")
+    assert min(float(row["value"][1]) for row in lowest) == 0
+    assert usually_at_most(f"abs(sum without (part) ({parts}) - {total})") < 1
     assert usually_at_most(outside) <= 1.1 * CONTEXT_BYTES
     others = f'{parts}{{part="other_processes"}} and on (uuid) {outside}'
     assert usually_at_most(others) <= 1.1 * CONTEXT_BYTES
@@ -133,8 +133,8 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
     assert free is not None
     assert requested is not None
     assert free > requested
-    assert 1 == then.value(f'torchmem_ooms_total{{rank="{rank}",cause="fragmentation"}}')
-    assert 2 == then.value('count(torchmem_process_state{state="running"} == 1)')
+    assert then.value(f'torchmem_ooms_total{{rank="{rank}",cause="fragmentation"}}') == 1
+    assert then.value('count(torchmem_process_state{state="running"} == 1)') == 2
     alert = until(lambda: received(webhook, "TorchmemOutOfMemory"), pause=0.5)[0]
     assert rank == alert["labels"]["rank"]
 
@@ -196,7 +196,7 @@ def test_every_query_of_the_dashboards_returns_data(monitored: tuple[Prometheus,
 
     with suppress(AssertionError):
         until(lambda: not empty(), pause=1)
-    assert [] == empty()
+    assert empty() == []
 
 
 def test_an_interrupt_ends_everything() -> None:
@@ -214,7 +214,7 @@ def test_an_interrupt_ends_everything() -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
 
-    assert 0 == process.returncode
+    assert process.returncode == 0
     assert "Traceback" not in errors
     until(lambda: not any(start_ticks(pid) for pid in started))
     assert not answers(f"http://{address}/-/healthy")
@@ -226,9 +226,9 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
     arguments = ["--ranks", "2", "--duration", "3", "--listen", address]
     done = demo(*arguments, environment={"TMPDIR": str(tmp_path)})
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert f"http://{address}/metrics" in done.stdout
-    assert [] == list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
 
 
 # The rank runs out of memory, unless the machine is so slow that the demo ends first.
@@ -251,7 +251,7 @@ def test_on_a_terminal_the_page_stays() -> None:
             process.send_signal(signal.SIGINT)
             os.close(theirs)
 
-    assert 0 == process.returncode
+    assert process.returncode == 0
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
@@ -262,6 +262,6 @@ def test_a_port_in_use_is_one_sentence() -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = demo("--listen", address)
 
-    assert 2 == done.returncode
+    assert done.returncode == 2
     assert "--listen" in done.stderr
-    assert 1 == len(done.stderr.strip().splitlines())
+    assert len(done.stderr.strip().splitlines()) == 1

@@ -253,13 +253,13 @@ def test_what_cannot_move_stays(value: Callable[[], dict[str, Any]]) -> None:
     give = OptimizerOffload(optimizer, OtherMemory())
     optimizer.state[optimizer.param_groups[0]["params"][0]]["own"] = held["tensor"]
 
-    assert 0 == give(EVERYTHING)
+    assert give(EVERYTHING) == 0
 
 
 def test_the_largest_move_first_until_enough_is_free() -> None:
     """No more is moved than was wanted."""
     module, memory = reference(), OtherMemory()
 
-    assert 8 * 8 * 4 == ModuleOffload(module, memory)(1)
+    assert ModuleOffload(module, memory)(1) == 8 * 8 * 4
     assert memory.holds(module[0].weight)
     assert not memory.holds(module[0].bias)

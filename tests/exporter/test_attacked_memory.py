@@ -95,7 +95,7 @@ def test_three_hostile_users(shared_dir: Path, tmp_path: Path) -> None:
 
     rows = [line for line in page.splitlines() if not line.startswith("#")]
     shown = [row for row in rows if row.startswith("torchmem_process_state") and '"night"' in row]
-    assert RANKS == sum('state="exited"' in row and row.endswith(" 1.0") for row in shown)
+    assert sum('state="exited"' in row and row.endswith(" 1.0") for row in shown) == RANKS
     assert '"night"' in state
     assert len(rows) < int(NODE_LIMITS["sample_limit"])
     assert len(page) < int(str(NODE_LIMITS["body_size_limit"]).removesuffix("MB")) << 20

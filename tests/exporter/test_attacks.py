@@ -35,5 +35,5 @@ def test_a_local_user_does_not_blind_the_exporter(tmp_path: Path) -> None:
         scrapes = [honest_scrape(exporter.url, PATIENCE_SECONDS)[0] for _ in range(SCRAPES)]
         peak, ended = peak_mib(exporter.popen.pid), exporter.popen.poll()
 
-    assert ([True] * SCRAPES, None) == (scrapes, ended)
+    assert (scrapes, ended) == ([True] * SCRAPES, None)
     assert peak < MAX_MIB

@@ -123,12 +123,12 @@ def test_an_outdated_binding_is_a_reason_and_memory_is_read(
     module = OldBinding(binding(node.library()), tmp_path / "pynvml.py")
     exposition = scrape(open_exporter(PyNvml(NvmlLibrary(module))))
 
-    assert 1.0 == exposition.value("nvml_up", reason="outdated_pynvml")
+    assert exposition.value("nvml_up", reason="outdated_pynvml") == 1.0
     total, used, free = (
         exposition.by("gpu", f"nvml_memory_{part}_bytes")["0"] for part in ("total", "used", "free")
     )
     assert total == used + free
-    assert {} == exposition.by("gpu", "nvml_memory_reserved_bytes")
+    assert exposition.by("gpu", "nvml_memory_reserved_bytes") == {}
 
 
 def test_an_outdated_binding_is_logged_once(

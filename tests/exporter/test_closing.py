@@ -50,7 +50,7 @@ def test_late_subscription_is_closed(open_exporter: OpenExporter) -> None:
         gate.opened.set()
         scraped.result(60)
 
-    until(lambda: [True] == [events.is_closed for events in nvml.subscriptions])
+    until(lambda: [events.is_closed for events in nvml.subscriptions] == [True])
 
 
 def test_scrape_after_the_end_calls_nothing(open_exporter: OpenExporter) -> None:
@@ -64,7 +64,7 @@ def test_scrape_after_the_end_calls_nothing(open_exporter: OpenExporter) -> None
 
     assert scrape(exporter).matching("torchmem_exporter_build_info")
     assert before == calls
-    assert (1, 1) == (calls["open"], calls["close"])
+    assert (calls["open"], calls["close"]) == (1, 1)
 
 
 class SlowDirectory(RunDirectory):
@@ -93,5 +93,5 @@ def test_gpus_are_known_while_the_run_directory_is_read(open_exporter: OpenExpor
         exposition = Exposition(known.result(60))
         collected.result(60)
 
-    assert 1.0 == exposition.value("nvml_up")
-    assert {"0"} == set(exposition.by("gpu", "nvml_memory_used_bytes"))
+    assert exposition.value("nvml_up") == 1.0
+    assert set(exposition.by("gpu", "nvml_memory_used_bytes")) == {"0"}

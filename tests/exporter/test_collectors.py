@@ -143,7 +143,7 @@ def test_facts(open_exporter: OpenExporter) -> None:
         "persistence_mode": "enabled",
         "vbios_version": "96.00",
     }.items() <= dict(gpu).items()
-    assert {"driver_version": "580", "cuda_version": "13.0"} == dict(driver)
+    assert dict(driver) == {"driver_version": "580", "cuda_version": "13.0"}
 
 
 def test_gpu_without_values_has_no_series(open_exporter: OpenExporter) -> None:
@@ -151,10 +151,12 @@ def test_gpu_without_values_has_no_series(open_exporter: OpenExporter) -> None:
     exposition = scrape(open_exporter(FakeNvml.of(FakeGpu(GpuIdentity(0, "GPU-a")))))
     served = {name for name, series in exposition.series.items() if series}
 
-    assert {"nvml_up", "nvml_gpu_up", "nvml_gpu_info"} == {
-        name for name in served if name.startswith("nvml_")
+    assert {name for name in served if name.startswith("nvml_")} == {
+        "nvml_up",
+        "nvml_gpu_up",
+        "nvml_gpu_info",
     }
-    assert {1.0} == set(exposition.by("collector", "torchmem_exporter_collector_success").values())
+    assert set(exposition.by("collector", "torchmem_exporter_collector_success").values()) == {1.0}
 
 
 def test_pcie_throughput_is_read_only_if_set(open_exporter: OpenExporter) -> None:
@@ -187,7 +189,7 @@ def test_failure_of_one_value_of_one_gpu_costs_nothing_else(
     exposition = scrape(open_exporter(broken, pcie_throughput=True))
     success = exposition.by("collector", "torchmem_exporter_collector_success")
 
-    assert 1 == sum(not ok for ok in success.values())
+    assert sum(not ok for ok in success.values()) == 1
     assert exposition.by("gpu", "nvml_gpu_up") == {"0": 1.0, "1": 1.0}
     for name in whole.series:
         assert whole.matching(name, uuid="GPU-b") == exposition.matching(name, uuid="GPU-b")

@@ -43,9 +43,9 @@ def test_once_prints_the_metrics(run_dir: Path) -> None:
     ended = run("--once", "--run-dir", str(run_dir))
     metrics = Exposition.of_text(ended.stdout)
 
-    assert 0 == ended.returncode
-    assert 1.0 == metrics.value("torchmem_process_state", state="running")
-    assert 1 == len(metrics.matching("nvml_up"))
+    assert ended.returncode == 0
+    assert metrics.value("torchmem_process_state", state="running") == 1.0
+    assert len(metrics.matching("nvml_up")) == 1
     assert "Traceback" not in ended.stderr
 
 
@@ -75,7 +75,7 @@ def test_hung_driver_does_not_delay_the_exit() -> None:
         popen.send_signal(signal.SIGTERM)
         rest = popen.communicate(timeout=60)[1]
 
-    assert (0, False) == (popen.returncode, "Traceback" in rest)
+    assert (popen.returncode, "Traceback" in rest) == (0, False)
 
 
 def test_reader_that_closes_early_is_no_error(run_dir: Path) -> None:
@@ -92,7 +92,7 @@ def test_reader_that_closes_early_is_no_error(run_dir: Path) -> None:
         popen.stdout.close()
         complaint = popen.stderr.read()
 
-    assert (0, False) == (popen.returncode, "Error" in complaint)
+    assert (popen.returncode, "Error" in complaint) == (0, False)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -106,7 +106,7 @@ def test_signal_stops_it_cleanly(run_dir: Path, number: signal.Signals) -> None:
         rest = popen.communicate(timeout=60)[1]
 
     assert re.search(r"serving http://127\.0\.0\.1:\d+/metrics", first)
-    assert 0 == popen.returncode, rest
+    assert popen.returncode == 0, rest
     assert "Traceback" not in rest
 
 
@@ -144,10 +144,10 @@ def test_hangup_reloads_the_configuration(run_dir: Path, tmp_path: Path) -> None
 
     assert "the configuration was reloaded" in on[0]
     assert "pcie_throughput in" in invalid[0]
-    assert [True, True, False] == [on[1], invalid[1], off[1]]
+    assert [on[1], invalid[1], off[1]] == [True, True, False]
     assert "restart the exporter to apply the new values of ttl_seconds" in restart
     assert "the web configuration was not reloaded: rate_limit in" in web[0]
-    assert (0, False) == (popen.returncode, "Traceback" in rest)
+    assert (popen.returncode, "Traceback" in rest) == (0, False)
 
 
 def test_waiting_passwords_do_not_disturb_the_exit(run_dir: Path, tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_waiting_passwords_do_not_disturb_the_exit(run_dir: Path, tmp_path: Path
         popen.terminate()
         rest = popen.communicate(timeout=60)[1]
 
-    assert 0 == popen.returncode, rest
+    assert popen.returncode == 0, rest
     assert "Traceback" not in rest
 
 
@@ -187,13 +187,13 @@ def test_a_stop_does_not_end_it(run_dir: Path) -> None:
             popen.send_signal(signal.SIGSTOP)
             time.sleep(1.2)  # longer than the exporter waits for a signal
             popen.send_signal(signal.SIGCONT)
-            assert 200 == status(ask(served[0], GET_HEALTHY))
+            assert status(ask(served[0], GET_HEALTHY)) == 200
         popen.send_signal(signal.SIGSTOP)
         popen.terminate()
         popen.send_signal(signal.SIGCONT)
         rest = popen.communicate(timeout=60)[1]
 
-    assert 0 == popen.returncode, rest
+    assert popen.returncode == 0, rest
 
 
 def test_further_signals_have_no_effect(run_dir: Path) -> None:
@@ -208,7 +208,7 @@ def test_further_signals_have_no_effect(run_dir: Path) -> None:
             time.sleep(0.01)
         rest = popen.stderr.read()
 
-    assert 0 == popen.returncode, rest
+    assert popen.returncode == 0, rest
     assert "Traceback" not in rest
 
 
@@ -239,7 +239,7 @@ def test_server_that_stops_by_itself_is_a_failure() -> None:
     command = [sys.executable, "-c", WITHOUT_DESCRIPTORS]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    assert 1 == ended.returncode, ended.stderr
+    assert ended.returncode == 1, ended.stderr
     assert "torchmem: The HTTP server stopped by itself" in ended.stderr
 
 
@@ -249,9 +249,9 @@ def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
         address = f"127.0.0.1:{other.getsockname()[1]}"
         ended = run("--listen", address, "--run-dir", str(run_dir))
 
-    assert 2 == ended.returncode
+    assert ended.returncode == 2
     assert ended.stderr.startswith(f"torchmem: Cannot listen on {address}")
-    assert 1 == ended.stderr.count("\n")
+    assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -318,10 +318,10 @@ def test_print_config_prints_a_configuration_file(tmp_path: Path) -> None:
     file.write_text(printed.stdout)
     settings = config.load(file, {})
 
-    assert (0, "") == (printed.returncode, printed.stderr)
-    assert (":7", 5, False, 3) == (
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert (
         settings.listen, settings.ttl_seconds, settings.pcie_throughput, settings.processes_per_gpu
-    )  # fmt: skip
+    ) == (":7", 5, False, 3)  # fmt: skip
     assert (Path("on: tape #1"), Path("none.yml")) == (settings.run_dir, settings.web_config_file)
     assert printed.stdout == run("--config", str(file), "--print-config").stdout
 
@@ -344,7 +344,7 @@ def test_invalid_number_in_a_flag_is_code_2(flag: str) -> None:
     """Numbers in flags are checked as in the file."""
     ended = run(flag, "--once")
 
-    assert (2, False) == (ended.returncode, "Traceback" in ended.stderr)
+    assert (ended.returncode, "Traceback" in ended.stderr) == (2, False)
 
 
 def test_systemd_is_notified_over_a_socket_it_passed(run_dir: Path, tmp_path: Path) -> None:
@@ -382,8 +382,8 @@ def test_systemd_is_notified_over_a_socket_it_passed(run_dir: Path, tmp_path: Pa
                 heard.add(manager.recv(99))
             popen.communicate(timeout=60)
 
-    assert (200, 0) == (answered, popen.returncode)
-    assert {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"} == heard
+    assert (answered, popen.returncode) == (200, 0)
+    assert heard == {b"READY=1", b"WATCHDOG=1", b"STOPPING=1"}
 
 
 @pytest.mark.parametrize(
@@ -408,11 +408,11 @@ def test_flag_wins_over_file_over_default(tmp_path: Path) -> None:
 
     settings = config.load(file, {"listen": ":9", "run_dir": None})
 
-    assert ((ALL_INTERFACES, 9), 5, 5.0) == (
+    assert (
         settings.address,
         settings.ttl_seconds,
         settings.scrape_deadline_seconds,
-    )
+    ) == ((ALL_INTERFACES, 9), 5, 5.0)
 
 
 @pytest.mark.parametrize("listen", ["", "localhost", "host:", "host:http", "host:99999"])
@@ -428,4 +428,4 @@ def test_invalid_address(listen: str) -> None:
 )
 def test_address_forms(listen: str, expected: tuple[str, int]) -> None:
     """Addresses can be IPv6 in brackets, host names, or a port on all interfaces."""
-    assert expected == config.load(None, {"listen": listen}).address
+    assert config.load(None, {"listen": listen}).address == expected

@@ -78,18 +78,18 @@ def test_labels_identify_the_process() -> None:
     """Ranks, run and pid are labels for relabeling, and all values are strings."""
     (group,) = groups("http://0.0.0.0:9000/metrics")
 
-    assert {
+    assert group["labels"] == {
         "__meta_torchmem_rank": "0",
         "__meta_torchmem_local_rank": "0",
         "__meta_torchmem_run": "night",
         "__meta_torchmem_pid": "77",
-    } == group["labels"]
+    }
 
 
 @pytest.mark.parametrize("state", ["exited", "oom", "killed"])
 def test_ended_process_is_no_target(state: str) -> None:
     """A process that ended is not scraped, although its final values are still exported."""
-    assert [] == groups("http://0.0.0.0:9000/metrics", state=state)
+    assert groups("http://0.0.0.0:9000/metrics", state=state) == []
 
 
 @given(
@@ -117,18 +117,18 @@ def test_no_endpoint_is_an_empty_list(url: str) -> None:
     """Without a run directory the answer is an empty list."""
     answer = httpx.get(f"{url}/sd", trust_env=False)
 
-    assert (200, "application/json", []) == (
+    assert (
         answer.status_code,
         answer.headers["content-type"],
         answer.json(),
-    )
+    ) == (200, "application/json", [])
 
 
 def test_unreadable_directory_is_an_error(url: str, run_dir: Path) -> None:
     """The answer is an error, so that Prometheus keeps its targets."""
     run_dir.write_text("a file in its place")
 
-    assert 500 == httpx.get(f"{url}/sd", trust_env=False).status_code
+    assert httpx.get(f"{url}/sd", trust_env=False).status_code == 500
 
 
 PROMETHEUS = """

@@ -59,11 +59,11 @@ def test_each_event_counts_on_its_gpu(open_exporter: OpenExporter) -> None:
 
     exposition = scrape_until(exporter, EVENTS, 1.0, uuid=A, event="double_bit_ecc_error")
 
-    assert 0.0 == before.value(XIDS, gpu="1", uuid=B, xid="79")
-    assert 2.0 == exposition.value(XIDS, gpu="1", uuid=B, xid="79")
-    assert 0.0 == exposition.value(XIDS, gpu="0", uuid=A, xid="79")
-    assert {"79": 1000.0} == exposition.by("xid", LAST)
-    assert 0.0 == exposition.value(EVENTS, uuid=B, event="double_bit_ecc_error")
+    assert before.value(XIDS, gpu="1", uuid=B, xid="79") == 0.0
+    assert exposition.value(XIDS, gpu="1", uuid=B, xid="79") == 2.0
+    assert exposition.value(XIDS, gpu="0", uuid=A, xid="79") == 0.0
+    assert exposition.by("xid", LAST) == {"79": 1000.0}
+    assert exposition.value(EVENTS, uuid=B, event="double_bit_ecc_error") == 0.0
 
 
 @pytest.fixture
@@ -86,9 +86,9 @@ def test_event_before_the_first_scrape_is_an_increase(counter: EventCounter) -> 
 
     first, second = counter.totals(2.0), counter.totals(3.0)
 
-    assert (0, 0) == (first.xids[79], first.events["fatal_poison_error"])
-    assert (1, 1) == (second.xids[79], second.events["fatal_poison_error"])
-    assert {79: 1.0} == first.xid_times
+    assert (first.xids[79], first.events["fatal_poison_error"]) == (0, 0)
+    assert (second.xids[79], second.events["fatal_poison_error"]) == (1, 1)
+    assert first.xid_times == {79: 1.0}
 
 
 @pytest.mark.parametrize("xid", [62, 143, 4711])
@@ -99,8 +99,8 @@ def test_unlisted_xid_is_zero_for_a_minute(counter: EventCounter, xid: int) -> N
 
     early, late = counter.totals(11.0), counter.totals(10.0 + UNLISTED_XID_HOLD_SECONDS)
 
-    assert (0, {xid: 10.0}) == (early.xids[xid], early.xid_times)
-    assert {xid: 1} == {code: times for code, times in late.xids.items() if times}
+    assert (early.xids[xid], early.xid_times) == (0, {xid: 10.0})
+    assert {code: times for code, times in late.xids.items() if times} == {xid: 1}
 
 
 def test_xids_are_bounded() -> None:
@@ -109,7 +109,7 @@ def test_xids_are_bounded() -> None:
     for xid in range(10 * MAX_XIDS):
         counter.add(GpuEvent(A, "xid", xid), 0.0)
 
-    assert MAX_XIDS == len(counter.totals(0.0).xids)
+    assert len(counter.totals(0.0).xids) == MAX_XIDS
 
 
 def test_gpus_without_events_have_no_series(open_exporter: OpenExporter) -> None:
@@ -118,8 +118,8 @@ def test_gpus_without_events_have_no_series(open_exporter: OpenExporter) -> None
         open_exporter(FakeNvml.of(fake_gpu(A, 0, frozenset()), fake_gpu(B, 1, frozenset({"xid"}))))
     )
 
-    assert {B} == set(exposition.by("uuid", XIDS))
-    assert {} == exposition.matching(EVENTS)
+    assert set(exposition.by("uuid", XIDS)) == {B}
+    assert exposition.matching(EVENTS) == {}
 
 
 @pytest.mark.parametrize(
@@ -151,9 +151,9 @@ def test_failed_subscription_is_repeated(open_exporter: OpenExporter) -> None:
     exporter = open_exporter(nvml)
     without, with_events = scrape(exporter), scrape(exporter)
 
-    assert 1.0 == without.value("nvml_up")
-    assert {} == without.matching(XIDS)
-    assert 0.0 == with_events.value(XIDS, uuid=A, xid="79")
+    assert without.value("nvml_up") == 1.0
+    assert without.matching(XIDS) == {}
+    assert with_events.value(XIDS, uuid=A, xid="79") == 0.0
 
 
 def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(
@@ -170,9 +170,9 @@ def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(
     fake_gpus.append(gone)
     scrape(exporter)
 
-    assert 0.0 == without.value("nvml_gpu_up", uuid=B)
-    assert 0.0 == without.value(XIDS, uuid=B, xid="79")
-    assert (1, 2) == (while_gone, len(nvml.subscriptions))
+    assert without.value("nvml_gpu_up", uuid=B) == 0.0
+    assert without.value(XIDS, uuid=B, xid="79") == 0.0
+    assert (while_gone, len(nvml.subscriptions)) == (1, 2)
     assert nvml.subscriptions[0].is_closed
 
 
@@ -191,8 +191,8 @@ def test_driver_failure_ends_the_subscription(open_exporter: OpenExporter) -> No
     scrape(exporter)
     exposition = scrape(exporter)
 
-    assert 0.0 == exposition.value("nvml_up", reason="driver_not_loaded")
-    assert 0.0 == exposition.value(XIDS, uuid=A, xid="79")
+    assert exposition.value("nvml_up", reason="driver_not_loaded") == 0.0
+    assert exposition.value(XIDS, uuid=A, xid="79") == 0.0
     until(lambda: nvml.subscriptions[0].is_closed)
 
 
@@ -204,7 +204,7 @@ def test_closing_ends_the_thread(open_exporter: OpenExporter) -> None:
     exporter.close()
     scrape(exporter)
 
-    assert [True] == [events.is_closed for events in nvml.subscriptions]
+    assert [events.is_closed for events in nvml.subscriptions] == [True]
 
 
 def test_thread_that_hangs_in_nvml_is_not_doubled(open_exporter: OpenExporter) -> None:
@@ -230,8 +230,8 @@ def test_thread_that_hangs_in_nvml_is_not_doubled(open_exporter: OpenExporter) -
     exposition = scrape(exporter)
     nvml.subscriptions[0].coming.put(GpuEvent(A, "xid", 1))
 
-    assert 1 == len(nvml.subscriptions)
-    assert 1.0 == exposition.value("nvml_gpu_up", uuid=B)
+    assert len(nvml.subscriptions) == 1
+    assert exposition.value("nvml_gpu_up", uuid=B) == 1.0
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ def test_events_have_gpu_kind_and_xid(node: FakeNode, subscribe: Subscribe) -> N
     assert events is not None
     node.change("node", **{"event.1": f"1 {XID_BIT} 79", "event.2": f"0 {DOUBLE_BIT} 0"})
 
-    assert {A: BOTH, B: BOTH} == events.kinds
+    assert events.kinds == {A: BOTH, B: BOTH}
     assert GpuEvent(B, "xid", 79) == events.wait(0.5)
     assert GpuEvent(A, "double_bit_ecc_error") == events.wait(0.5)
     assert events.wait(0.01) is None
@@ -297,7 +297,7 @@ def test_gpu_that_cannot_register_is_left_out(node: FakeNode, subscribe: Subscri
     events = subscribe()
     assert events is not None
 
-    assert {B} == set(events.kinds)
+    assert set(events.kinds) == {B}
 
 
 def test_lost_gpu_ends_the_wait(node: FakeNode, subscribe: Subscribe) -> None:

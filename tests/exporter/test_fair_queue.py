@@ -47,7 +47,7 @@ def test_one_client_waits_only_so_often() -> None:
         answers = await asyncio.gather(*greedy, return_exceptions=True)
         return sum(isinstance(answer, BusyError) for answer in answers), await other
 
-    assert (2, "answer") == asyncio.run(ask())
+    assert asyncio.run(ask()) == (2, "answer")
 
 
 def test_the_thread_rests() -> None:
@@ -73,4 +73,4 @@ def test_an_error_reaches_the_one_who_asked() -> None:
             await queue.run("a", lambda: 1 // 0)
         return await queue.run("a", lambda: "next")
 
-    assert "next" == asyncio.run(ask())
+    assert asyncio.run(ask()) == "next"

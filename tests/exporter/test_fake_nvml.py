@@ -81,8 +81,9 @@ def test_binding_reads_what_the_file_says(tmp_path: Path) -> None:
         "nvmlDeviceGetMigDeviceHandleByIndex(device, 0)": "error 6",
     }
 
-    assert expected == dict(
-        zip(expected, ask(FakeNode(tmp_path, "h100_busy"), *expected), strict=True)
+    assert (
+        dict(zip(expected, ask(FakeNode(tmp_path, "h100_busy"), *expected), strict=True))
+        == expected
     )
 
 
@@ -113,7 +114,7 @@ def test_every_function_of_the_exporter_is_nvidias() -> None:
     functions = functions_of_the_exporter()
 
     assert {"nvmlInit", "nvmlDeviceGetPowerUsage", "nvmlGpmMetricsGet"} <= functions
-    assert [] == [name for name in functions if not hasattr(pynvml, name)]
+    assert [name for name in functions if not hasattr(pynvml, name)] == []
 
 
 def test_every_function_of_the_exporter_is_in_the_fake() -> None:
@@ -122,15 +123,15 @@ def test_every_function_of_the_exporter_is_in_the_fake() -> None:
     symbols = set[str]().union(*map(symbols_of, functions_of_the_exporter()))
 
     assert {"nvmlInitWithFlags", "nvmlDeviceGetMemoryInfo_v2"} <= symbols
-    assert [] == [symbol for symbol in symbols if not hasattr(fake, symbol)]
+    assert [symbol for symbol in symbols if not hasattr(fake, symbol)] == []
 
 
 def test_missing_symbol_is_a_function_not_found(tmp_path: Path) -> None:
     """A library linked without a function looks to nvidia-ml-py like an old driver's."""
     node = FakeNode(tmp_path, "v100_old_driver")
 
-    assert ["error 13"] == ask(node, "nvmlDeviceGetMemoryInfo(device, version=nvmlMemory_v2)")
-    assert [34089730048] == ask(node, "nvmlDeviceGetMemoryInfo(device).total")
+    assert ask(node, "nvmlDeviceGetMemoryInfo(device, version=nvmlMemory_v2)") == ["error 13"]
+    assert ask(node, "nvmlDeviceGetMemoryInfo(device).total") == [34089730048]
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in NODES.glob("*.txt")))

@@ -54,4 +54,4 @@ def test_threads_may_decode_at_once(tmp_path: Path, kind: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, kind, file], capture_output=True, text=True, check=False
     )
-    assert ("0", "") == (done.stdout.strip(), done.stderr)
+    assert (done.stdout.strip(), done.stderr) == ("0", "")

@@ -29,4 +29,4 @@ def test_promtool_accepts_the_scrape(name: str) -> None:
         ["promtool", "check", "metrics"], input=golden, capture_output=True, text=True, check=False
     )
 
-    assert (0, "", "") == (checked.returncode, checked.stdout, checked.stderr)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")

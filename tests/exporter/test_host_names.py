@@ -46,9 +46,9 @@ def test_a_browser_with_the_name_of_a_site_is_refused(server: ExporterServer, pa
     """On every path, with one sentence that says what to set."""
     answer = get(server, path, "rebound.example:9847", BROWSER)
 
-    assert 403 == answer.status_code
+    assert answer.status_code == 403
     assert "allowed_hosts" in answer.text
-    assert 1 == answer.text.count("\n")
+    assert answer.text.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["accept-language", "origin", "referer", "sec-fetch-mode"])
@@ -56,14 +56,14 @@ def test_one_header_of_a_browser_is_enough(server: ExporterServer, name: str) ->
     """A page may change its user agent, but not all headers by which a browser is known."""
     headers = {**PROMETHEUS, name: ""}
 
-    assert 403 == get(server, "/metrics", "rebound.example", headers).status_code
+    assert get(server, "/metrics", "rebound.example", headers).status_code == 403
 
 
 @pytest.mark.parametrize("host", [*OWN_NAMES, "gpu.example.org"])
 def test_a_browser_with_a_known_name_is_answered(server: ExporterServer, host: str) -> None:
     """Addresses, localhost, the node's name, and the names of the setting, with any port."""
-    assert 200 == get(server, "/metrics", host, BROWSER).status_code
-    assert 200 == get(server, "/metrics", f"{host}:9847", BROWSER).status_code
+    assert get(server, "/metrics", host, BROWSER).status_code == 200
+    assert get(server, "/metrics", f"{host}:9847", BROWSER).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_browser_with_a_known_name_is_answered(server: ExporterServer, host: s
 )
 def test_scrapers_use_any_name(server: ExporterServer, host: str) -> None:
     """Prometheus scrapes by address, host name or service name, also through a local proxy."""
-    assert 200 == get(server, "/metrics", host, PROMETHEUS).status_code
+    assert get(server, "/metrics", host, PROMETHEUS).status_code == 200
 
 
 def test_a_server_on_a_network_is_open_to_all_names() -> None:

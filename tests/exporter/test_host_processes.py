@@ -83,9 +83,9 @@ def test_a_process_over_its_memory_limit_was_killed_for_host_memory(
 
         assert before.value("torchmem_host_limit_bytes") == LIMIT
         assert 0 < (before.value("torchmem_host_available_bytes") or 0) <= LIMIT
-        assert -signal.SIGKILL == popen.returncode
-        assert {"host_memory": 1, "signal": 0} == cause(scrape(exporter))
-    assert {"host_memory": 1, "signal": 0} == cause(scrape(exporter))
+        assert popen.returncode == -signal.SIGKILL
+        assert cause(scrape(exporter)) == {"host_memory": 1, "signal": 0}
+    assert cause(scrape(exporter)) == {"host_memory": 1, "signal": 0}
 
 
 def test_a_killed_process_was_killed_by_a_signal(
@@ -98,7 +98,7 @@ def test_a_killed_process_was_killed_by_a_signal(
         assert not cause(scrape(exporter))
         popen.kill()
         popen.wait()
-    assert {"host_memory": 0, "signal": 1} == cause(scrape(exporter))
+    assert cause(scrape(exporter)) == {"host_memory": 0, "signal": 1}
 
 
 def test_a_death_before_the_first_scrape_has_no_cause(
@@ -149,8 +149,8 @@ def test_a_kill_elsewhere_on_the_node_proves_nothing(
     families = list(hosts.families(dead))
 
     assert alive.sample.host is not None
-    assert (64, 20) == (alive.sample.host.limit_bytes, alive.sample.host.available_bytes)
-    assert expected == {s.labels["cause"]: s.value for f in families for s in f.samples}
+    assert (alive.sample.host.limit_bytes, alive.sample.host.available_bytes) == (64, 20)
+    assert {s.labels["cause"]: s.value for f in families for s in f.samples} == expected
 
 
 def test_a_process_that_ends_during_a_scrape_keeps_the_counts_from_before(tmp_path: Path) -> None:
@@ -171,4 +171,4 @@ def test_a_process_that_ends_during_a_scrape_keeps_the_counts_from_before(tmp_pa
     dead = hosts.update([published("killed")])
     rows = [sample for family in hosts.families(dead) for sample in family.samples]
 
-    assert {"host_memory": 1, "signal": 0} == {row.labels["cause"]: row.value for row in rows}
+    assert {row.labels["cause"]: row.value for row in rows} == {"host_memory": 1, "signal": 0}

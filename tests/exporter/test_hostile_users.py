@@ -119,9 +119,9 @@ def test_expired_users_make_room(shared_dir: Path) -> None:
         user = SUBORDINATE + number
         give(user, shared_dir / str(user), mine=encode(ended(number)))
     now = time.time()
-    assert MAX_USERS == len(directory.read(now))
+    assert len(directory.read(now)) == MAX_USERS
     path = give(VICTIM, shared_dir / str(VICTIM), mine=encode(ended(5))) / f"mine{SAMPLE_SUFFIX}"
-    assert MAX_USERS == len(directory.read(now))
+    assert len(directory.read(now)) == MAX_USERS
     assert directory.rejections["too_many"] == 1
 
     path.touch()
@@ -138,7 +138,7 @@ def test_a_live_rank_comes_before_those_that_ended(shared_dir: Path) -> None:
     for number in range(MAX_USERS):
         user = SUBORDINATE + number
         give(user, shared_dir / str(user), mine=encode(ended(number)))
-    assert MAX_USERS == len(read(directory))
+    assert len(read(directory)) == MAX_USERS
     give(os.geteuid(), shared_dir / "0", mine=encode(own_sample(process=own_process(rank=77))))
 
     assert (os.geteuid(), 77) in read(directory)
@@ -157,7 +157,7 @@ def test_each_of_very_many_users_has_a_turn(shared_dir: Path) -> None:
 
     assert all(str(VICTIM) in users for users in found)
     assert any(str(OTHER) in users for users in found)
-    assert {16} == set(map(len, found))
+    assert set(map(len, found)) == {16}
 
 
 def rename(run_dir: Path, number: int) -> None:
@@ -183,11 +183,11 @@ def test_new_names_at_every_scrape_end_after_a_while(shared_dir: Path) -> None:
         for item in shown:
             if item.uid == ATTACKER:
                 seen.update(series_ids(item.sample, item.pid))
-        assert 8 == sum(item.uid == VICTIM for item in shown)
+        assert sum(item.uid == VICTIM for item in shown) == 8
         assert "long" in {item.sample.process.run for item in shown}
 
     assert 0.9 * MAX_HOURLY_SERIES_PER_USER < len(seen) <= MAX_HOURLY_SERIES_PER_USER
-    assert 0 < directory.rejections["series_churn"]
+    assert directory.rejections["series_churn"] > 0
 
 
 def ids(first: int, count: int) -> Callable[[], SeriesIds]:
@@ -229,7 +229,7 @@ def test_users_who_come_and_go_take_no_users_budget() -> None:
             churn.end_scan(0.0)
     churn.end_scan(0.0)
 
-    assert MAX_HOURLY_SERIES == admitted
+    assert admitted == MAX_HOURLY_SERIES
     assert churn.admit("victim", "a", ids(10**8, 137), 0.0, is_live=True)
 
 
@@ -294,4 +294,4 @@ def test_refusals_of_invented_users_are_bounded() -> None:
             refusals.exceed(str(user), user, "unsafe_directory")
         refusals.end_scan(())
 
-    assert 3 * MAX_COUNTED == refusals.counts["unsafe_directory"]
+    assert refusals.counts["unsafe_directory"] == 3 * MAX_COUNTED

@@ -94,7 +94,7 @@ def node() -> Iterator[Node]:
 def exporter(open_exporter: OpenExporter, node: Node) -> Exporter:
     """An exporter that has read all GPUs."""
     exporter = open_exporter(node.nvml, deadline_seconds=30, workers=node.workers)
-    assert ALL == set(scrape(exporter).by("gpu", MEMORY))
+    assert set(scrape(exporter).by("gpu", MEMORY)) == ALL
     return exporter
 
 
@@ -114,7 +114,7 @@ def test_scrape_in_which_a_call_hangs_returns_what_was_read(exporter: Exporter, 
     exposition = late_scrape(exporter, node)
 
     assert ALL == set(exposition.by("gpu", MEMORY)) == set(exposition.by("gpu", INFO))
-    assert 0.0 == exposition.value("nvml_up", reason="timeout")
+    assert exposition.value("nvml_up", reason="timeout") == 0.0
     assert {gpu: float(gpu != "5") for gpu in ALL} == exposition.by("gpu", UP)
     success = exposition.by("collector", SUCCESS)
     assert {"utilization": 0.0, "memory": 1.0, "samples": 1.0}.items() <= success.items()
@@ -129,15 +129,15 @@ def test_following_scrapes_skip_only_that_gpu(exporter: Exporter, node: Node, ca
     later = [scrape(exporter) for _ in range(5)]
 
     for exposition in later:
-        assert ALL - {"5"} == set(exposition.by("gpu", MEMORY))
-        assert ALL - {"5"} == set(exposition.by("gpu", "nvml_power_watts"))
-        assert ALL == set(exposition.by("gpu", INFO))
+        assert set(exposition.by("gpu", MEMORY)) == ALL - {"5"}
+        assert set(exposition.by("gpu", "nvml_power_watts")) == ALL - {"5"}
+        assert set(exposition.by("gpu", INFO)) == ALL
         assert {gpu: float(gpu != "5") for gpu in ALL} == exposition.by("gpu", UP)
-        assert 1.0 == exposition.value("nvml_up")
-        assert {1.0} == set(exposition.by("collector", SUCCESS).values())
-        assert {} == exposition.matching("nvml_gpu_error_code")
-    assert 5 * 7 == node.calls["gpu"] - identified
-    until(lambda: 1 == node.threads())
+        assert exposition.value("nvml_up") == 1.0
+        assert set(exposition.by("collector", SUCCESS).values()) == {1.0}
+        assert exposition.matching("nvml_gpu_error_code") == {}
+    assert node.calls["gpu"] - identified == 5 * 7
+    until(lambda: node.threads() == 1)
 
 
 def test_each_hung_gpu_costs_one_thread(exporter: Exporter, node: Node) -> None:
@@ -147,8 +147,8 @@ def test_each_hung_gpu_costs_one_thread(exporter: Exporter, node: Node) -> None:
         late_scrape(exporter, node)
     exposition = [scrape(exporter) for _ in range(5)][-1]
 
-    until(lambda: 3 == node.threads())
-    assert ALL - {"2", "5", "6"} == set(exposition.by("gpu", MEMORY))
+    until(lambda: node.threads() == 3)
+    assert set(exposition.by("gpu", MEMORY)) == ALL - {"2", "5", "6"}
     assert dict.fromkeys(["2", "5", "6"], 0.0).items() <= exposition.by("gpu", UP).items()
 
 
@@ -159,8 +159,8 @@ def test_gpu_that_never_responded_is_skipped_too(open_exporter: OpenExporter, no
     late_scrape(exporter, node)
     exposition = scrape(exporter)
 
-    assert 0.0 == exposition.value(UP, gpu="5")
-    assert ALL - {"5"} == set(exposition.by("gpu", MEMORY))
+    assert exposition.value(UP, gpu="5") == 0.0
+    assert set(exposition.by("gpu", MEMORY)) == ALL - {"5"}
 
 
 def test_driver_that_hangs_is_left_alone(exporter: Exporter, node: Node) -> None:
@@ -171,8 +171,8 @@ def test_driver_that_hangs_is_left_alone(exporter: Exporter, node: Node) -> None
     exposition = [scrape(exporter) for _ in range(5)][-1]
 
     assert calls == node.calls
-    until(lambda: 1 == node.threads())
-    assert 0.0 == exposition.value("nvml_up", reason="timeout")
+    until(lambda: node.threads() == 1)
+    assert exposition.value("nvml_up", reason="timeout") == 0.0
     success = exposition.by("collector", SUCCESS)
     assert {"memory": 0.0, "samples": 1.0}.items() <= success.items()
 
@@ -185,7 +185,7 @@ def test_call_that_returns_ends_the_gap(exporter: Exporter, node: Node, call: Ca
     scrape(exporter)
     node.release()
 
-    assert ALL == set(scrape(exporter).by("gpu", MEMORY))
+    assert set(scrape(exporter).by("gpu", MEMORY)) == ALL
     assert dict.fromkeys(ALL, 1.0) == scrape(exporter).by("gpu", UP)
 
 
@@ -201,8 +201,8 @@ def test_late_failure_is_ignored(exporter: Exporter, node: Node, error: Exceptio
     node.release()
     node.errors.clear()
 
-    assert 1.0 == scrape(exporter).value("nvml_up")
-    assert 1 == node.calls["open"]
+    assert scrape(exporter).value("nvml_up") == 1.0
+    assert node.calls["open"] == 1
 
 
 def test_hang_and_return_are_logged_once(
@@ -222,7 +222,7 @@ def test_hang_and_return_are_logged_once(
     assert begin.startswith(
         "GPU 5 (GPU-5) did not respond to the collector utilization within the deadline"
     )
-    assert "GPU 5 (GPU-5) responds again" == end
+    assert end == "GPU 5 (GPU-5) responds again"
 
 
 def test_hung_driver_is_logged_once(
@@ -233,9 +233,12 @@ def test_hung_driver_is_logged_once(
     late_scrape(exporter, node)
     scrape(exporter)
 
-    assert 1 == sum(
-        message.startswith("NVML did not respond within the deadline")
-        for message in caplog.messages
+    assert (
+        sum(
+            message.startswith("NVML did not respond within the deadline")
+            for message in caplog.messages
+        )
+        == 1
     )
 
 
@@ -246,8 +249,8 @@ def test_closing_does_not_wait_for_a_hung_gpu(exporter: Exporter, node: Node) ->
     scrape(exporter)
     exporter.close()
 
-    assert 0 == node.calls["close"]
-    until(lambda: 1 == node.threads())
+    assert node.calls["close"] == 0
+    until(lambda: node.threads() == 1)
 
 
 def test_nvml_that_fails_is_not_shut_down_during_a_hung_call(
@@ -259,8 +262,8 @@ def test_nvml_that_fails_is_not_shut_down_during_a_hung_call(
     node.errors[COUNT] = NvmlDownError("uninitialized")
     exposition = scrape(exporter)
 
-    assert 0.0 == exposition.value("nvml_up", reason="uninitialized")
-    assert 0 == node.calls["close"]
+    assert exposition.value("nvml_up", reason="uninitialized") == 0.0
+    assert node.calls["close"] == 0
 
 
 def test_closing_blames_no_gpu_for_the_deadline(
@@ -275,4 +278,4 @@ def test_closing_blames_no_gpu_for_the_deadline(
         exporter.close()
         exposition.result(60)
 
-    assert [] == [message for message in caplog.messages if "deadline" in message]
+    assert [message for message in caplog.messages if "deadline" in message] == []

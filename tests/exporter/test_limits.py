@@ -81,7 +81,7 @@ def test_slow_head_is_cut_off(open_server: Open, start: bytes) -> None:
     with connect(open_server(head_seconds=0.2).url) as client:
         client.sendall(start)
 
-        assert b"" == everything(client)
+        assert everything(client) == b""
 
 
 def test_slow_head_on_a_used_connection_is_cut_off(open_server: Open) -> None:
@@ -90,7 +90,7 @@ def test_slow_head_on_a_used_connection_is_cut_off(open_server: Open) -> None:
         client.sendall(GET_HEALTHY)
         client.sendall(b"G")
 
-        assert 1 == everything(client).count(b"HTTP/1.1 ")
+        assert everything(client).count(b"HTTP/1.1 ") == 1
 
 
 def test_idle_connection_is_closed(open_server: Open) -> None:
@@ -166,7 +166,7 @@ def test_only_get_and_head_without_a_body(
         server.url, request_line + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n" + headers
     )
 
-    assert expected == status(answer)
+    assert status(answer) == expected
     assert is_served(server)
 
 
@@ -177,7 +177,7 @@ def test_head_has_no_body(open_server: Open) -> None:
     ).partition(b"\r\n\r\n")
 
     assert b"content-length: " in head.lower()
-    assert b"" == body
+    assert body == b""
 
 
 def test_malformed_body(open_server: Open) -> None:
@@ -187,14 +187,14 @@ def test_malformed_body(open_server: Open) -> None:
         server.url, b"GET /metrics HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nx\r\n"
     )
 
-    assert (b"", True) == (answer, is_served(server))
+    assert (answer, is_served(server)) == (b"", True)
 
 
 def test_a_client_of_http_1_0_gets_one_answer(open_server: Open) -> None:
     """The answer ends with the connection."""
     answer = ask(open_server().url, b"GET /-/healthy HTTP/1.0\r\n\r\n")
 
-    assert 1 == answer.count(b"HTTP/1.1 200")
+    assert answer.count(b"HTTP/1.1 200") == 1
     assert b"connection: close" in answer.lower()
 
 
@@ -267,8 +267,8 @@ def test_a_body_that_many_receive_counts_once() -> None:
         gate.set()
         answers = [everything(client) for client in clients]
 
-    assert [200, 200] == list(map(status, asked))
-    assert 1 == collector.runs
+    assert list(map(status, asked)) == [200, 200]
+    assert collector.runs == 1
     assert all(len(answer) > 4 << 20 for answer in answers)
 
 
@@ -278,9 +278,9 @@ def test_one_party_does_not_take_all_the_time_to_send() -> None:
     connections = Connections(limits, lambda: None, lambda _: asyncio.Protocol())
     greedy = [connections.delay("greedy", 1 << 20) for _ in range(4)]
 
-    assert 0.0 == greedy[0]
+    assert greedy[0] == 0.0
     assert 1.9 < greedy[3] <= 3.0
-    assert 0.0 == connections.delay("other", 1 << 20)
+    assert connections.delay("other", 1 << 20) == 0.0
 
 
 def begin_to_read(server: ExporterServer) -> socket.socket:
@@ -296,7 +296,7 @@ def test_many_requests_at_once_on_one_connection(open_server: Open) -> None:
     """Pipelined requests are answered in order."""
     answer = ask(open_server().url, GET_METRICS * 50 + GET)
 
-    assert 51 == answer.count(b"HTTP/1.1 200 OK")
+    assert answer.count(b"HTTP/1.1 200 OK") == 51
 
 
 def test_one_client_cannot_take_all_concurrent_scrapes(open_server: Open) -> None:
@@ -312,7 +312,7 @@ def test_one_client_cannot_take_all_concurrent_scrapes(open_server: Open) -> Non
         )
         other.sendall(GET_METRICS.replace(b"\r\n\r\n", CLOSE))
 
-        assert 200 == status(everything(other))
+        assert status(everything(other)) == 200
 
 
 def connect_from(address: str, server: ExporterServer) -> socket.socket:
@@ -336,7 +336,7 @@ def test_clients_with_many_connections_do_not_keep_others_out(clients: int) -> N
         received = other.recv(4096)  # now the scrape starts
         gate.set()
 
-        assert 2 == (received + everything(other)).count(b"HTTP/1.1 200 OK")
+        assert (received + everything(other)).count(b"HTTP/1.1 200 OK") == 2
 
 
 @needs_root
@@ -358,7 +358,7 @@ def test_a_user_of_this_machine_does_not_keep_others_out(reads: bool) -> None:
         received = other.recv(4096)  # now the scrape starts
         gate.set()
 
-        assert 2 == (received + everything(other)).count(b"HTTP/1.1 200 OK")
+        assert (received + everything(other)).count(b"HTTP/1.1 200 OK") == 2
 
 
 def connect_as(user: int, address: str, server: ExporterServer) -> socket.socket:
@@ -385,4 +385,4 @@ def test_limits_do_not_disconnect_a_busy_client(open_server: Open) -> None:
                 received += client.recv(4096)
         client.sendall(GET)
 
-        assert 200 == status(everything(client))
+        assert status(everything(client)) == 200

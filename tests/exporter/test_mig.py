@@ -69,16 +69,16 @@ def test_instances_beside_their_gpu(open_exporter: OpenExporter, tmp_path: Path)
         for part in ("total", "used", "free", "reserved")
     }
 
-    assert {"0": 1.0, "1": 0.0} == exposition.by("gpu", "nvml_mig_enabled")
+    assert exposition.by("gpu", "nvml_mig_enabled") == {"0": 1.0, "1": 0.0}
     assert memory == {
         part: dict.fromkeys(("1", "5"), gib * float(GIB))
         for part, gib in (("total", 10), ("used", 2), ("free", 7), ("reserved", 1))
     }
     assert dict.fromkeys("01", 80.0 * GIB) == exposition.by("gpu", "nvml_memory_total_bytes")
-    assert {("1", "0", MIG_A), ("1", "1", MIG_B), ("5", "0", MIG_C)} == {
+    assert {
         (labels["gpu_instance"], labels["compute_instance"], labels["mig_uuid"])
         for labels in map(dict, exposition.matching("nvml_mig_info", gpu="0", profile="1g.10gb"))
-    }
+    } == {("1", "0", MIG_A), ("1", "1", MIG_B), ("5", "0", MIG_C)}
 
 
 def test_reconfiguration_between_two_scrapes(open_exporter: OpenExporter, tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ def test_reconfiguration_between_two_scrapes(open_exporter: OpenExporter, tmp_pa
     node.change("mig 0/2", UUID=MIG_C)
     exposition = scrape(exporter)
 
-    assert {"5"} == set(exposition.by("gpu_instance", "nvml_mig_memory_total_bytes"))
-    assert {MIG_C} == set(exposition.by("mig_uuid", "nvml_mig_info"))
+    assert set(exposition.by("gpu_instance", "nvml_mig_memory_total_bytes")) == {"5"}
+    assert set(exposition.by("mig_uuid", "nvml_mig_info")) == {MIG_C}
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,8 @@ def test_instance_that_is_removed_while_it_is_read(
     node.change("mig 0/1", **{name: "invalid_argument", "nvmlDeviceGetMemoryInfo": "#2"})
     exposition = scrape(open_exporter(node.nvml()))
 
-    assert {"5"} == set(exposition.by("gpu_instance", "nvml_mig_memory_total_bytes"))
-    assert 1.0 == exposition.value("nvml_gpu_up", gpu="0")
+    assert set(exposition.by("gpu_instance", "nvml_mig_memory_total_bytes")) == {"5"}
+    assert exposition.value("nvml_gpu_up", gpu="0") == 1.0
 
 
 def test_processes_of_all_instances(open_exporter: OpenExporter, tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_processes_of_all_instances(open_exporter: OpenExporter, tmp_path: Path)
     exposition = scrape(open_exporter(node.nvml()))
     memory = "nvml_process_memory_bytes"
 
-    assert {"501": 1.0 * GIB, "502": 1.0 * GIB} == exposition.by("pid", memory, gpu="0")
-    assert {"101": 2.0 * GIB} == exposition.by("pid", memory, gpu="1")
+    assert exposition.by("pid", memory, gpu="0") == {"501": 1.0 * GIB, "502": 1.0 * GIB}
+    assert exposition.by("pid", memory, gpu="1") == {"101": 2.0 * GIB}
 
 
 def test_process_on_two_instances_is_added_up(open_exporter: OpenExporter, tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_process_on_two_instances_is_added_up(open_exporter: OpenExporter, tmp_p
     node.change("mig 0/2", ComputeRunningProcesses=f"501:{GIB}")
     exposition = scrape(open_exporter(node.nvml()))
 
-    assert {"501": 2.0 * GIB} == exposition.by("pid", "nvml_process_memory_bytes", gpu="0")
-    assert 1.0 == exposition.value("nvml_processes", gpu="0")
+    assert exposition.by("pid", "nvml_process_memory_bytes", gpu="0") == {"501": 2.0 * GIB}
+    assert exposition.value("nvml_processes", gpu="0") == 1.0
 
 
 def test_one_list_without_permission_hides_all(open_exporter: OpenExporter, tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_one_list_without_permission_hides_all(open_exporter: OpenExporter, tmp_
     node.change("mig 0/2", nvmlDeviceGetComputeRunningProcesses_v3="no_permission")
     exposition = scrape(open_exporter(node.nvml()))
 
-    assert {} == exposition.matching("nvml_processes", gpu="0")
-    assert {} == exposition.matching("nvml_unattributed_memory_bytes", gpu="0")
+    assert exposition.matching("nvml_processes", gpu="0") == {}
+    assert exposition.matching("nvml_unattributed_memory_bytes", gpu="0") == {}
 
 
 def sliced(
@@ -175,8 +175,8 @@ def test_rank_on_an_instance_is_joined(
     gpu = sliced(*rows, instances=((MIG_A, 1), (MIG_B, 2)))
     exposition = scrape(open_exporter(FakeNvml.of(gpu)))
 
-    assert 700.0 == exposition.value(OUTSIDE, gpu="3", uuid=name, pid=str(os.getpid()))
-    assert {"3"} == set(exposition.by("gpu", RESERVED))
+    assert exposition.value(OUTSIDE, gpu="3", uuid=name, pid=str(os.getpid())) == 700.0
+    assert set(exposition.by("gpu", RESERVED)) == {"3"}
 
 
 def test_index_is_kept_while_the_gpu_is_lost(open_exporter: OpenExporter, run_dir: Path) -> None:
@@ -189,7 +189,7 @@ def test_index_is_kept_while_the_gpu_is_lost(open_exporter: OpenExporter, run_di
     after = scrape(exporter)
 
     assert before.series[RESERVED].keys() == after.series[RESERVED].keys()
-    assert {"3"} == set(after.by("gpu", RESERVED))
+    assert set(after.by("gpu", RESERVED)) == {"3"}
 
 
 def test_rank_on_an_unknown_instance_is_not_joined(
@@ -201,5 +201,5 @@ def test_rank_on_an_unknown_instance_is_not_joined(
         open_exporter(FakeNvml.of(sliced(ProcessMemory(os.getpid(), 70 * GIB, MIG_A))))
     )
 
-    assert {} == exposition.matching(OUTSIDE)
-    assert {""} == set(exposition.by("gpu", RESERVED))
+    assert exposition.matching(OUTSIDE) == {}
+    assert set(exposition.by("gpu", RESERVED)) == {""}

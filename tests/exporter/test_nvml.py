@@ -112,7 +112,7 @@ def test_list_that_grew_is_read_again() -> None:
 )
 def test_text_of_older_bindings(value: object, expected: str | None) -> None:
     """Older versions of nvidia-ml-py return text as bytes."""
-    assert expected == text(value)
+    assert text(value) == expected
 
 
 def test_missing_binding_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,10 +148,10 @@ def test_unavailable_value_is_absent_and_logged_once(
 
     exposition = scrape(exporter)
 
-    assert {} == exposition.matching("nvml_power_watts")
+    assert exposition.matching("nvml_power_watts") == {}
     assert dict.fromkeys(GPUS, 1.0) == exposition.by("gpu", "nvml_gpu_up")
-    assert 1.0 == exposition.value("torchmem_exporter_collector_success", collector="power")
-    assert 1 == sum(POWER in message for message in caplog.messages)
+    assert exposition.value("torchmem_exporter_collector_success", collector="power") == 1.0
+    assert sum(POWER in message for message in caplog.messages) == 1
 
 
 def test_unexpected_code_costs_one_value(open_exporter: OpenExporter, node: FakeNode) -> None:
@@ -160,13 +160,13 @@ def test_unexpected_code_costs_one_value(open_exporter: OpenExporter, node: Fake
     exposition = scrape(open_exporter(node.nvml()))
 
     assert dict.fromkeys(GPUS, 1.0) == exposition.by("gpu", "nvml_gpu_up")
-    assert set(GPUS) - {"0"} == gpus_of(exposition, "nvml_power_watts")
-    assert set(GPUS) == set(exposition.by("gpu", "nvml_temperature_celsius", sensor="gpu"))
-    assert {"power"} == {
+    assert gpus_of(exposition, "nvml_power_watts") == set(GPUS) - {"0"}
+    assert set(exposition.by("gpu", "nvml_temperature_celsius", sensor="gpu")) == set(GPUS)
+    assert {
         name
         for name, ok in exposition.by("collector", "torchmem_exporter_collector_success").items()
         if not ok
-    }
+    } == {"power"}
 
 
 def test_implausible_processes_are_left_out(open_exporter: OpenExporter, node: FakeNode) -> None:
@@ -176,7 +176,7 @@ def test_implausible_processes_are_left_out(open_exporter: OpenExporter, node: F
 
     exposition = scrape(open_exporter(node.nvml()))
 
-    assert {"7": 5.0} == exposition.by("pid", "nvml_process_memory_bytes", gpu="3")
+    assert exposition.by("pid", "nvml_process_memory_bytes", gpu="3") == {"7": 5.0}
 
 
 @pytest.mark.parametrize(
@@ -199,9 +199,9 @@ def test_nvml_that_is_down_has_a_reason(
 
     exposition = scrape(open_exporter(node.nvml()))
 
-    assert 0.0 == exposition.value("nvml_up", reason=reason)
-    assert 0.0 == exposition.value("torchmem_exporter_collector_success", collector="gpu")
-    assert 1.0 == exposition.value("torchmem_exporter_collector_success", collector="samples")
+    assert exposition.value("nvml_up", reason=reason) == 0.0
+    assert exposition.value("torchmem_exporter_collector_success", collector="gpu") == 0.0
+    assert exposition.value("torchmem_exporter_collector_success", collector="samples") == 1.0
 
 
 def test_unexpected_exception_is_a_reason(open_exporter: OpenExporter) -> None:
@@ -212,7 +212,7 @@ def test_unexpected_exception_is_a_reason(open_exporter: OpenExporter) -> None:
 
     exposition = scrape(open_exporter(FakeNvml(fail)))
 
-    assert 0.0 == exposition.value("nvml_up", reason="unexpected_error")
+    assert exposition.value("nvml_up", reason="unexpected_error") == 0.0
 
 
 def test_absent_library_is_retried_with_growing_pauses() -> None:
@@ -235,8 +235,8 @@ def test_absent_library_is_retried_with_growing_pauses() -> None:
     is_down[0] = False
     now[0] += 3600
 
-    assert 6 == attempts[0]
-    assert 1 == len(driver.list_gpus().present)
+    assert attempts[0] == 6
+    assert len(driver.list_gpus().present) == 1
 
 
 def test_one_lost_gpu_of_eight(open_exporter: OpenExporter, node: FakeNode) -> None:
@@ -248,11 +248,11 @@ def test_one_lost_gpu_of_eight(open_exporter: OpenExporter, node: FakeNode) -> N
     exposition = scrape(exporter)
 
     assert {gpu: float(gpu != "3") for gpu in GPUS} == exposition.by("gpu", "nvml_gpu_up")
-    assert GPU_IS_LOST == exposition.value("nvml_gpu_error_code", gpu="3", uuid=uuid)
-    assert {"3"} == gpus_of(exposition, "nvml_gpu_error_code")
-    assert 1 == len(exposition.matching("nvml_gpu_info", gpu="3", uuid=uuid))
-    assert [set(GPUS) - {"3"}] * 4 == [gpus_of(exposition, name) for name in PER_GPU]
-    assert 1.0 == exposition.value("nvml_up")
+    assert exposition.value("nvml_gpu_error_code", gpu="3", uuid=uuid) == GPU_IS_LOST
+    assert gpus_of(exposition, "nvml_gpu_error_code") == {"3"}
+    assert len(exposition.matching("nvml_gpu_info", gpu="3", uuid=uuid)) == 1
+    assert [gpus_of(exposition, name) for name in PER_GPU] == [set(GPUS) - {"3"}] * 4
+    assert exposition.value("nvml_up") == 1.0
 
 
 def test_loss_and_return_are_logged_once(
@@ -269,10 +269,10 @@ def test_loss_and_return_are_logged_once(
     for _ in range(2):
         scrape(exporter)
 
-    assert [
+    assert [message for message in caplog.messages if uuid in message] == [
         f"GPU 3 ({uuid}) is lost: NVML return code 15",
         f"GPU 3 ({uuid}) responds again",
-    ] == [message for message in caplog.messages if uuid in message]
+    ]
 
 
 def test_gpu_lost_before_the_exporter_started(open_exporter: OpenExporter, node: FakeNode) -> None:
@@ -281,8 +281,8 @@ def test_gpu_lost_before_the_exporter_started(open_exporter: OpenExporter, node:
 
     exposition = scrape(open_exporter(node.nvml()))
 
-    assert 0.0 == exposition.value("nvml_gpu_up", gpu="3")
-    assert 7 == sum(exposition.by("gpu", "nvml_gpu_up").values())
+    assert exposition.value("nvml_gpu_up", gpu="3") == 0.0
+    assert sum(exposition.by("gpu", "nvml_gpu_up").values()) == 7
 
 
 def test_gpu_lost_in_the_middle_of_a_reading(open_exporter: OpenExporter, node: FakeNode) -> None:
@@ -291,10 +291,10 @@ def test_gpu_lost_in_the_middle_of_a_reading(open_exporter: OpenExporter, node: 
 
     exposition = scrape(open_exporter(node.nvml()))
 
-    assert 0.0 == exposition.value("nvml_gpu_up", gpu="3")
+    assert exposition.value("nvml_gpu_up", gpu="3") == 0.0
     assert "3" in gpus_of(exposition, "nvml_memory_used_bytes")
     assert "3" not in gpus_of(exposition, "nvml_power_watts")
-    assert 7 == node.calls(POWER)
+    assert node.calls(POWER) == 7
 
 
 def test_gpu_that_vanished_from_the_list_is_remembered() -> None:
@@ -306,7 +306,7 @@ def test_gpu_that_vanished_from_the_list_is_remembered() -> None:
 
     gpus = driver.list_gpus()
 
-    assert {("3", "GPU-3"): 6} == gpus.lost
+    assert gpus.lost == {("3", "GPU-3"): 6}
     assert ("3", "GPU-4") in {gpu.labels for gpu in gpus.present}
 
 
@@ -326,7 +326,7 @@ def test_gpu_that_is_gone_is_not_found(node: FakeNode) -> None:
     gpu = nvml.gpu(0)
     assert isinstance(gpu, GpuIdentity)
 
-    assert [None, 6] == [nvml.fault(gpu.uuid), nvml.fault("GPU-unknown")]
+    assert [nvml.fault(gpu.uuid), nvml.fault("GPU-unknown")] == [None, 6]
 
 
 def test_power_of_each_gpu_is_its_own(node: FakeNode) -> None:
@@ -336,12 +336,12 @@ def test_power_of_each_gpu_is_its_own(node: FakeNode) -> None:
     gpus = [nvml.gpu(index) for index in range(2)]
     values = [nvml.read(Power, gpu.uuid) for gpu in gpus if isinstance(gpu, GpuIdentity)]
 
-    assert [690.0, 685.679] == [value.watts for value in values if value]
+    assert [value.watts for value in values if value] == [690.0, 685.679]
 
 
 def test_node_without_gpus(open_exporter: OpenExporter, tmp_path: Path) -> None:
     """Zero GPUs are not a failure."""
     exposition = scrape(open_exporter(FakeNode(tmp_path / "node", "zero_gpus").nvml()))
 
-    assert 1.0 == exposition.value("nvml_up")
-    assert {} == exposition.matching("nvml_gpu_up")
+    assert exposition.value("nvml_up") == 1.0
+    assert exposition.matching("nvml_gpu_up") == {}

@@ -91,7 +91,7 @@ def test_code_costs_one_value_or_one_gpu(node: FakeNode, scrape_node: Scrape, co
         node.write(f"{text}\n[gpu 0]\n{function} = #{CODES[code]}\n")
         exposition = scrape_node()
 
-        assert {"": 1.0} == exposition.by("reason", "nvml_up"), function
+        assert exposition.by("reason", "nvml_up") == {"": 1.0}, function
         assert before == series_of(exposition, "1"), function
         is_up = function in OPTIONAL and (code not in LOST or "Event" in function)
         assert float(is_up) == exposition.value("nvml_gpu_up", gpu="0"), function
@@ -107,8 +107,8 @@ def test_code_of_a_function_of_the_system_costs_one_value(
         node.write(f"{text}\n[node]\n{function} = #{CODES[code]}\n")
         exposition = scrape_node()
 
-        assert {"": 1.0} == exposition.by("reason", "nvml_up"), function
-        assert {"0": 1.0, "1": 1.0} == exposition.by("gpu", "nvml_gpu_up"), function
+        assert exposition.by("reason", "nvml_up") == {"": 1.0}, function
+        assert exposition.by("gpu", "nvml_gpu_up") == {"0": 1.0, "1": 1.0}, function
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_text_that_is_not_utf_8_is_escaped(node: FakeNode, scrape_node: Scrape, 
     node.change("node" if key.startswith("System") else "gpu 0", **{key: "a\udcff\udcfeb"})
     exposition = scrape_node()
 
-    assert {"": 1.0} == exposition.by("reason", "nvml_up")
-    assert {"0": 1.0, "1": 1.0} == exposition.by("gpu", "nvml_gpu_up")
+    assert exposition.by("reason", "nvml_up") == {"": 1.0}
+    assert exposition.by("gpu", "nvml_gpu_up") == {"0": 1.0, "1": 1.0}
     assert before == series_of(exposition, "1")
     texts = {
         text for series in exposition.series.values() for labels in series for _, text in labels
@@ -148,7 +148,7 @@ def test_garbage_is_absent(node: FakeNode, scrape_node: Scrape, number: int) -> 
 
     assert fields
     assert {"PowerUsage", "MemoryInfo", "NumFans", "Temperature"} <= keys.keys()
-    assert {"": 1.0} == exposition.by("reason", "nvml_up")
+    assert exposition.by("reason", "nvml_up") == {"": 1.0}
     assert before == series_of(exposition, "1")
     for name, _, value in series_of(exposition, "0"):
         limits = [limit for unit, limit in LIMITS.items() if name.endswith(unit)]

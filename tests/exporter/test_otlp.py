@@ -57,13 +57,6 @@ def test_the_gpus_have_the_names_of_the_conventions(
     metrics = received.metrics()
 
     assert {
-        "hw.energy": ("J", 9.87654321e6),
-        "hw.fan.speed_ratio": None,
-        "hw.gpu.memory.limit": ("By", 85520809984.0),
-        "hw.gpu.memory.usage": ("By", 66378006528.0),
-        "hw.gpu.memory.utilization": ("1", 66378006528.0 / 85520809984.0),
-        "hw.power": ("W", 690.0),
-    } == {
         name: (metrics[name].unit, received.values(name, "hw.id")[UUID])
         if name in metrics
         else None
@@ -75,6 +68,13 @@ def test_the_gpus_have_the_names_of_the_conventions(
             "hw.gpu.memory.utilization",
             "hw.power",
         )
+    } == {
+        "hw.energy": ("J", 9.87654321e6),
+        "hw.fan.speed_ratio": None,
+        "hw.gpu.memory.limit": ("By", 85520809984.0),
+        "hw.gpu.memory.usage": ("By", 66378006528.0),
+        "hw.gpu.memory.utilization": ("1", 66378006528.0 / 85520809984.0),
+        "hw.power": ("W", 690.0),
     }
     first = {
         "hw.id": UUID,
@@ -106,7 +106,7 @@ def test_the_gpus_have_the_names_of_the_conventions(
         for (name, labels), value in received.series().items()
         if ("hw.name", "GPU 0") in labels
     }.items()
-    assert {"corrected", "uncorrected"} == received.values("hw.errors", "error.type").keys()
+    assert received.values("hw.errors", "error.type").keys() == {"corrected", "uncorrected"}
     assert metrics["hw.energy"].sum.is_monotonic
     assert not metrics["hw.gpu.memory.usage"].sum.is_monotonic
 
@@ -116,9 +116,9 @@ def test_the_resource_is_the_node(from_node: tuple[Received, dict[str, Any]]) ->
     received, _ = from_node
     attributes = received.resource
 
-    assert "torchmem" == attributes["service.name"]
+    assert attributes["service.name"] == "torchmem"
     assert attributes["service.instance.id"] == attributes["host.name"]
-    assert "gpu-7" == attributes["k8s.node.name"]
+    assert attributes["k8s.node.name"] == "gpu-7"
 
 
 def test_counters_of_a_rank_start_with_its_process(
@@ -182,7 +182,7 @@ def test_without_the_extra(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert 2 == done.returncode
+    assert done.returncode == 2
     assert "pip install 'torchmem[otlp]'" in done.stderr.splitlines()[-1]
 
 
@@ -198,5 +198,5 @@ def test_an_outage_of_the_collector_is_logged_at_its_ends(tmp_path: Path) -> Non
             until(lambda: "sent by OTLP again" in process.messages)
             lines = [line for line in process.messages.splitlines() if "OTLP" in line]
 
-    assert ["WARNING", "INFO"] == [line.split()[2] for line in lines]
+    assert [line.split()[2] for line in lines] == ["WARNING", "INFO"]
     assert "403" in lines[0]

@@ -109,8 +109,8 @@ def test_it_is_the_difference(run_dir: Path, scrape_with: ScrapeWith) -> None:
     exposition = scrape_with(h100(UUID, 4, own_row(RESERVED + 700 * MIB)))
 
     labels = {"gpu": "4", "uuid": UUID, "rank": "0", "pid": str(os.getpid()), "run": "night"}
-    assert 700.0 * MIB == exposition.value(OUTSIDE, **labels)
-    assert READ_AT == exposition.value(MOMENT, **labels)
+    assert exposition.value(OUTSIDE, **labels) == 700.0 * MIB
+    assert exposition.value(MOMENT, **labels) == READ_AT
     assert (
         exposition.series[OUTSIDE].keys()
         == exposition.series["torchmem_reserved_peak_bytes"].keys()
@@ -125,7 +125,7 @@ def test_process_on_several_gpus_is_joined_on_each(run_dir: Path, scrape_with: S
         h100(UUID, 0, own_row(RESERVED + 1)), h100(OTHER, 1, own_row(RESERVED + 2))
     )
 
-    assert {UUID: 1.0, OTHER: 2.0} == exposition.by("uuid", OUTSIDE)
+    assert exposition.by("uuid", OUTSIDE) == {UUID: 1.0, OTHER: 2.0}
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_no_difference_without_nvml(
 
     exposition = scrape_with(*fake_gpus)
 
-    assert {} == exposition.matching(OUTSIDE)
-    assert 1.0 == exposition.value("torchmem_process_state", state="running")
+    assert exposition.matching(OUTSIDE) == {}
+    assert exposition.value("torchmem_process_state", state="running") == 1.0
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_no_difference_for_an_uncertain_sample(
     """A sample that may describe another process or moment than NVML is not joined."""
     publish(run_dir, sample, f"x{SAMPLE_SUFFIX}")
 
-    assert {} == scrape_with(h100(UUID, 0, own_row(70 * GIB))).matching(OUTSIDE)
+    assert scrape_with(h100(UUID, 0, own_row(70 * GIB))).matching(OUTSIDE) == {}
 
 
 def test_no_difference_in_another_pid_namespace(open_exporter: OpenExporter, run_dir: Path) -> None:
@@ -204,9 +204,9 @@ def test_no_difference_in_another_pid_namespace(open_exporter: OpenExporter, run
         open_exporter(FakeNvml(lambda: [h100(UUID, 0, own_row(70 * GIB))], namespace=1))
     )
 
-    assert {} == exposition.matching(OUTSIDE)
-    assert {} == exposition.matching("nvml_process_info")
-    assert 1 == len(exposition.matching("nvml_process_memory_bytes"))
+    assert exposition.matching(OUTSIDE) == {}
+    assert exposition.matching("nvml_process_info") == {}
+    assert len(exposition.matching("nvml_process_memory_bytes")) == 1
 
 
 @dataclass
@@ -351,8 +351,8 @@ def test_the_value_is_held_while_a_neighbor_allocates() -> None:
 def test_a_steady_rank_needs_no_free_memory_of_the_driver() -> None:
     """Where NVML reports no free memory, two scrapes in which nothing changed give the value."""
     gpu = SharedGpu(has_free=False, others=GIB)
-    assert {} == gpu.scrape()
-    assert {} == gpu.scrape()
+    assert gpu.scrape() == {}
+    assert gpu.scrape() == {}
     gpu.read()
     assert gpu.shown() == gpu.scrape()
 
@@ -371,10 +371,10 @@ def test_another_process_starts_without_a_value() -> None:
     gpu.scrape()
     gpu.allocate(GIB)
     gpu.incarnation += 1
-    assert {} == gpu.scrape()
+    assert gpu.scrape() == {}
 
     gpu.incarnation -= 1
-    assert {} == gpu.scrape()
+    assert gpu.scrape() == {}
 
 
 def test_a_value_does_not_outlive_its_process() -> None:
@@ -383,8 +383,8 @@ def test_a_value_does_not_outlive_its_process() -> None:
     gpu.scrape()
     gpu.allocate(GIB)
 
-    assert {} == gpu.scrape(is_alive=False)
-    assert {} == gpu.scrape()
+    assert gpu.scrape(is_alive=False) == {}
+    assert gpu.scrape() == {}
 
 
 def test_the_start_outlives_a_gap() -> None:
@@ -401,7 +401,7 @@ def test_the_start_outlives_a_gap() -> None:
     gpu.scrape(is_alive=False)
     gpu.read()
     gpu.scrape()
-    assert None is gpu.start
+    assert gpu.start is None
 
 
 def test_the_start_is_kept_while_libraries_take_memory() -> None:
@@ -450,7 +450,7 @@ def test_an_unseen_start_is_absent(others: int) -> None:
         gpu.scrape()
 
     assert gpu.shown() == gpu.scrape()
-    assert None is gpu.start
+    assert gpu.start is None
 
 
 def test_another_rank_has_another_start() -> None:
@@ -465,7 +465,7 @@ def test_another_rank_has_another_start() -> None:
     gpu.incarnation += 1
     gpu.allocate(GIB)
     gpu.scrape()
-    assert None is gpu.start
+    assert gpu.start is None
 
 
 # Sizes of the neighbors are not multiples of the rank's, so that no sum of both is 0 by chance.
@@ -550,4 +550,4 @@ def test_a_list_belongs_to_the_free_memory_before_and_after(tmp_path: Path) -> N
     moving = Processes.read(Allocating(library, node))
     assert moving
     assert moving.memory == still.memory
-    assert {} == moving.free
+    assert moving.free == {}

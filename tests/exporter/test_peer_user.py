@@ -112,7 +112,7 @@ def test_the_table_shows_what_sock_diag_does(tmp_path: Path) -> None:
         ends = client.getsockname(), client.getpeername()
         assert os.geteuid() == diagnosed_owner(*ends)
         assert [os.geteuid()] == list(listed_owners(*ends, PROC))
-        assert [] == list(listed_owners(*ends, tmp_path))
+        assert list(listed_owners(*ends, tmp_path)) == []
 
 
 @pytest.mark.parametrize(

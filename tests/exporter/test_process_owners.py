@@ -38,7 +38,7 @@ def test_all_labels(proc: Path) -> None:
     """Name, user and job are labels; command line and environment are not read."""
     labels = ProcessOwners(proc, lambda uid: {1000: "ada"}[uid]).labels(7)
 
-    assert {"name": "python", "uid": "1000", "user": "ada", "slurm_job_id": "42"} == labels
+    assert labels == {"name": "python", "uid": "1000", "user": "ada", "slurm_job_id": "42"}
 
 
 def test_real_process() -> None:
@@ -56,22 +56,22 @@ def test_process_that_ends_has_no_labels(proc: Path, missing: str) -> None:
     """A process that ends while it is read has no labels instead of some of them."""
     (proc / "7" / missing).unlink()
 
-    assert {} == ProcessOwners(proc).labels(7)
-    assert {} == ProcessOwners(proc).labels(8)
+    assert ProcessOwners(proc).labels(7) == {}
+    assert ProcessOwners(proc).labels(8) == {}
 
 
 def test_unreadable_control_groups_leave_the_other_labels(proc: Path) -> None:
     """Name and user ID remain when the cgroup file cannot be read."""
     (proc / "7" / "cgroup").unlink()
 
-    assert {"name": "python", "uid": "1000"} == ProcessOwners(proc, lambda uid: None).labels(7)
+    assert ProcessOwners(proc, lambda uid: None).labels(7) == {"name": "python", "uid": "1000"}
 
 
 def test_name_with_control_characters(proc: Path) -> None:
     """A process can choose any name; its label has no control characters."""
     (proc / "7" / "comm").write_bytes(b'a"\\\xff\x01b\n')
 
-    assert 'a"\\��b' == ProcessOwners(proc).labels(7)["name"]
+    assert ProcessOwners(proc).labels(7)["name"] == 'a"\\��b'
 
 
 def test_user_database_that_hangs(proc: Path) -> None:
@@ -88,8 +88,8 @@ def test_user_database_that_hangs(proc: Path) -> None:
     answer.set()
 
     assert "user" not in {*first, *second}
-    assert "ada" == until(lambda: owners.labels(7).get("user"))
-    assert [1000] == asked
+    assert until(lambda: owners.labels(7).get("user")) == "ada"
+    assert asked == [1000]
 
 
 def test_container_is_detected_by_its_marker_files(tmp_path: Path) -> None:
@@ -154,9 +154,10 @@ def test_container_is_detected_by_its_marker_files(tmp_path: Path) -> None:
 )
 def test_labels_by_control_group(path: str, expected: dict[str, str]) -> None:
     """Container, pod and job come from the path, in cgroup version 2 and version 1."""
-    assert expected == cgroup_labels(f"0::{path}\n")
-    assert expected == cgroup_labels(
-        f"12:devices:{path}\n3:cpu,cpuacct:/\n1:name=systemd:{path}\n0::/\n"
+    assert cgroup_labels(f"0::{path}\n") == expected
+    assert (
+        cgroup_labels(f"12:devices:{path}\n3:cpu,cpuacct:/\n1:name=systemd:{path}\n0::/\n")
+        == expected
     )
 
 

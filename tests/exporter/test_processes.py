@@ -55,8 +55,8 @@ def test_largest_have_series_and_the_others_a_sum(open_exporter: OpenExporter) -
     ]
     exposition = scrape_gpus(open_exporter, fake_gpu(*rows), processes_per_gpu=3)
 
-    assert {"12": 300.0, "14": 100.0, "15": 90.0, "other": 12.0} == exposition.by("pid", MEMORY_OF)
-    assert 5.0 == exposition.value("nvml_processes", gpu="0")
+    assert exposition.by("pid", MEMORY_OF) == {"12": 300.0, "14": 100.0, "15": 90.0, "other": 12.0}
+    assert exposition.value("nvml_processes", gpu="0") == 5.0
 
 
 used_bytes = st.lists(st.none() | st.integers(0, TOTAL), max_size=12)
@@ -83,15 +83,15 @@ def test_series_of_a_node_are_bounded(open_exporter: OpenExporter) -> None:
     fake_gpus = [fake_gpu(*rows, index=index) for index in range(4)]
     exposition = scrape_gpus(open_exporter, *fake_gpus, processes_per_gpu=10**6)
 
-    assert MAX_PROCESSES_PER_NODE + 4 == len(exposition.matching(MEMORY_OF))
+    assert len(exposition.matching(MEMORY_OF)) == MAX_PROCESSES_PER_NODE + 4
 
 
 def test_idle_gpu_has_no_processes(open_exporter: OpenExporter) -> None:
     """An empty list means 0 processes; an unavailable list has no series."""
     exposition = scrape_gpus(open_exporter, fake_gpu(index=0), FakeGpu(GpuIdentity(1, "GPU-b")))
 
-    assert {"0": 0.0} == exposition.by("gpu", "nvml_processes")
-    assert {} == exposition.matching(MEMORY_OF)
+    assert exposition.by("gpu", "nvml_processes") == {"0": 0.0}
+    assert exposition.matching(MEMORY_OF) == {}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_unattributed_memory(
     open_exporter: OpenExporter, gpu: FakeGpu, expected: float | None
 ) -> None:
     """Used bytes minus those of processes; absent unless all are known, never negative."""
-    assert expected == scrape_gpus(open_exporter, gpu).value("nvml_unattributed_memory_bytes")
+    assert scrape_gpus(open_exporter, gpu).value("nvml_unattributed_memory_bytes") == expected
 
 
 def test_utilization_by_process(open_exporter: OpenExporter) -> None:
@@ -133,8 +133,8 @@ def test_utilization_by_process(open_exporter: OpenExporter) -> None:
     gpu = fake_gpu(*rows, utilization=used)
     exposition = scrape_gpus(open_exporter, gpu, processes_per_gpu=2)
 
-    assert {"11": 0.8} == exposition.by("pid", "nvml_process_utilization_ratio", engine="sm")
-    assert {"11": 0.4} == exposition.by("pid", "nvml_process_utilization_ratio", engine="memory")
+    assert exposition.by("pid", "nvml_process_utilization_ratio", engine="sm") == {"11": 0.8}
+    assert exposition.by("pid", "nvml_process_utilization_ratio", engine="memory") == {"11": 0.4}
 
 
 def test_process_on_several_gpus_is_shown_on_each(open_exporter: OpenExporter) -> None:
@@ -144,8 +144,8 @@ def test_process_on_several_gpus_is_shown_on_each(open_exporter: OpenExporter) -
         open_exporter, fake_gpu(ProcessMemory(pid, 5)), fake_gpu(ProcessMemory(pid, 7), index=1)
     )
 
-    assert {"0": 5.0, "1": 7.0} == exposition.by("gpu", MEMORY_OF, pid=str(pid))
-    assert {"0", "1"} == set(exposition.by("gpu", INFO, pid=str(pid)))
+    assert exposition.by("gpu", MEMORY_OF, pid=str(pid)) == {"0": 5.0, "1": 7.0}
+    assert set(exposition.by("gpu", INFO, pid=str(pid))) == {"0", "1"}
 
 
 def facts(exposition: Exposition) -> dict[str, str]:
@@ -197,8 +197,8 @@ def test_vanished_process_has_memory_but_no_facts(open_exporter: OpenExporter) -
     """A process that NVML still lists has memory; its owner is unknown."""
     exposition = scrape_gpus(open_exporter, fake_gpu(ProcessMemory(1 << 22, 5)))
 
-    assert {str(1 << 22): 5.0} == exposition.by("pid", MEMORY_OF)
-    assert {} == exposition.matching(INFO)
+    assert exposition.by("pid", MEMORY_OF) == {str(1 << 22): 5.0}
+    assert exposition.matching(INFO) == {}
 
 
 OWNERS = {
@@ -215,7 +215,7 @@ def test_facts_come_from_the_kernel(open_exporter: OpenExporter) -> None:
         dict(labels) for labels in exposition.matching("nvml_process_info", pid=str(os.getpid()))
     ]
 
-    assert [{"gpu", "uuid", "pid", "name", "uid"}] == [
-        set(labels) - {"user", *OWNERS} for labels in facts
+    assert [set(labels) - {"user", *OWNERS} for labels in facts] == [
+        {"gpu", "uuid", "pid", "name", "uid"}
     ]
     assert str(os.getuid()) == facts[0]["uid"]

@@ -128,9 +128,9 @@ def test_an_impossible_value_is_left_out_and_counted_once(
     for _ in range(3):
         shown = scrape(exporter)
 
-    assert 1 == shown.value("torchmem_exporter_impossible_values_total", reason=reason)
-    assert 1 == len(shown.matching("torchmem_steps_total"))
-    assert 2 == len(shown.matching("torchmem_reserved_bytes"))
+    assert shown.value("torchmem_exporter_impossible_values_total", reason=reason) == 1
+    assert len(shown.matching("torchmem_steps_total")) == 1
+    assert len(shown.matching("torchmem_reserved_bytes")) == 2
 
 
 @pytest.mark.parametrize("kind", INVALID)
@@ -147,7 +147,7 @@ def test_invalid_file_is_rejected_and_counted_once(
         metrics = scrape(exporter)
 
     assert dict.fromkeys(REASONS, 0.0) | {reason: 1.0} == metrics.by("reason", REJECTED)
-    assert 1.0 == metrics.value("torchmem_process_state", rank="0", state="running")
+    assert metrics.value("torchmem_process_state", rank="0", state="running") == 1.0
 
 
 def test_every_reason_starts_at_zero(open_exporter: OpenExporter) -> None:
@@ -164,7 +164,7 @@ def test_new_version_of_an_invalid_file_counts_again(
         publish(run_dir, content)
         metrics = scrape(exporter)
 
-    assert 2.0 == metrics.value(REJECTED, reason="malformed")
+    assert metrics.value(REJECTED, reason="malformed") == 2.0
 
 
 def test_repaired_file_is_exported(open_exporter: OpenExporter, run_dir: Path) -> None:
@@ -174,7 +174,7 @@ def test_repaired_file_is_exported(open_exporter: OpenExporter, run_dir: Path) -
     scrape(exporter)
     publish(run_dir, own_sample(), NAME)
 
-    assert 1.0 == scrape(exporter).value("torchmem_process_state", state="running")
+    assert scrape(exporter).value("torchmem_process_state", state="running") == 1.0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving files to another user needs root")
@@ -184,8 +184,8 @@ def test_file_of_another_user_is_rejected(open_exporter: OpenExporter, run_dir: 
 
     metrics = scrape(open_exporter())
 
-    assert 1.0 == metrics.value(REJECTED, reason="foreign_owner")
-    assert {} == metrics.matching("torchmem_process_state")
+    assert metrics.value(REJECTED, reason="foreign_owner") == 1.0
+    assert metrics.matching("torchmem_process_state") == {}
 
 
 def test_a_user_has_a_budget_of_files_and_series(run_dir: Path) -> None:
@@ -196,7 +196,7 @@ def test_a_user_has_a_budget_of_files_and_series(run_dir: Path) -> None:
     for _ in range(2):
         published = directory.read(time.time())
 
-    assert MAX_FILES_PER_USER + 3 == len(published) + directory.rejections["over_budget"]
+    assert len(published) + directory.rejections["over_budget"] == MAX_FILES_PER_USER + 3
     series = sum(page_cost(item.sample)[0] for item in published)
     assert 0.99 * MAX_SERIES_PER_USER < series <= MAX_SERIES_PER_USER
 
@@ -208,8 +208,8 @@ def test_old_files_of_a_restarting_job_are_no_junk(run_dir: Path) -> None:
         publish(run_dir, ended, f"{rank}{SAMPLE_SUFFIX}")
     directory = RunDirectory(run_dir, ttl_seconds=900)
 
-    assert [] == directory.read(time.time() + 1000)
-    assert 0 == sum(directory.rejections.values())
+    assert directory.read(time.time() + 1000) == []
+    assert sum(directory.rejections.values()) == 0
 
 
 def test_two_files_with_the_same_identity_give_one_process(
@@ -224,8 +224,8 @@ def test_two_files_with_the_same_identity_give_one_process(
 
     metrics = scrape(open_exporter())
 
-    assert 11.0 == metrics.value("torchmem_steps_total", rank="0")
-    assert 1.0 == metrics.value(REJECTED, reason="duplicate")
+    assert metrics.value("torchmem_steps_total", rank="0") == 11.0
+    assert metrics.value(REJECTED, reason="duplicate") == 1.0
 
 
 @given(st.permutations([(4026530001, 100), (4026530002, 200), (4026530003, 200)]))
@@ -259,14 +259,14 @@ def test_devices_without_uuid_are_exported_once(open_exporter: OpenExporter, run
     device = replace(own_sample().devices[0], uuid=None)
     publish(run_dir, own_sample(devices=(device, replace(device, index=1))))
 
-    assert 1 == len(scrape(open_exporter()).matching("torchmem_reserved_bytes", pool="large"))
+    assert len(scrape(open_exporter()).matching("torchmem_reserved_bytes", pool="large")) == 1
 
 
 def test_text_is_shortened_and_made_printable() -> None:
     """Control characters in a label cannot reach a terminal or a log."""
     decoded = decode(encode(own_sample(process=own_process(run="a\n\x1b[31m\x00b" + "c" * 1000))))
 
-    assert "a�" + "�[31m�b" == decoded.process.run[:9]
+    assert decoded.process.run[:9] == "a�" + "�[31m�b"
     assert 195 < len(decoded.process.run.encode()) <= MAX_TEXT
 
 
@@ -274,7 +274,7 @@ def test_text_is_bounded_in_bytes() -> None:
     """A label takes at most MAX_TEXT bytes of the page, and is cut between two characters."""
     decoded = decode(encode(own_sample(process=own_process(run="😀" * 1000))))
 
-    assert "😀" * (MAX_TEXT // 4) == decoded.process.run
+    assert decoded.process.run == "😀" * (MAX_TEXT // 4)
 
 
 def test_a_file_from_the_future_expires(run_dir: Path) -> None:
@@ -289,8 +289,8 @@ def test_a_file_from_the_future_expires(run_dir: Path) -> None:
 
     assert now == item.sample.timestamp
     assert now == item.sample.devices[0].stats_timestamp
-    assert 1 == len(directory.read(now + 899))
-    assert [] == directory.read(now + 901)
+    assert len(directory.read(now + 899)) == 1
+    assert directory.read(now + 901) == []
 
 
 def test_files_of_the_previous_release_are_read(run_dir: Path) -> None:
@@ -298,8 +298,8 @@ def test_files_of_the_previous_release_are_read(run_dir: Path) -> None:
     path = publish_as_before(run_dir, own_sample(ended="exited"), f"1-2-3{SAMPLE_SUFFIX}")
     directory = RunDirectory(run_dir, ttl_seconds=900)
 
-    assert ["exited"] == [item.state for item in directory.read(time.time())]
-    assert [] == directory.read(time.time() + 1000)
+    assert [item.state for item in directory.read(time.time())] == ["exited"]
+    assert directory.read(time.time() + 1000) == []
     assert not path.exists()
 
 
@@ -310,7 +310,7 @@ def test_room_of_the_run_directory(open_exporter: OpenExporter, run_dir: Path) -
     prefix = "torchmem_exporter_run_directory"
 
     assert room.f_blocks * room.f_frsize == metrics.value(f"{prefix}_size_bytes")
-    assert 0 < (metrics.value(f"{prefix}_free_bytes") or 0)
+    assert (metrics.value(f"{prefix}_free_bytes") or 0) > 0
     assert room.f_files == (metrics.value(f"{prefix}_inodes") or 0)
 
 
@@ -415,5 +415,5 @@ def test_any_value_in_a_sample_leaves_the_exposition_valid(
 
     metrics = scrape(exporter)
 
-    assert 1.0 == metrics.value("torchmem_exporter_collector_success", collector="samples")
-    assert 1.0 == metrics.value("torchmem_process_state", rank="7", state="running")
+    assert metrics.value("torchmem_exporter_collector_success", collector="samples") == 1.0
+    assert metrics.value("torchmem_process_state", rank="7", state="running") == 1.0

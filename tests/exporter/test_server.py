@@ -110,7 +110,7 @@ def test_both_formats_have_the_same_series(client: httpx.Client) -> None:
         text_metrics.series["torchmem_reserved_bytes"]
         == openmetrics_metrics.series["torchmem_reserved_bytes"]
     )
-    assert 1.0 == text_metrics.value("torchmem_process_state", state="running")
+    assert text_metrics.value("torchmem_process_state", state="running") == 1.0
 
 
 @pytest.mark.parametrize(("accepted", "encoding"), [("gzip", "gzip"), ("identity", None)])
@@ -179,7 +179,7 @@ def test_openmetrics_ends_with_eof(client: httpx.Client, encoding: str) -> None:
     )
 
     assert answer.text.endswith("\n# EOF\n")
-    assert "Accept, Accept-Encoding" == answer.headers["vary"]
+    assert answer.headers["vary"] == "Accept, Accept-Encoding"
     assert len(answer.content) > 1000
 
 
@@ -197,7 +197,7 @@ def test_promtool_accepts_the_metrics(client: httpx.Client) -> None:
         check=False,
     )
 
-    assert (0, "", "") == (lint.returncode, lint.stdout, lint.stderr)
+    assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
 
 
 @pytest.fixture
@@ -213,7 +213,7 @@ def test_landing_page(plain: httpx.Client) -> None:
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]
     paths = ("/metrics", "/sd", "/-/healthy", "/-/ready")
-    assert [200] * 4 == [plain.get(path).status_code for path in paths]
+    assert [plain.get(path).status_code for path in paths] == [200] * 4
     assert all(f'href="{path}"' in answer.text for path in paths)
     assert "://" not in answer.text
 
@@ -231,10 +231,10 @@ def test_unknown_path_is_plain_text(client: httpx.Client) -> None:
     """An unknown path is 404 in plain text."""
     answer = client.get("/metric")
 
-    assert (404, "text/plain; charset=utf-8") == (
+    assert (
         answer.status_code,
         answer.headers["content-type"],
-    )
+    ) == (404, "text/plain; charset=utf-8")
 
 
 def test_ready_after_the_first_collection(open_client: Open) -> None:
@@ -245,8 +245,8 @@ def test_ready_after_the_first_collection(open_client: Open) -> None:
     alive = client.get("/-/healthy").status_code
     collector.gate.set()
 
-    assert (503, 200) == (before, alive)
-    assert 200 == until(lambda: client.get("/-/ready").status_code == 200 and 200)
+    assert (before, alive) == (503, 200)
+    assert until(lambda: client.get("/-/ready").status_code == 200 and 200) == 200
 
 
 def test_simultaneous_scrapes_share_one_collection(open_client: Open) -> None:
@@ -265,9 +265,9 @@ def test_simultaneous_scrapes_share_one_collection(open_client: Open) -> None:
     for thread in threads:
         thread.join(60)
 
-    assert 1 == collector.runs
-    assert {200, 503} == set(statuses)
-    assert MAX_CONCURRENT_SCRAPES_PER_CLIENT == statuses.count(200)
+    assert collector.runs == 1
+    assert set(statuses) == {200, 503}
+    assert statuses.count(200) == MAX_CONCURRENT_SCRAPES_PER_CLIENT
 
 
 class Slow(EmptyCollector):
@@ -296,7 +296,7 @@ def test_a_party_rests_between_its_collections() -> None:
     asyncio.run(scrape())
     ends, begins = [end for _, end in collector.times], [begin for begin, _ in collector.times]
 
-    assert 3 == len(begins)
+    assert len(begins) == 3
     assert all(begin - end >= 0.19 for begin, end in zip(begins[1:], ends[:-1], strict=True))
 
 
@@ -336,8 +336,8 @@ def test_scrape_with_a_short_timeout_gets_known_metrics(open_client: Open) -> No
         waited = patient.getresponse().read()
 
     assert "known_so_far" in hurried
-    assert b"" == waited
-    assert 1 == collector.runs
+    assert waited == b""
+    assert collector.runs == 1
 
 
 def test_scrape_with_a_short_timeout_and_a_slow_driver(
@@ -356,11 +356,11 @@ def test_scrape_with_a_short_timeout_and_a_slow_driver(
     gate.set()
     early, whole = Exposition.of_text(hurried), Exposition.of_text(client.get("/metrics").text)
 
-    assert (0.0, 1.0) == (
+    assert (
         early.value("nvml_up", reason="timeout"),
         early.value("torchmem_process_state", state="running"),
-    )
-    assert 1.0 == whole.value("nvml_up")
+    ) == (0.0, 1.0)
+    assert whole.value("nvml_up") == 1.0
 
 
 def test_taken_port_is_one_sentence(
@@ -429,5 +429,5 @@ def test_connection_that_arrives_while_the_server_stops(*, connects_first: bool)
         asyncio.run(stop_while_a_client_connects(problems, connects_first=connects_first))
         gc.collect()
 
-    assert [] == problems
-    assert [] == [str(warning.message) for warning in warned]
+    assert problems == []
+    assert [str(warning.message) for warning in warned] == []

@@ -16,4 +16,4 @@ def test_nothing_grows(root: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.exporter_soak", *flags]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
-    assert 0 == ended.returncode, ended.stdout + ended.stderr
+    assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -73,7 +73,7 @@ def test_state_of_a_process(
     """Its own ending counts first, then liveness or its file's age if hidden, then an OOM."""
     sample = own_sample(ended=ended, oom_pending=oom_pending)
 
-    assert expected == process_state(sample, ProcessStatus(alive, 1), sample.timestamp + age, age)
+    assert process_state(sample, ProcessStatus(alive, 1), sample.timestamp + age, age) == expected
 
 
 @pytest.mark.parametrize(
@@ -95,9 +95,9 @@ def test_live_process_without_steps_has_stalled(
         sample, steps=replace(sample.steps, last_timestamp=then), stall_after_seconds=stall_after
     )
 
-    assert expected == process_state(stepped, ProcessStatus(alive=True, pid=1), sample.timestamp, 0)
-    assert "killed" == process_state(
-        stepped, ProcessStatus(alive=False, pid=1), sample.timestamp, 0
+    assert process_state(stepped, ProcessStatus(alive=True, pid=1), sample.timestamp, 0) == expected
+    assert (
+        process_state(stepped, ProcessStatus(alive=False, pid=1), sample.timestamp, 0) == "killed"
     )
 
 
@@ -114,9 +114,9 @@ def test_sigkilled_process_keeps_its_last_values(
         popen.wait()
         after = scrape(exporter)
 
-    assert 1.0 == before.value("torchmem_process_state", state="running")
-    assert 1.0 == after.value("torchmem_process_state", state=expected)
-    assert 0.0 == after.value("torchmem_process_state", state="running")
+    assert before.value("torchmem_process_state", state="running") == 1.0
+    assert after.value("torchmem_process_state", state=expected) == 1.0
+    assert after.value("torchmem_process_state", state="running") == 0.0
     assert before.series["torchmem_reserved_bytes"] == after.series["torchmem_reserved_bytes"]
 
 
@@ -126,16 +126,16 @@ def test_zombie_has_ended(run_dir: Path) -> None:
         publish(run_dir, own_sample(process=process))
         popen.send_signal(signal.SIGKILL)
 
-        assert ["killed"] == until(
-            lambda: states(RunDirectory(run_dir)) == ["killed"] and ["killed"]
-        )
+        assert until(lambda: states(RunDirectory(run_dir)) == ["killed"] and ["killed"]) == [
+            "killed"
+        ]
 
 
 def test_reused_pid_is_another_process(run_dir: Path) -> None:
     """A process with the same pid and another start time is not the rank."""
     publish(run_dir, own_sample(process=own_process(start_ticks=1)))
 
-    assert ["killed"] == states(RunDirectory(run_dir))
+    assert states(RunDirectory(run_dir)) == ["killed"]
 
 
 def test_exporter_before_and_after_training(open_exporter: OpenExporter, run_dir: Path) -> None:
@@ -144,9 +144,9 @@ def test_exporter_before_and_after_training(open_exporter: OpenExporter, run_dir
     empty = scrape(early)
     publish(run_dir, own_sample())
 
-    assert 1.0 == empty.value("torchmem_exporter_collector_success", collector="samples")
-    assert {} == empty.matching("torchmem_process_state")
-    assert 1.0 == scrape(early).value("torchmem_process_state", state="running")
+    assert empty.value("torchmem_exporter_collector_success", collector="samples") == 1.0
+    assert empty.matching("torchmem_process_state") == {}
+    assert scrape(early).value("torchmem_process_state", state="running") == 1.0
     assert (
         scrape(early).series["torchmem_alloc_retries_total"]
         == (scrape(open_exporter()).series["torchmem_alloc_retries_total"])
@@ -161,8 +161,8 @@ def test_unreadable_directory_fails_only_its_collector(
 
     metrics = scrape(open_exporter())
 
-    assert 0.0 == metrics.value("torchmem_exporter_collector_success", collector="samples")
-    assert 1.0 == metrics.value("nvml_up")
+    assert metrics.value("torchmem_exporter_collector_success", collector="samples") == 0.0
+    assert metrics.value("nvml_up") == 1.0
 
 
 def test_final_values_expire(run_dir: Path) -> None:
@@ -170,8 +170,8 @@ def test_final_values_expire(run_dir: Path) -> None:
     path = publish(run_dir, own_sample(ended="exited"))
     directory, written = RunDirectory(run_dir, ttl_seconds=900), path.stat().st_mtime
 
-    assert ["exited"] == states(directory, written + 899)
-    assert [] == states(directory, written + 901)
+    assert states(directory, written + 899) == ["exited"]
+    assert states(directory, written + 901) == []
     assert path.exists()
 
 
@@ -180,21 +180,21 @@ def test_time_to_live_of_a_silent_process_starts_when_it_is_killed(run_dir: Path
     with child() as (popen, process):
         path = publish(run_dir, own_sample(process=process))
         directory, written = RunDirectory(run_dir, ttl_seconds=900), path.stat().st_mtime
-        assert ["running"] == states(directory, written + 3600)
+        assert states(directory, written + 3600) == ["running"]
         popen.kill()
         popen.wait()
 
-        assert ["killed"] == states(directory, written + 3700)
-        assert [] == states(directory, written + 3600 + 901)
+        assert states(directory, written + 3700) == ["killed"]
+        assert states(directory, written + 3600 + 901) == []
 
 
 def test_live_process_never_expires(run_dir: Path) -> None:
     """A silent process stays; the sample's timestamp shows the age of its values."""
     path = publish(run_dir, own_sample())
 
-    assert ["running"] == states(
-        RunDirectory(run_dir, ttl_seconds=900), path.stat().st_mtime + 10**6
-    )
+    assert states(RunDirectory(run_dir, ttl_seconds=900), path.stat().st_mtime + 10**6) == [
+        "running"
+    ]
 
 
 def fake_proc(root: Path, own: int, processes: Mapping[int, tuple[int, int, int]]) -> Path:
@@ -247,7 +247,7 @@ def test_real_pid_namespace(root: Path, run_dir: Path) -> None:
             lambda: [item for item in directory.read(time.time()) if item.state == "killed"]
         )[0]
 
-    assert (1, "running", True) == (alive.sample.process.pid, alive.state, alive.attributed)
+    assert (alive.sample.process.pid, alive.state, alive.attributed) == (1, "running", True)
     assert alive.pid not in {1, popen.pid}
     assert alive.pid == dead.pid
 
@@ -319,5 +319,5 @@ def test_live_process_replaces_an_ended_one_with_the_same_labels(
 
     metrics = scrape(open_exporter())
 
-    assert 3.0 == metrics.value("torchmem_steps_total")
-    assert 1.0 == metrics.value("torchmem_process_state", state="running")
+    assert metrics.value("torchmem_steps_total") == 3.0
+    assert metrics.value("torchmem_process_state", state="running") == 1.0

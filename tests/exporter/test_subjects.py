@@ -81,7 +81,7 @@ def test_unavailable_values_are_absent(gpu: GpuUnderTest) -> None:
         Repairs
     )
     assert PcieThroughput(Traffic()) == gpu.read(PcieThroughput)
-    assert [None] * 5 == [gpu.read(kind) for kind in (MemoryInfo, Bar1, Mig, Gpm, Processes)]
+    assert [gpu.read(kind) for kind in (MemoryInfo, Bar1, Mig, Gpm, Processes)] == [None] * 5
 
 
 def without_unknown(clocks: Clocks | None) -> Clocks:
@@ -147,7 +147,7 @@ def test_older_driver_reports_no_reserved_memory(
     gpu.set(MemoryInfo="80 1 77 2", nvmlDeviceGetMemoryInfo_v2=code)
 
     assert MemoryInfo(80, 3, 77, None) == gpu.read(MemoryInfo)
-    assert [] == caplog.messages
+    assert caplog.messages == []
 
 
 def test_value_that_no_version_returns_is_logged(
@@ -159,8 +159,8 @@ def test_value_that_no_version_returns_is_logged(
         gpu.set(**{function: "function_not_found"})
     caplog.clear()
 
-    assert [None, None] == [gpu.read(MemoryInfo), gpu.read(MemoryInfo)]
-    assert ["nvmlDeviceGetMemoryInfo returns no value: NVML return code 13"] == caplog.messages
+    assert [gpu.read(MemoryInfo), gpu.read(MemoryInfo)] == [None, None]
+    assert caplog.messages == ["nvmlDeviceGetMemoryInfo returns no value: NVML return code 13"]
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_driver_without_field_values(gpu: GpuUnderTest) -> None:
     temperatures = gpu.read(Temperatures)
     assert temperatures
 
-    assert {"gpu": 61, "memory": None} == temperatures.sensors
+    assert temperatures.sensors == {"gpu": 61, "memory": None}
 
 
 def test_older_driver_has_the_older_temperature_function(gpu: GpuUnderTest) -> None:
@@ -245,7 +245,7 @@ def test_older_driver_has_the_older_temperature_function(gpu: GpuUnderTest) -> N
     temperatures = gpu.read(Temperatures)
     assert temperatures
 
-    assert 61 == temperatures.sensors["gpu"]
+    assert temperatures.sensors["gpu"] == 61
 
 
 def test_clocks(gpu: GpuUnderTest) -> None:
@@ -259,12 +259,12 @@ def test_clocks(gpu: GpuUnderTest) -> None:
     clocks = gpu.read(Clocks)
     assert clocks
 
-    assert {"graphics": 1.98e9, "sm": 1.755e9, "memory": 2.619e9, "video": None} == clocks.hertz
-    assert 1.545e9 == clocks.max_hertz["video"]
+    assert clocks.hertz == {"graphics": 1.98e9, "sm": 1.755e9, "memory": 2.619e9, "video": None}
+    assert clocks.max_hertz["video"] == 1.545e9
     active = {reason for reason, is_active in clocks.throttle.items() if is_active}
-    assert {"sw_power_cap", "hw_thermal_slowdown"} == active
-    assert 9 == len(clocks.throttle)
-    assert 2 == clocks.performance_state
+    assert active == {"sw_power_cap", "hw_thermal_slowdown"}
+    assert len(clocks.throttle) == 9
+    assert clocks.performance_state == 2
 
 
 def test_older_driver_calls_event_reasons_throttle_reasons(gpu: GpuUnderTest) -> None:
@@ -347,7 +347,7 @@ def test_errors_of_a_link_that_goes_down_are_kept(linked: GpuUnderTest) -> None:
     assert before
     assert down
     assert forgotten
-    assert LINK_ERRORS == before.errors
+    assert before.errors == LINK_ERRORS
     first = {(0, "replay"): 100, (0, "recovery"): 100}
     assert {**LINK_ERRORS, **first} == down.errors
     assert first == forgotten.errors
@@ -368,7 +368,7 @@ def test_links_are_counted_without_their_field(gpu: GpuUnderTest) -> None:
     nvlink = gpu.read(NvLink)
     assert nvlink
 
-    assert {0: True, 1: True} == nvlink.up
+    assert nvlink.up == {0: True, 1: True}
 
 
 def test_ecc(gpu: GpuUnderTest) -> None:
@@ -390,8 +390,8 @@ def test_remapped_rows(gpu: GpuUnderTest) -> None:
     repairs = gpu.read(Repairs)
     assert repairs
 
-    assert {"correctable": 5, "uncorrectable": 2} == repairs.remapped_rows
-    assert (True, False) == (repairs.remap_pending, repairs.remap_failed)
+    assert repairs.remapped_rows == {"correctable": 5, "uncorrectable": 2}
+    assert (repairs.remap_pending, repairs.remap_failed) == (True, False)
 
 
 def test_retired_pages(gpu: GpuUnderTest) -> None:
@@ -434,7 +434,7 @@ def test_processes_of_all_kinds_are_listed_once(
     )
 
     assert [ProcessMemory(7, 9), ProcessMemory(8, 3), ProcessMemory(9, 1)] == listed(gpu)
-    assert [] == [message for message in caplog.messages if "RunningProcesses" in message]
+    assert [message for message in caplog.messages if "RunningProcesses" in message] == []
 
 
 def test_unavailable_bytes_are_unknown(gpu: GpuUnderTest) -> None:
@@ -473,7 +473,7 @@ def test_no_samples_are_no_utilization(gpu: GpuUnderTest, code: str) -> None:
     """A GPU without samples is up and has processes."""
     gpu.set(ComputeRunningProcesses="7:1", ProcessUtilization=code)
 
-    assert {} == utilization(gpu)
+    assert utilization(gpu) == {}
 
 
 GPM = {2: 90, 3: 45, 5: 60, 10: 30, 20: 1, 21: 2, 60: 3, 61: 4}
@@ -507,7 +507,7 @@ def windows(gpu: GpuUnderTest) -> list[tuple[int, int]]:
 
 def test_gpm_means_are_in_base_units(hopper: GpuUnderTest) -> None:
     """The first reading has no window; percentages become ratios, and MiB/s bytes per second."""
-    assert [None, MEANS] == [means_after(hopper, 0), means_after(hopper, 15)]
+    assert [means_after(hopper, 0), means_after(hopper, 15)] == [None, MEANS]
 
 
 def test_gpm_windows_follow_one_another(hopper: GpuUnderTest) -> None:
@@ -515,8 +515,8 @@ def test_gpm_windows_follow_one_another(hopper: GpuUnderTest) -> None:
     for _ in range(4):
         means_after(hopper, 15)
 
-    assert [(0, 1), (1, 2), (2, 3)] == windows(hopper)
-    assert 1 == samples_in_use(hopper)
+    assert windows(hopper) == [(0, 1), (1, 2), (2, 3)]
+    assert samples_in_use(hopper) == 1
 
 
 def test_second_prometheus_gets_the_same_means(hopper: GpuUnderTest) -> None:
@@ -524,18 +524,18 @@ def test_second_prometheus_gets_the_same_means(hopper: GpuUnderTest) -> None:
     means_after(hopper, 0)
     means_after(hopper, 15)
 
-    assert MEANS == means_after(hopper, 0.5)
-    assert 1 == len(windows(hopper))
+    assert means_after(hopper, 0.5) == MEANS
+    assert len(windows(hopper)) == 1
 
 
 def test_long_pause_is_no_window(hopper: GpuUnderTest) -> None:
     """After ten minutes without a scrape the mean would not describe the present."""
     means_after(hopper, 0)
 
-    assert [None, MEANS] == [
+    assert [
         means_after(hopper, MAX_WINDOW_SECONDS + 1),
         means_after(hopper, 15),
-    ]
+    ] == [None, MEANS]
 
 
 def test_single_gpm_metrics_can_be_missing(hopper: GpuUnderTest) -> None:
@@ -556,7 +556,7 @@ def test_gpu_without_gpm(hopper: GpuUnderTest, function: str) -> None:
     """GPUs before Hopper and older drivers have no means, and at most one sample is allocated."""
     hopper.set(**{function: "not_supported"})
 
-    assert [None, None] == [means_after(hopper, 0), means_after(hopper, 15)]
+    assert [means_after(hopper, 0), means_after(hopper, 15)] == [None, None]
     assert samples_in_use(hopper) <= 1
 
 
@@ -564,7 +564,7 @@ def test_driver_without_gpm_samples(hopper: GpuUnderTest) -> None:
     """Where no sample can be allocated there are no means."""
     hopper.node.change("node", nvmlGpmSampleAlloc="not_supported")
 
-    assert [None, None] == [means_after(hopper, 0), means_after(hopper, 15)]
+    assert [means_after(hopper, 0), means_after(hopper, 15)] == [None, None]
 
 
 def test_failed_evaluation_frees_its_sample(hopper: GpuUnderTest) -> None:
@@ -575,7 +575,7 @@ def test_failed_evaluation_frees_its_sample(hopper: GpuUnderTest) -> None:
         with pytest.raises(Exception, match="code 15"):
             means_after(hopper, 15)
 
-    assert 1 == samples_in_use(hopper)
+    assert samples_in_use(hopper) == 1
 
 
 def test_gpu_without_gpm_is_not_asked_again(hopper: GpuUnderTest) -> None:
@@ -584,8 +584,8 @@ def test_gpu_without_gpm_is_not_asked_again(hopper: GpuUnderTest) -> None:
     for _ in range(3):
         means_after(hopper, 15)
 
-    assert 1 == hopper.node.calls("nvmlGpmQueryDeviceSupport")
-    assert 0 == hopper.node.calls("nvmlGpmSampleAlloc")
+    assert hopper.node.calls("nvmlGpmQueryDeviceSupport") == 1
+    assert hopper.node.calls("nvmlGpmSampleAlloc") == 0
 
 
 def test_gpm_samples_are_freed(hopper: GpuUnderTest) -> None:
@@ -597,7 +597,7 @@ def test_gpm_samples_are_freed(hopper: GpuUnderTest) -> None:
     begins_anew = means_after(hopper, 15)
     hopper.nvml.close()
 
-    assert (0, None, 0) == (after_keep, begins_anew, samples_in_use(hopper))
+    assert (after_keep, begins_anew, samples_in_use(hopper)) == (0, None, 0)
 
 
 def test_gpm_sample_is_freed_once(hopper: GpuUnderTest) -> None:
@@ -612,4 +612,4 @@ def test_gpm_sample_is_freed_once(hopper: GpuUnderTest) -> None:
         hopper.set(nvmlGpmMetricsGet="success")
 
         assert late.result(60) is None
-    assert 0 == samples_in_use(hopper)
+    assert samples_in_use(hopper) == 0

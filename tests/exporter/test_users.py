@@ -70,7 +70,7 @@ def test_the_exporter_needs_no_privileges(shared_dir: Path) -> None:
     def is_visible() -> bool:
         return os.access(path, os.R_OK)
 
-    assert 1 == as_user(EXPORTER, count)
+    assert as_user(EXPORTER, count) == 1
     assert not as_user(ATTACKER, is_visible)
 
 
@@ -99,7 +99,7 @@ def test_a_squatted_name_costs_nothing(shared_dir: Path, squat: Callable[[Path],
     path = publish_as(VICTIM, shared_dir)
 
     assert VICTIM == path.stat().st_uid == path.parent.stat().st_uid
-    assert 1.0 == read(shared_dir).value("torchmem_process_state", run="night", state="exited")
+    assert read(shared_dir).value("torchmem_process_state", run="night", state="exited") == 1.0
 
 
 def test_a_directory_open_to_others_is_not_read(shared_dir: Path) -> None:
@@ -108,8 +108,8 @@ def test_a_directory_open_to_others_is_not_read(shared_dir: Path) -> None:
     path.parent.chmod(0o777)
     metrics = read(shared_dir)
 
-    assert {} == metrics.matching("torchmem_process_state")
-    assert 1.0 == metrics.value(REJECTED, reason="unsafe_directory")
+    assert metrics.matching("torchmem_process_state") == {}
+    assert metrics.value(REJECTED, reason="unsafe_directory") == 1.0
 
 
 def test_nobody_writes_for_another_user(shared_dir: Path) -> None:
@@ -117,7 +117,7 @@ def test_nobody_writes_for_another_user(shared_dir: Path) -> None:
     path = publish_as(VICTIM, shared_dir)
     os.chown(path, ATTACKER, ATTACKER)
 
-    assert 1.0 == read(shared_dir).value(REJECTED, reason="foreign_owner")
+    assert read(shared_dir).value(REJECTED, reason="foreign_owner") == 1.0
 
 
 def junk(run_dir: Path) -> None:
@@ -136,9 +136,9 @@ def test_many_names_hide_no_rank(shared_dir: Path) -> None:
     as_user(ATTACKER, lambda: junk(shared_dir))
     metrics = read(shared_dir)
 
-    assert 1.0 == metrics.value("torchmem_process_state", run="night", state="exited")
-    assert 0.0 < (metrics.value(REJECTED, reason="too_many") or 0.0)
-    assert 0.0 < (metrics.value(REJECTED, reason="unsafe_directory") or 0.0)
+    assert metrics.value("torchmem_process_state", run="night", state="exited") == 1.0
+    assert (metrics.value(REJECTED, reason="too_many") or 0.0) > 0.0
+    assert (metrics.value(REJECTED, reason="unsafe_directory") or 0.0) > 0.0
 
 
 def huge(number: int) -> Sample:
@@ -181,8 +181,8 @@ def test_a_huge_page_costs_only_its_author(shared_dir: Path) -> None:
         for sample in family.samples
     )
 
-    assert 1.0 == metrics.value("torchmem_process_state", run="night", state="exited")
-    assert 0.0 < (metrics.value(REJECTED, reason="over_budget") or 0.0)
+    assert metrics.value("torchmem_process_state", run="night", state="exited") == 1.0
+    assert (metrics.value(REJECTED, reason="over_budget") or 0.0) > 0.0
     assert size < 2 * MAX_PAGE_BYTES_PER_USER
 
 
@@ -195,9 +195,9 @@ def test_nobody_rewrites_the_last_words_of_a_rank(shared_dir: Path) -> None:
     publish_as(ATTACKER, shared_dir, steps(replace(ended, ended="exited"), 99))
     after = scrape(exporter).series["torchmem_steps_total"]
 
-    assert {10.0, 99.0} == set(after.values())
+    assert set(after.values()) == {10.0, 99.0}
     assert before.items() <= after.items()
-    assert {10.0, 99.0} == set(read(shared_dir).series["torchmem_steps_total"].values())
+    assert set(read(shared_dir).series["torchmem_steps_total"].values()) == {10.0, 99.0}
 
 
 def test_users_of_many_ids_cost_the_others_nothing(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_users_of_many_ids_cost_the_others_nothing(tmp_path: Path) -> None:
 
     published = directory.read(time.time())
     assert first[0] in published
-    assert 6 == directory.rejections["too_many"]
+    assert directory.rejections["too_many"] == 6
 
 
 def test_two_containers_with_equal_labels_are_both_shown(shared_dir: Path) -> None:
@@ -230,7 +230,7 @@ def test_two_containers_with_equal_labels_are_both_shown(shared_dir: Path) -> No
         publish_as(VICTIM, shared_dir, own_sample(process=process, ended="exited"))
 
     pids = read(shared_dir).by("pid", "torchmem_process_state", state="exited")
-    assert 2 == len(pids)
+    assert len(pids) == 2
     assert "1" in pids
 
 
@@ -248,7 +248,7 @@ def test_the_owner_of_a_rejected_file_is_logged_once(
     for _ in range(2):
         directory.read(time.time())
 
-    assert 3 == directory.rejections["unsafe_directory"]
+    assert directory.rejections["unsafe_directory"] == 3
     assert [f"of user {ATTACKER}: unsafe_directory" in text for text in caplog.messages] == [True]
 
 
@@ -295,5 +295,5 @@ def test_a_rank_in_a_user_namespace_is_exported(shared_dir: Path) -> None:
         pytest.skip("this machine allows no user namespaces")
     (folder,) = shared_dir.iterdir()
 
-    assert ("0", VICTIM) == (folder.name, folder.stat().st_uid)
-    assert 1.0 == read(shared_dir).value("torchmem_process_state", run="night", state="exited")
+    assert (folder.name, folder.stat().st_uid) == ("0", VICTIM)
+    assert read(shared_dir).value("torchmem_process_state", run="night", state="exited") == 1.0

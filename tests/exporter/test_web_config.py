@@ -76,15 +76,15 @@ basic_auth_users:
         context.minimum_version,
         context.maximum_version,
     )
-    assert ssl.CERT_REQUIRED is context.verify_mode
-    assert ["ECDHE-RSA-AES256-GCM-SHA384"] == below_13
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert below_13 == ["ECDHE-RSA-AES256-GCM-SHA384"]
     assert not context.options & ssl.OP_CIPHER_SERVER_PREFERENCE
-    assert {"prometheus", "10.0.0.1"} == config.tls.allowed_sans
-    assert (("prometheus", HASH),) == config.users
-    assert (
+    assert config.tls.allowed_sans == {"prometheus", "10.0.0.1"}
+    assert config.users == (("prometheus", HASH),)
+    assert config.headers == (
         ("X-Frame-Options", "deny"),
         ("Strict-Transport-Security", "max-age=60"),
-    ) == config.headers
+    )
     assert RateLimit(90.0, 3) == config.rate_limit
 
 
@@ -95,7 +95,7 @@ def test_empty_file_is_plain_http(write: Write, content: str) -> None:
     """An empty file, or one with empty sections, is valid and has no effect."""
     config = load(write(content))
 
-    assert (None, (), (), None) == (config.tls, config.users, config.headers, config.rate_limit)
+    assert (config.tls, config.users, config.headers, config.rate_limit) == (None, (), (), None)
 
 
 def test_certificate_and_key_in_the_file_itself(write: Write, folder: Path) -> None:
@@ -110,7 +110,7 @@ def test_certificate_and_key_in_the_file_itself(write: Write, folder: Path) -> N
     config = load(write(f"tls_server_config:\n  client_auth_type: VerifyClientCertIfGiven\n{text}"))
 
     assert config.tls is not None
-    assert (ssl.CERT_OPTIONAL, ()) == (config.tls.context.verify_mode, config.tls.files)
+    assert (config.tls.context.verify_mode, config.tls.files) == (ssl.CERT_OPTIONAL, ())
 
 
 def test_ciphers_of_tls_12_have_forward_secrecy_and_authenticate_data(write: Write) -> None:
@@ -119,7 +119,7 @@ def test_ciphers_of_tls_12_have_forward_secrecy_and_authenticate_data(write: Wri
 
     assert tls is not None
     ciphers = [cipher for cipher in tls.context.get_ciphers() if cipher["protocol"] == "TLSv1.2"]
-    assert {("kx-ecdhe", True)} == {(cipher["kea"], cipher["aead"]) for cipher in ciphers}
+    assert {(cipher["kea"], cipher["aead"]) for cipher in ciphers} == {("kx-ecdhe", True)}
 
 
 def test_only_tls_13_suites_require_tls_13(write: Write) -> None:
@@ -289,10 +289,10 @@ def test_live_config_follows_the_file_and_survives_an_invalid_one(
     invalid.append(live.current().users)
     write(f"basic_auth_users: {{c: {HASH}}}")
 
-    assert ["a", "b"] == [name for name, _ in followed]
+    assert [name for name, _ in followed] == ["a", "b"]
     assert [followed] * 4 == invalid
-    assert 1 == sum(record.levelname == "ERROR" for record in caplog.records)
-    assert ["c"] == [name for name, _ in live.current().users]
+    assert sum(record.levelname == "ERROR" for record in caplog.records) == 1
+    assert [name for name, _ in live.current().users] == ["c"]
 
 
 def test_live_config_retries_without_a_change_of_its_files(tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_rates() -> None:
     now[0] = 10.0
     later = [rates.admit("a", limit) for _ in range(2)]
 
-    assert ([True, True, True, False], [True, False]) == (at_once, later)
+    assert (at_once, later) == ([True, True, True, False], [True, False])
     assert rates.admit("b", limit)
     assert rates.admit("a", RateLimit(10.0, 1))
     assert rates.admit("a", None)
@@ -405,6 +405,6 @@ def test_change_during_reading_is_noticed(tmp_path: Path, changes: int, *, at_st
         live.current()
     limit = live.current().rate_limit
 
-    assert [] == edits
+    assert edits == []
     assert limit is not None
     assert 10**changes == limit.burst

@@ -101,10 +101,10 @@ def test_client_certificate_is_required(
     server = open_server(TLS + CLIENT_CERTIFICATE)
     stranger = Authority(tmp_path / "stranger", "other").issue("prometheus", "prometheus")
 
-    assert 200 == get(server, trusting(authority, authority.issue("good", "prometheus")))
-    assert 0 == get(server, trusting(authority))
-    assert 0 == get(server, trusting(authority, authority.issue("colleague", "grafana")))
-    assert 0 == get(server, trusting(authority, stranger))
+    assert get(server, trusting(authority, authority.issue("good", "prometheus"))) == 200
+    assert get(server, trusting(authority)) == 0
+    assert get(server, trusting(authority, authority.issue("colleague", "grafana"))) == 0
+    assert get(server, trusting(authority, stranger)) == 0
     with connect(server.url) as plain:
         plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"torchmem_" not in everything(plain)
@@ -116,7 +116,7 @@ def test_tls_versions_are_limited(open_server: Open, authority: Authority) -> No
     old = trusting(authority)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
 
-    assert (200, 0) == (get(server, trusting(authority)), get(server, old))
+    assert (get(server, trusting(authority)), get(server, old)) == (200, 0)
 
 
 def test_renewed_certificates_are_used_without_a_restart(
@@ -135,9 +135,9 @@ def test_renewed_certificates_are_used_without_a_restart(
     shutil.copy(pair.key, tmp_path / "web" / "server.key")
     shutil.copy(new.file, tmp_path / "web" / "ca.pem")
 
-    assert ((200, 0), 200) == (before, halfway)
-    assert 200 == get(server, trusting(new, client))
-    assert 0 == get(server, old)
+    assert (before, halfway) == ((200, 0), 200)
+    assert get(server, trusting(new, client)) == 200
+    assert get(server, old) == 0
 
 
 @pytest.mark.parametrize(
@@ -170,11 +170,11 @@ def test_users_change_without_a_restart(open_server: Open, tmp_path: Path) -> No
     before = get(server, auth=("prometheus", PASSWORD))
     (tmp_path / "web" / "web.yml").write_text(f"basic_auth_users: {{other: {HASH}}}")
 
-    assert (200, 401, 200) == (
+    assert (
         before,
         get(server, auth=("prometheus", PASSWORD)),
         get(server, auth=("other", PASSWORD)),
-    )
+    ) == (200, 401, 200)
 
 
 def header(name: str, password: str) -> str:
@@ -194,8 +194,8 @@ def test_bcrypt_is_skipped_only_for_verified_passwords() -> None:
         ] * 2
         return [await auth.admits(header(*who), "client", users) for who in asked]
 
-    assert [True] * 5 + [False] * 4 == asyncio.run(ask())
-    assert [4] * 5 == checks.costs
+    assert asyncio.run(ask()) == [True] * 5 + [False] * 4
+    assert checks.costs == [4] * 5
 
 
 class Checks:
@@ -222,7 +222,7 @@ def test_wrong_password_takes_as_long_for_every_name(name: str) -> None:
     }
 
     assert not asyncio.run(BasicAuth(checks).admits(header(name, "wrong"), "client", users))
-    assert 2**7 == sum(2**cost for cost in checks.costs)
+    assert sum(2**cost for cost in checks.costs) == 2**7
 
 
 def test_concurrent_password_checks_of_one_client_are_limited() -> None:
@@ -240,7 +240,7 @@ def test_concurrent_password_checks_of_one_client_are_limited() -> None:
     busy = sum(isinstance(answer, BusyError) for answer in answers)
 
     # The first one is checked at once and does not wait.
-    assert (MAX_WAITING_PASSWORDS_PER_CLIENT + 1, 29) == (answers.count(False), busy)
+    assert (answers.count(False), busy) == (MAX_WAITING_PASSWORDS_PER_CLIENT + 1, 29)
 
 
 def test_wrong_passwords_of_some_clients_do_not_delay_another_one() -> None:
@@ -286,7 +286,7 @@ def test_passwords_of_clients_that_have_gone_are_not_checked() -> None:
 
     asyncio.run(go_away())
 
-    assert b"last" == checks.passwords[-1]
+    assert checks.passwords[-1] == b"last"
     assert len(checks.passwords) < 40
 
 
@@ -299,7 +299,7 @@ def test_correct_password_after_a_restart_with_a_flood_of_wrong_ones(open_server
             client = stack.enter_context(connect(server.url))
             client.sendall(guess % header("prometheus", str(number)).encode() * 100)
 
-        assert 200 == get(server, auth=("prometheus", PASSWORD))
+        assert get(server, auth=("prometheus", PASSWORD)) == 200
 
 
 def test_headers_and_rate_limit(open_server: Open) -> None:
@@ -309,8 +309,8 @@ def test_headers_and_rate_limit(open_server: Open) -> None:
     with httpx.Client(base_url=server.url, trust_env=False) as client:
         answered = [client.get("/-/healthy") for _ in range(3)]
 
-    assert [200, 200, 429] == [answer.status_code for answer in answered]
-    assert ["deny"] * 3 == [answer.headers["x-frame-options"] for answer in answered]
+    assert [answer.status_code for answer in answered] == [200, 200, 429]
+    assert [answer.headers["x-frame-options"] for answer in answered] == ["deny"] * 3
 
 
 def test_a_rate_limit_is_that_of_each_client(open_server: Open) -> None:
@@ -322,9 +322,9 @@ def test_a_rate_limit_is_that_of_each_client(open_server: Open) -> None:
         with httpx.Client(base_url=server.url, transport=transport) as client:
             return [client.get("/-/healthy").status_code for _ in range(3)]
 
-    assert [200, 200, 429] == answers("127.0.0.1")
-    assert [200, 200, 429] == answers("127.0.0.2")
-    assert [429, 429, 429] == answers("127.0.0.1")
+    assert answers("127.0.0.1") == [200, 200, 429]
+    assert answers("127.0.0.2") == [200, 200, 429]
+    assert answers("127.0.0.1") == [429, 429, 429]
 
 
 def test_silent_connections_do_not_block_others(open_server: Open, authority: Authority) -> None:
@@ -334,8 +334,8 @@ def test_silent_connections_do_not_block_others(open_server: Open, authority: Au
     with ExitStack() as stack:
         silent = [stack.enter_context(connect(server.url)) for _ in range(20)]
 
-        assert 200 == get(server, trusting(authority))
-        assert [b""] * 20 == [everything(client) for client in silent]
+        assert get(server, trusting(authority)) == 200
+        assert [everything(client) for client in silent] == [b""] * 20
 
 
 def test_invalid_file_at_start_is_one_sentence_and_code_2(run_dir: Path, tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_invalid_file_at_start_is_one_sentence_and_code_2(run_dir: Path, tmp_pat
     command = [sys.executable, "-m", "torchmem.exporter", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    assert (2, 1) == (ended.returncode, ended.stderr.count("\n"))
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert re.search(
         r"Unknown key 'basic_auth_user' in .*web\.yml, line 1: did you mean 'basic_auth_users'",
         ended.stderr,

@@ -36,9 +36,9 @@ def test_concurrent_callers() -> None:
 def test_busy_worker() -> None:
     """While a job runs, the next one returns "busy" immediately."""
     worker, gate = JobThread(), threading.Event()
-    assert "expired" == worker.run(lambda: _wait(gate), 0.01)
+    assert worker.run(lambda: _wait(gate), 0.01) == "expired"
 
-    assert "busy" == worker.run(lambda: None, 60)
+    assert worker.run(lambda: None, 60) == "busy"
 
     gate.set()
 
@@ -53,7 +53,7 @@ def test_a_job_is_done_when_it_has_ended() -> None:
     endings = [worker.run(job, 60), worker.run(lambda: None, 60)]
     gate.set()
 
-    assert ["done", "done"] == endings
+    assert endings == ["done", "done"]
 
 
 def test_closed_worker() -> None:
@@ -63,12 +63,12 @@ def test_closed_worker() -> None:
         waiting = pool.submit(worker.run, lambda: _wait(gate), 60)
         until(lambda: worker.is_busy)
         worker.close()
-        assert "expired" == waiting.result(30)
+        assert waiting.result(30) == "expired"
     gate.set()
     until(lambda: not worker.is_busy)
 
-    assert "busy" == worker.run(lambda: done.append(1), 60)
-    assert [] == done
+    assert worker.run(lambda: done.append(1), 60) == "busy"
+    assert done == []
 
 
 class _Waits:

@@ -37,11 +37,11 @@ def test_the_command_counts_every_input() -> None:
     done = campaign("--inputs", "50", "--jobs", "1", "headers", "capture_message")
     cells = [row.strip("| ").split(" | ") for row in done.stdout.splitlines()[2:]]
 
-    assert (0, "") == (done.returncode, done.stderr)
-    assert {"headers", "capture_message", "all"} == {row[0] for row in cells}
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {row[0] for row in cells} == {"headers", "capture_message", "all"}
     for _, tried, accepted, refused, failed, *_ in cells:
         assert int(tried) == int(accepted) + int(refused) + int(failed)
-    assert ["50", "0"] == [cells[-1][1], cells[-1][4]]
+    assert [cells[-1][1], cells[-1][4]] == ["50", "0"]
 
 
 def test_an_input_can_be_tried_again() -> None:

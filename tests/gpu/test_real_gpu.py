@@ -69,12 +69,12 @@ def test_the_exporter_agrees_with_pytorch(output: dict[str, object]) -> None:
     for name in ("allocated", "active", "reserved"):
         assert stats[f"{name}_bytes.all.current"] == sum(values(output, f"torchmem_{name}_bytes"))
         assert [stats[f"{name}_bytes.all.peak"]] == values(output, f"torchmem_{name}_peak_bytes")
-    assert [4.0] == values(output, "torchmem_steps_total")
+    assert values(output, "torchmem_steps_total") == [4.0]
 
 
 def test_nvml_memory_adds_up(output: dict[str, object]) -> None:
     """NVML is up, and on every GPU used + free + reserved = total."""
-    assert [1.0] == values(output, "nvml_up")
+    assert values(output, "nvml_up") == [1.0]
     parts = [values(output, f"nvml_memory_{part}_bytes") for part in ("used", "free", "reserved")]
     assert values(output, "nvml_memory_total_bytes") == [
         sum(gpu) for gpu in zip(*parts, strict=True)

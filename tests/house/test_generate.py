@@ -16,7 +16,7 @@ def test_every_generated_file_is_current(root: Path) -> None:
     command = [sys.executable, "generate.py", "--check"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "out of date" not in done.stdout
 
 
@@ -31,13 +31,13 @@ def test_an_outdated_file_is_reported_and_left_alone(
     def part() -> Files:
         return {missing: "new", different: "new", superfluous: None}
 
-    assert 1 == main(["--check"], [part])
+    assert main(["--check"], [part]) == 1
     assert [
         f"{os.path.relpath(path, root)} is out of date: run make generate."
         for path in (missing, different, superfluous)
     ] == capsys.readouterr().out.splitlines()
-    assert ["b.md", "c.md"] == sorted(path.name for path in tmp_path.iterdir())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.md", "c.md"]
 
-    assert 0 == main([], [part])
-    assert 0 == main(["--check"], [part])
-    assert {"a.md": "new", "b.md": "new"} == {p.name: p.read_text() for p in tmp_path.iterdir()}
+    assert main([], [part]) == 0
+    assert main(["--check"], [part]) == 0
+    assert {p.name: p.read_text() for p in tmp_path.iterdir()} == {"a.md": "new", "b.md": "new"}

@@ -84,11 +84,11 @@ def test_tests_are_collected_without_pytorch(root: Path) -> None:
     modules = r"torch\b|torchmem\.sdk\.pytorch\.backend"
     needs_torch = re.compile(rf"^(import|from) ({modules})", re.MULTILINE)
 
-    assert [] == [
+    assert [
         str(path)
         for path in (root / "tests").glob("*/test_*.py")
         if needs_torch.search(code(path.read_text()))
-    ]
+    ] == []
 
 
 def code(text: str) -> str:

@@ -70,10 +70,10 @@ def test_a_squatted_request_directory_costs_nothing(
     as_user(VICTIM, lambda: make_user_directory(shared_dir).name)
 
     assert not as_user(VICTIM, lambda: is_asked(shared_dir))
-    assert "" == as_user(EXPORTER, lambda: ask(shared_dir, VICTIM))
+    assert as_user(EXPORTER, lambda: ask(shared_dir, VICTIM)) == ""
     assert as_user(VICTIM, lambda: is_asked(shared_dir))
     (aside,) = (path for path in shared_dir.glob(f"{taken.name}*") if path != taken)
-    assert ATTACKER == aside.lstat().st_uid
+    assert aside.lstat().st_uid == ATTACKER
 
 
 @EACH
@@ -84,7 +84,7 @@ def test_an_exporter_asks_its_own_users_ranks(
     as_user(ATTACKER, lambda: squat(request_directory(shared_dir, VICTIM)))
     as_user(VICTIM, lambda: make_user_directory(shared_dir).name)
 
-    assert "" == as_user(VICTIM, lambda: ask(shared_dir, VICTIM))
+    assert as_user(VICTIM, lambda: ask(shared_dir, VICTIM)) == ""
     assert as_user(VICTIM, lambda: is_asked(shared_dir))
 
 

@@ -106,22 +106,22 @@ def decode(gzipped: bytes) -> MemoryMap:
 def test_a_rank_is_asked_and_its_map_is_served(run_dir: Path, client: httpx.Client) -> None:
     """202 until the map is there, then the map; 304 while it is the same; gzipped if possible."""
     path = rank(run_dir)
-    assert (202, "waiting") == ((answer := ask(run_dir, client)).status_code, *answer.json())
+    assert ((answer := ask(run_dir, client)).status_code, *answer.json()) == (202, "waiting")
     (request,) = requests(run_dir)
     assert (b"", path.name.removesuffix(MAP_SUFFIX)) == (request.read_bytes(), request.name)
 
     replace_file(path, encode(full_map()))
     answer = ask(run_dir, client)
-    assert (200, "gzip") == (answer.status_code, answer.headers["Content-Encoding"])
+    assert (answer.status_code, answer.headers["Content-Encoding"]) == (200, "gzip")
     assert json.loads(gzip.decompress(encode(full_map()))) == answer.json()
     plain = ask(run_dir, client, **{"Accept-Encoding": "identity"})
     assert "Content-Encoding" not in plain.headers
     assert answer.json() == plain.json()
-    assert 304 == ask(run_dir, client, **{"If-None-Match": answer.headers["ETag"]}).status_code
+    assert ask(run_dir, client, **{"If-None-Match": answer.headers["ETag"]}).status_code == 304
 
     replace_file(path, encode(full_map(1.6e9)))
     again = ask(run_dir, client, **{"If-None-Match": answer.headers["ETag"]})
-    assert (200, 1.6e9) == (again.status_code, again.json()["timestamp"])
+    assert (again.status_code, again.json()["timestamp"]) == (200, 1.6e9)
 
 
 def test_ended_requests_are_removed(run_dir: Path, client: httpx.Client) -> None:
@@ -155,28 +155,28 @@ def test_what_stands_in_the_place_of_a_map(
     answer = ask(run_dir, client)
     assert status == answer.status_code
     assert words in answer.json()["error"]
-    assert [] == requests(run_dir)
+    assert requests(run_dir) == []
 
 
 def test_a_dead_rank_keeps_its_map(run_dir: Path, client: httpx.Client) -> None:
     """Until its time to live ends."""
     replace_file(rank(run_dir, ended="oom"), encode(full_map()))
-    assert (200, []) == (ask(run_dir, client).status_code, requests(run_dir))
+    assert (ask(run_dir, client).status_code, requests(run_dir)) == (200, [])
 
 
 def test_an_unknown_id(client: httpx.Client) -> None:
     """It is 404 with a sentence, also without an id."""
     for path in ("/api/v1/map", "/api/v1/map?id=0000000000000000", "/api/v1/map?id=../.."):
         answer = client.get(path)
-        assert (404, True) == (answer.status_code, "error" in answer.json())
+        assert (answer.status_code, "error" in answer.json()) == (404, True)
 
 
 def test_looking_at_the_head_does_not_ask(run_dir: Path, client: httpx.Client) -> None:
     """Only GET asks the rank."""
     rank(run_dir)
     client.get("/metrics")
-    assert 202 == client.head("/api/v1/map", params={"id": ids(run_dir)[0]}).status_code
-    assert [] == requests(run_dir)
+    assert client.head("/api/v1/map", params={"id": ids(run_dir)[0]}).status_code == 202
+    assert requests(run_dir) == []
 
 
 def _status(url: str, id_: str) -> tuple[int, str]:
@@ -211,9 +211,9 @@ def test_who_may_see_a_map(
 def test_a_page_of_another_site_may_not_look(run_dir: Path, client: httpx.Client) -> None:
     """A browser says so, and the rank is not asked."""
     rank(run_dir)
-    assert 403 == ask(run_dir, client, **{"Sec-Fetch-Site": "cross-site"}).status_code
-    assert 403 == ask(run_dir, client, Host="rebound.example").status_code
-    assert [] == requests(run_dir)
+    assert ask(run_dir, client, **{"Sec-Fetch-Site": "cross-site"}).status_code == 403
+    assert ask(run_dir, client, Host="rebound.example").status_code == 403
+    assert requests(run_dir) == []
 
 
 def test_from_the_sdk_to_the_browser(run_dir: Path, client: httpx.Client) -> None:
@@ -347,7 +347,7 @@ def test_a_refused_map_is_read_once(run_dir: Path) -> None:
             with pytest.raises(ValueError, match="too large"):
                 files.read(published, NOW)
 
-    assert [b"one", b"two"] == reads
+    assert reads == [b"one", b"two"]
 
 
 def test_a_time_in_the_future_is_now() -> None:
@@ -358,7 +358,7 @@ def test_a_time_in_the_future_is_now() -> None:
         content["devices"][0]["uuid"] = "GPU\x1b[31m"
 
     found = decode(checked(_changed(change), NOW))
-    assert (NOW, "GPU\ufffd[31m") == (found.timestamp, found.devices[0].uuid)
+    assert (found.timestamp, found.devices[0].uuid) == (NOW, "GPU\ufffd[31m")
 
 
 @pytest.mark.parametrize("kind", ["hostile", "huge", "link", "FIFO", "directory"])
@@ -378,5 +378,5 @@ def test_a_file_that_is_no_map_costs_only_its_own_user(
     else:
         path.mkdir()
     answer = ask(run_dir, client)
-    assert (409, True) == (answer.status_code, answer.json()["error"].endswith("."))
+    assert (answer.status_code, answer.json()["error"].endswith(".")) == (409, True)
     assert "torchmem_allocated_bytes" in client.get("/metrics").text

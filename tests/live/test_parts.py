@@ -124,8 +124,9 @@ def test_what_came_since_the_snapshot_is_no_tensor() -> None:
     )
     parts = {part.name: part.bytes for part in rank_parts(replace(device, layout=early), None)}
 
-    assert {"releasable": GIB, "cached": 18 * GIB + MIB} == {
-        name: parts[name] for name in ("releasable", "cached")
+    assert {name: parts[name] for name in ("releasable", "cached")} == {
+        "releasable": GIB,
+        "cached": 18 * GIB + MIB,
     }
     assert "step" not in parts
 

@@ -59,7 +59,7 @@ def test_every_kind_opens_from_a_disk(page: Page, tmp_path: Path, name: str) -> 
     show(page, tmp_path, BY_NAME[name])
     asked = page.evaluate("performance.getEntriesByType('resource').length")
 
-    assert 0 == asked
+    assert asked == 0
     assert page.evaluate("document.querySelector('.advice li').textContent.length") > 10
 
 

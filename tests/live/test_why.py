@@ -77,9 +77,9 @@ def test_a_running_rank(tmp_path: Path) -> None:
     assert why.ending is None
     assert why.oom is None
     assert why.run is not None
-    assert (1, 5, 10) == tuple(why.run.x)
-    assert ["leak", None] == [threat.onset for threat in why.threats[:2]]
-    assert ["capacity", "fragmentation"] == [threat.cause for threat in why.threats[:2]]
+    assert tuple(why.run.x) == (1, 5, 10)
+    assert [threat.onset for threat in why.threats[:2]] == ["leak", None]
+    assert [threat.cause for threat in why.threats[:2]] == ["capacity", "fragmentation"]
 
 
 def test_the_thresholds_of_the_user(tmp_path: Path) -> None:
@@ -117,11 +117,11 @@ def test_a_reload_applies_new_thresholds(tmp_path: Path) -> None:
         exporter.collect()
         return node_state(exporter.found()).gpus[0].ranks[0].has_severe_fragmentation
 
-    assert [False, False, True] == [
+    assert [
         severe("fragmentation_ratio: 0.9"),
         severe("fragmentation_ratio: 9"),
         severe("fragmentation_ratio: 0.5"),
-    ]
+    ] == [False, False, True]
     exporter.close()
 
 

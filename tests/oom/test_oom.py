@@ -59,7 +59,7 @@ def test_the_text_for_each_kind(tmp_path: Path, name: str) -> None:
     if "WRITE_GOLDEN" in os.environ:
         golden.write_text(output)
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert golden.read_text() == output
     assert [line for line in output.splitlines() if len(line) > 100] == []
 
@@ -90,7 +90,7 @@ def test_the_list_is_newest_first_and_skips_junk(tmp_path: Path, put: Put) -> No
     (tmp_path / f"evil\n{REPORT_SUFFIX}").write_bytes(encode(LIMIT))
     lines = oom("--list", "--run-dir", tmp_path).stdout.splitlines()
 
-    assert ["fragmentation (stranded)", "capacity"] == [row.split("  ")[-1] for row in lines[::2]]
+    assert [row.split("  ")[-1] for row in lines[::2]] == ["fragmentation (stranded)", "capacity"]
 
 
 def test_json_is_the_report_with_the_verdict_in_words(tmp_path: Path, put: Put) -> None:
@@ -101,17 +101,17 @@ def test_json_is_the_report_with_the_verdict_in_words(tmp_path: Path, put: Put) 
     del written["verdict"]
 
     assert written == printed
-    assert ("capacity", "leak") == (verdict["cause"], verdict["onset"])
+    assert (verdict["cause"], verdict["onset"]) == ("capacity", "leak")
     assert oom(path).stdout.replace("\n", " ").startswith(f"{verdict['headline']}. ")
-    assert "compaction" == verdict["gains"][0]["change"]
-    assert 1 == len(oom("--json", "--list", "--run-dir", tmp_path).stdout.splitlines())
+    assert verdict["gains"][0]["change"] == "compaction"
+    assert len(oom("--json", "--list", "--run-dir", tmp_path).stdout.splitlines()) == 1
 
 
 def test_an_encoding_without_bars(put: Put) -> None:
     """Characters that the encoding of stdout lacks are replaced, without an error."""
     done = oom(put(STRANDED), encoding="latin-1")
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "expandable_segments:True" in done.stdout
 
 
@@ -134,7 +134,7 @@ def test_an_unusable_file_is_one_sentence(
         path.write_bytes(content)
     done = oom(path)
 
-    assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert f"{path} " in done.stderr
     assert sentence in done.stderr
 
@@ -163,7 +163,7 @@ def test_a_directory_in_place_of_a_report_is_one_sentence(tmp_path: Path) -> Non
     """A directory is refused like any other file that is not a report."""
     done = oom(tmp_path)
 
-    assert 2 == done.returncode
+    assert done.returncode == 2
     assert done.stderr.startswith(f"torchmem: {tmp_path} is not a regular file: ")
 
 
@@ -172,7 +172,7 @@ def test_a_directory_without_a_report_is_named(tmp_path: Path, directory: str) -
     """The error names an empty or missing run directory and what to do."""
     done = oom("--run-dir", tmp_path / directory)
 
-    assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert f"no OOM report in {tmp_path}" in done.stderr
     assert "sdk.instrument()" in done.stderr
 
@@ -183,4 +183,4 @@ def test_the_sparkline_of_a_run_is_even_in_steps() -> None:
     row = next(row for row in rows if row.startswith("  allocated"))
 
     assert row.split()[1][:15].count("▄") >= 2
-    assert "█" == row.split()[1][-1]
+    assert row.split()[1][-1] == "█"

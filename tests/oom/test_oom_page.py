@@ -103,7 +103,7 @@ def test_the_page_is_beside_the_text(tmp_path: Path, source: Path) -> None:
     done = oom(source, "--html", file)
     written = Page(file.read_bytes())
 
-    assert (0, b"") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == oom(source).stdout
     assert written.content["pre"] == [done.stdout.decode()]
     assert [entry.name for entry in tmp_path.glob("*oom.html*")] == ["oom.html"]
@@ -147,9 +147,9 @@ def test_errors_are_one_sentence(
     given = [re.sub("FILE|DIR|RUN", lambda match: names[match[0]], word) for word in arguments]
     done = oom(source, *given)
 
-    assert (2, b"") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (2, b"")
     assert sentence in done.stderr
-    assert 1 == done.stderr.count(b"\n")
+    assert done.stderr.count(b"\n") == 1
     assert before == source.read_bytes()
 
 
@@ -182,10 +182,10 @@ def test_the_chart_is_of_the_whole_run(source: Path) -> None:
     chart = Page(page(source, report, {})).device["chart"]
     values = {line["label"]: line["values"] for line in chart["lines"]}
 
-    assert ("steps", [1, 2, 4, 8, 391]) == (chart["unit"], chart["x"])
-    assert [None, 0, MIB, GIB, 14 * GIB] == values["stranded"]
-    assert [2 * GIB, 3 * GIB, 5 * GIB, 9 * GIB, 62 * GIB] == values["peak so far"]
-    assert (80 * GIB, True) == (chart["total"], chart["oom"])
+    assert (chart["unit"], chart["x"]) == ("steps", [1, 2, 4, 8, 391])
+    assert values["stranded"] == [None, 0, MIB, GIB, 14 * GIB]
+    assert values["peak so far"] == [2 * GIB, 3 * GIB, 5 * GIB, 9 * GIB, 62 * GIB]
+    assert (chart["total"], chart["oom"]) == (80 * GIB, True)
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ TREND = tuple(CAPACITY.trend.__slots__)
 def test_the_map_is_of_the_same_moment(source: Path) -> None:
     """A map of another snapshot of the process is left out, and so is one that is damaged."""
     report = decode(source.read_bytes())
-    assert 5 == len(Page(page(source, report, {})).device["map"]["device"]["segments"])
+    assert len(Page(page(source, report, {})).device["map"]["device"]["segments"]) == 5
 
     put_map(source, map_of(varied_segments(), timestamp=NOW + 1))
     assert Page(page(source, report, {})).device["map"] is None

@@ -63,9 +63,9 @@ def test_the_line_that_leaks(beside: Beside) -> None:
     """It stands with what it kept, without control characters; lines that freed all do not."""
     _, *rows = beside(job())
 
-    assert [
+    assert rows == [
         "      1.25 GiB  /home/ann/train.py:66  log\N{REPLACEMENT CHARACTER}[1m  (40 blocks)"
-    ] == rows
+    ]
 
 
 def test_the_headline_names_it(beside: Beside, tmp_path: Path) -> None:
@@ -76,10 +76,10 @@ def test_the_headline_names_it(beside: Beside, tmp_path: Path) -> None:
     found = document(report, recorded_leaks(path, report))["verdict"]
 
     assert found["headline"].endswith("allocated at train.py:66 in log\N{REPLACEMENT CHARACTER}[1m")
-    assert [(66, 40, 1280 * MIB)] == [
-        (leak["line"], leak["blocks"], leak["bytes"]) for leak in found["leaks"]
+    assert [(leak["line"], leak["blocks"], leak["bytes"]) for leak in found["leaks"]] == [
+        (66, 40, 1280 * MIB)
     ]
-    assert [] == document(report)["verdict"]["leaks"]
+    assert document(report)["verdict"]["leaks"] == []
 
 
 def test_a_capture_from_before_the_oom(beside: Beside) -> None:
@@ -100,7 +100,7 @@ def test_a_capture_from_before_the_oom(beside: Beside) -> None:
 )
 def test_a_recording_that_says_nothing(beside: Beside, content: Any, written: float) -> None:
     """Without a usable recording of this OOM there is no section, and no error."""
-    assert [] == beside(content, written=written)
+    assert beside(content, written=written) == []
 
 
 def test_without_a_recording(tmp_path: Path) -> None:
@@ -108,4 +108,4 @@ def test_without_a_recording(tmp_path: Path) -> None:
     path = tmp_path / "report"
     path.write_bytes(encode(LEAK))
 
-    assert () == recorded_leaks(path, load(path))
+    assert recorded_leaks(path, load(path)) == ()

@@ -95,7 +95,7 @@ def test_images_are_pinned_to_the_newest_digest(tmp_path: Path, digest: str) -> 
         assert (1, before) == (done.returncode, after)
         assert "no digest for" in done.stderr
     else:
-        assert 0 == done.returncode
+        assert done.returncode == 0
         assert after == [re.sub(r"sha256:[0-9a-f]{64}", digest, text) for text in before]
         assert {digest} == {image.split("@")[1] for image in IMAGE.findall("".join(after))}
 

@@ -169,7 +169,7 @@ def test_a_training_pod_is_not_root(name: str) -> None:
     """The examples run as a user of their own, as the exporter tells tenants apart by user ID."""
     job = manifest_of(FOLDER / "examples" / f"{name}.yaml", "Job")["spec"]["template"]["spec"]
     context = job["securityContext"]
-    assert (True, True) == (context["runAsNonRoot"], context["runAsUser"] > 0)
+    assert (context["runAsNonRoot"], context["runAsUser"] > 0) == (True, True)
     assert context["runAsUser"] != POD["securityContext"]["runAsUser"]
     for container in job["containers"]:
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
@@ -185,8 +185,8 @@ def test_only_prometheus_may_connect() -> None:
     labels = DAEMONSET["spec"]["template"]["metadata"]["labels"]
     assert policy["podSelector"]["matchLabels"].items() <= labels.items()
     assert not POD.get("hostNetwork")
-    assert {"Ingress", "Egress"} == set(policy["policyTypes"])
-    assert [] == policy["egress"]
+    assert set(policy["policyTypes"]) == {"Ingress", "Egress"}
+    assert policy["egress"] == []
     (rule,) = policy["ingress"]
     assert [EXPORTER["ports"][0]["name"]] == [port["port"] for port in rule["ports"]]
     for client in rule["from"]:

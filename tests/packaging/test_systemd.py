@@ -42,7 +42,7 @@ def test_systemd_accepts_the_unit(installed: Path) -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", installed], capture_output=True, text=True, check=False
     )
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @needs_systemd
@@ -51,7 +51,7 @@ def test_the_mount_of_the_run_directory_is_valid() -> None:
     done = subprocess.run(
         ["systemd-analyze", "verify", MOUNT], capture_output=True, text=True, check=False
     )
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert f"\nWhere={SYSTEM_RUN_DIR}\n" in MOUNT.read_text()
 
 

@@ -48,7 +48,7 @@ def test_the_wheel_holds_one_namespace(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
 
     roots = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert {"torchmem", "torchmem-autostart.pth"} == roots
+    assert roots == {"torchmem", "torchmem-autostart.pth"}
     assert {
         "torchmem/sdk/py.typed",
         "torchmem/exporter/py.typed",
@@ -66,7 +66,7 @@ def test_the_sdk_imports_and_trains_without_torch(bare: Path) -> None:
         [bare / "python", "-c", script], capture_output=True, text=True, check=False
     )
 
-    assert (0, "trained\n") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
     assert "torchmem is inactive" in done.stderr
 
 
@@ -84,7 +84,7 @@ def test_a_variable_alone_is_enough(bare: Path, value: str, expected: str) -> No
         check=False,
     )
 
-    assert (0, expected, "") == (done.returncode, done.stdout, done.stderr)
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
 
 
 def test_the_command_helps_without_extras(bare: Path) -> None:
@@ -93,7 +93,7 @@ def test_the_command_helps_without_extras(bare: Path) -> None:
         [bare / "torchmem", "--help"], capture_output=True, text=True, check=False
     )
 
-    assert 0 == done.returncode
+    assert done.returncode == 0
     assert "exporter" in done.stdout
 
 
@@ -107,7 +107,7 @@ def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
         check=False,
     )
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "expandable_segments:True" in done.stdout
     assert "</html>" in (tmp_path / "oom.html").read_text()
 
@@ -123,6 +123,6 @@ def test_a_command_that_needs_an_extra_names_it(bare: Path, command: list[str]) 
         [bare / "torchmem", *command], capture_output=True, text=True, check=False
     )
 
-    assert 2 == done.returncode
+    assert done.returncode == 2
     assert "pip install 'torchmem[exporter]'" in done.stderr
-    assert 1 == len(done.stderr.strip().splitlines())
+    assert len(done.stderr.strip().splitlines()) == 1

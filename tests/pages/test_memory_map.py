@@ -70,7 +70,7 @@ def test_a_map_that_cannot_be_used_is_none(tmp_path: Path, content: bytes) -> No
 
 def test_no_map_is_none(tmp_path: Path) -> None:
     """Most processes leave no map, and a directory is none."""
-    assert (None, None) == (read(tmp_path / "map"), read(tmp_path))
+    assert (read(tmp_path / "map"), read(tmp_path)) == (None, None)
 
 
 def test_a_large_map_is_thinned() -> None:

@@ -34,7 +34,7 @@ def test_the_script_does_what_the_modules_do() -> None:
         check=True,
     )
 
-    assert "once\nis 40 2\n" == done.stdout
+    assert done.stdout == "once\nis 40 2\n"
 
 
 @pytest.mark.parametrize(

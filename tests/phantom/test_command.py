@@ -47,7 +47,7 @@ def test_the_flags_choose_the_gpu(
     """The environment of the command has the GPU, the number of GPUs and their memory."""
     done = run(cache, tmp_path, *flags, "--", *BARE)
 
-    assert (0, expected) == (done.returncode, done.stdout.strip()), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
 
 
 def test_a_run_inside_a_run_has_the_same_gpu(cache: dict[str, str], tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_run_inside_a_run_has_the_same_gpu(cache: dict[str, str], tmp_path: Pa
         cache, tmp_path, "--gpu-model", "l4", "--memory", "20GB", "--gpus", "3", "--", "env", *inner
     )
 
-    assert "l4-24gb 20000000000 58 3" == done.stdout.strip(), done.stderr
+    assert done.stdout.strip() == "l4-24gb 20000000000 58 3", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -82,6 +82,6 @@ def test_a_usage_error_is_one_sentence(
     """It is printed to stderr, with exit code 2."""
     done = run(cache, tmp_path, *arguments)
 
-    assert (2, "") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"phantom: {sentence}")
-    assert 1 == len(done.stderr.splitlines())
+    assert len(done.stderr.splitlines()) == 1

@@ -40,9 +40,9 @@ def test_defined_undefined_and_weak_symbols(library: Path) -> None:
     """Calls to other libraries are undefined, its own are defined, static ones are missing."""
     symbols = {symbol.name: (symbol.defined, symbol.weak) for symbol in dynamic_symbols(library)}
 
-    assert (False, False) == symbols["missing"]
-    assert (True, True) == symbols["optional"]
-    assert (True, False) == symbols["present"]
+    assert symbols["missing"] == (False, False)
+    assert symbols["optional"] == (True, True)
+    assert symbols["present"] == (True, False)
     assert "hidden" not in symbols
 
 
@@ -61,9 +61,9 @@ def test_symbols_agree_with_nm() -> None:
         (line.split()[-1].split("@")[0], " U " not in line and " w " not in line) for line in lines
     }
 
-    assert expected == {
+    assert {
         (symbol.name, symbol.defined) for symbol in dynamic_symbols(libc) if symbol.name
-    }
+    } == expected
 
 
 @settings(max_examples=200)

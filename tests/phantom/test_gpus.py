@@ -61,7 +61,7 @@ def test_a_size_is_a_gpu_too() -> None:
         gpu.multiprocessors,
         gpu.capability,
     )
-    assert 24 * 10**9 == parse_gpu_model("24GB").memory_bytes
+    assert parse_gpu_model("24GB").memory_bytes == 24 * 10**9
 
 
 @pytest.mark.parametrize(
@@ -123,6 +123,6 @@ def test_the_documented_table_is_the_catalog(root: Path) -> None:
         for gpu in CATALOG
     ]
 
-    assert expected == [
+    assert [
         line for line in lines if re.match(r"\| `[a-z0-9-]+` \| (?:NVIDIA|Tesla)", line)
-    ]
+    ] == expected

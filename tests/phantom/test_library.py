@@ -33,7 +33,7 @@ def test_the_sources_compile_without_a_warning(cache: dict[str, str]) -> None:
         check=False,
     )
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_allocation_succeeds_exactly_when_it_fits(on_gpu: Run) -> None:
@@ -49,7 +49,7 @@ cuda.cudaMemGetInfo(byref(free), byref(total)); print(free.value)
 
     gpu = parse_gpu_model("24GB")
     free = gpu.memory_bytes - gpu.context_bytes
-    assert f"{free} {gpu.memory_bytes}\n2\n0 0\n0 1\n{free}\n" == done.stdout, done.stderr
+    assert done.stdout == f"{free} {gpu.memory_bytes}\n2\n0 0\n0 1\n{free}\n", done.stderr
 
 
 ADDRESSES = """
@@ -72,7 +72,7 @@ def test_new_memory_lies_in_the_chosen_order(on_gpu: Run, order: str) -> None:
     *first, freed, second, third = addresses
     ranges = sorted([*first, second, third])
 
-    assert 52 == len(addresses), runs[0].stderr
+    assert len(addresses) == 52, runs[0].stderr
     assert all(right - left >= 3 << 20 for left, right in pairwise(ranges))
     assert {address % (2 << 20) for address in addresses} == {0}
     assert (freed in {second, third}) == (order == "reuse")
@@ -105,7 +105,7 @@ peak = open("/proc/self/status").read().partition("VmHWM:")[2]
 print(int(peak.split()[0]) < 200 * 1024)
 """)
 
-    assert "0\n0 True\nTrue\n" == done.stdout, done.stderr
+    assert done.stdout == "0\n0 True\nTrue\n", done.stderr
 
 
 @pytest.mark.parametrize("gpu", CATALOG, ids=lambda gpu: gpu.name)
@@ -130,7 +130,7 @@ cuda.nvmlDeviceGetName(handle, name, 96); print(name.value.decode())
     name, (major, minor) = f"{gpu.product} (phantom)", gpu.capability
     expected = [f"{name} {gpu.memory_bytes} {gpu.multiprocessors} {major} {minor}"]
     expected += [f"{name} {gpu.memory_bytes}"] * 2 + [name]
-    assert expected == done.stdout.splitlines(), done.stderr
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -168,13 +168,13 @@ def test_a_lacking_call_is_reported_once(calling: tuple[dict[str, str], Path]) -
     """It returns "not supported" and is named on stderr and in the file `lacking`."""
     done = call(calling, "print(calls.lacking(), calls.lacking())")
 
-    assert "3000 3000\n" == done.stdout
-    assert 1 == len(done.stderr.splitlines())
+    assert done.stdout == "3000 3000\n"
+    assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(
         "phantom: the phantom GPU does not support cudnnDreamOfElectricSheep: "
     )
     state = Path(calling[0]["PHANTOM_STATE_DIR"])
-    assert "cudnnDreamOfElectricSheep\n" == (state / "lacking").read_text()
+    assert (state / "lacking").read_text() == "cudnnDreamOfElectricSheep\n"
 
 
 def test_a_supported_call_is_not_replaced(calling: tuple[dict[str, str], Path]) -> None:
@@ -182,7 +182,7 @@ def test_a_supported_call_is_not_replaced(calling: tuple[dict[str, str], Path]) 
     version = "v = ctypes.c_int(); ctypes.CDLL(None).cudaRuntimeGetVersion(ctypes.byref(v)); "
     done = call(calling, version + "print(calls.present(), v.value)")
 
-    assert ("0 12040\n", "") == (done.stdout, done.stderr)
+    assert (done.stdout, done.stderr) == ("0 12040\n", "")
 
 
 def test_other_environments_are_unchanged(cache: dict[str, str], tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_missing_or_failing_compiler_is_a_usage_error(
     with pytest.raises(UsageError, match=reason):
         library_folder(None, {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CC": compiler})
 
-    assert [] == list((tmp_path / "torchmem" / "phantom").iterdir())
+    assert list((tmp_path / "torchmem" / "phantom").iterdir()) == []
 
 
 def test_an_empty_path_has_no_compiler(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_read_only_cache_is_replaced(without_cache: dict[str, str], tmp_path: 
     folder = library_folder(None, without_cache)
 
     assert tmp_path / f"torchmem-phantom-{os.getuid()}" == folder.parent
-    assert 0 == folder.parent.stat().st_mode & 0o022
+    assert folder.parent.stat().st_mode & 0o022 == 0
 
 
 @pytest.mark.parametrize("premade", ["by another user", "for a group", "as a link", "replaceable"])

@@ -58,8 +58,8 @@ def test_an_unsupported_build_is_a_usage_error(
         cuda_build(PYTHON, environment_with(tmp_path, version, cuda))
 
     remedy = f"{sys.executable} -m pip install 'torch===2.13.0'"
-    assert f"{sys.executable} has {reason}: install the CUDA build with {remedy}" == str(
-        caught.value
+    assert (
+        str(caught.value) == f"{sys.executable} has {reason}: install the CUDA build with {remedy}"
     )
 
 

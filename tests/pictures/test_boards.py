@@ -79,7 +79,7 @@ def test_a_board_shows_no_fault(
         )
     ]
 
-    assert [] == found
+    assert found == []
 
 
 @pytest.mark.stack
@@ -98,7 +98,7 @@ def test_every_override_matches_a_field(reports: Mapping[Drawing, Json]) -> None
         for finding in of_board
         if (board, finding.panel) not in ACCEPTED
     ]
-    assert [] == faults
+    assert faults == []
 
 
 @pytest.mark.stack
@@ -109,4 +109,4 @@ def test_a_question_has_one_answer() -> None:
     drawings = [Drawing(board, ALL_ON_ONE, open_rows=True, range="1h") for board in RECORDING_OF]
     reports = draw(drawings)
 
-    assert [] == disagreements({drawing.board: report for drawing, report in reports.items()})
+    assert disagreements({drawing.board: report for drawing, report in reports.items()}) == []

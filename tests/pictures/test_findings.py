@@ -136,8 +136,8 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Json]:
 @pytest.mark.stack
 def test_a_sound_board_has_no_faults(reports: dict[str, Json]) -> None:
     """Nothing is found on a board without faults."""
-    assert [] == findings(reports["sound"])
-    assert [] == unmatched_overrides([reports["sound"]])
+    assert findings(reports["sound"]) == []
+    assert unmatched_overrides([reports["sound"]]) == []
 
 
 @pytest.mark.stack
@@ -154,7 +154,7 @@ def test_a_broken_board_is_found(reports: dict[str, Json]) -> None:
     """A broken variable, too many panels, and an answer below the first screen are found."""
     found = [*findings(reports["variables"]), *findings(reports["long"])]
 
-    assert set(BOARD_FAULTS) == {finding.kind for finding in found if not finding.panel}
+    assert {finding.kind for finding in found if not finding.panel} == set(BOARD_FAULTS)
 
 
 @pytest.mark.stack
@@ -165,7 +165,7 @@ def test_an_override_without_a_field_is_found(reports: dict[str, Json]) -> None:
     never = [{**panel, "overrides": [{"name": "oom", "isMatched": False}]} for panel in panels[:1]]
 
     assert [Finding(UNMATCHED, "a graph", "oom")] == unmatched_overrides([{"panels": never}])
-    assert [] == unmatched_overrides([{"panels": never}, {"panels": matched}])
+    assert unmatched_overrides([{"panels": never}, {"panels": matched}]) == []
 
 
 def test_two_answers_to_one_question_are_found() -> None:
@@ -175,6 +175,6 @@ def test_two_answers_to_one_question_are_found() -> None:
         values = [{"title": "rank 3", "text": str(number), "number": number}]
         return {"panels": [{"type": "stat", "title": "Least headroom", "values": values}]}
 
-    assert [] == disagreements({"fleet": stat(4.2), "training": stat(4.2)})
+    assert disagreements({"fleet": stat(4.2), "training": stat(4.2)}) == []
     found = disagreements({"fleet": stat(4.2), "training": stat(19.0)})
     assert [Finding(DISAGREEMENT, "Least headroom", "fleet 4.2, training 19.0")] == found

@@ -52,7 +52,7 @@ def test_each_rule_comes_after_those_that_it_reads() -> None:
     rules = shipped()
     for number, rule in enumerate(rules):
         later = {other.name for other in rules[number + 1 :]} - {rule.name}
-        assert set() == rule.reads & later
+        assert rule.reads & later == set()
 
 
 def test_an_alert_starts_again_after_a_gap() -> None:
@@ -66,8 +66,8 @@ def test_an_alert_starts_again_after_a_gap() -> None:
         for labels, points in alert_series(rule, {}, values, ticks)
     }
 
-    assert {50_000, 60_000} == set(series["firing"])
-    assert {0, 10_000, 30_000, 40_000} == set(series["pending"])
+    assert set(series["firing"]) == {50_000, 60_000}
+    assert set(series["pending"]) == {0, 10_000, 30_000, 40_000}
     assert series["ALERTS_FOR_STATE"] == {
         **dict.fromkeys((0, 10_000), 0.0),
         **dict.fromkeys((30_000, 40_000, 50_000, 60_000), 30.0),

@@ -33,7 +33,7 @@ def test_grafana_has_every_board(real: Grafana) -> None:
     for board in BOARDS.values():
         found = real.ask(f"/api/dashboards/uid/{board['uid']}")
         assert len(board["panels"]) == len(found["dashboard"]["panels"]), board["title"]
-    assert [] == real.complaints()
+    assert real.complaints() == []
 
 
 @pytest.mark.stack
@@ -41,7 +41,7 @@ def test_grafana_answers_the_queries_of_every_panel(real: Grafana) -> None:
     """No query of any panel fails in Grafana's own data source."""
     errors = {name: real.errors(panel) for name, panel in PANELS.items()}
 
-    assert {} == {name: found for name, found in errors.items() if found}
+    assert {name: found for name, found in errors.items() if found} == {}
 
 
 @pytest.mark.stack
@@ -66,7 +66,7 @@ def test_a_query_that_fails_in_grafana_is_found() -> None:
     with answering(answer) as address:
         errors = Grafana(f"http://{address}").errors({"targets": targets})
 
-    assert ["A: parse error", "C: no answer"] == errors
+    assert errors == ["A: parse error", "C: no answer"]
     queries = asked[-1]["queries"]
-    assert {'up{job=~".*"}'} == {query["expr"] for query in queries}
-    assert {DATASOURCE} == {query["datasource"]["uid"] for query in queries}
+    assert {query["expr"] for query in queries} == {'up{job=~".*"}'}
+    assert {query["datasource"]["uid"] for query in queries} == {DATASOURCE}

@@ -123,9 +123,9 @@ def test_an_alert_waits_and_goes_on() -> None:
     """An alert fires once its condition has held, and for a while after it has ended."""
     low = of(9, 1, 1, 9, 1, 1, 1, 9, 9, 9, 1)
 
-    assert [2, 5, 6] == fires(Rule("", "margin < 5", 10), low)
-    assert [6] == fires(Rule("", "margin < 5", 20), low)
-    assert [6, 7, 8] == fires(Rule("", "margin < 5", 20, keep_seconds=20), low)
+    assert fires(Rule("", "margin < 5", 10), low) == [2, 5, 6]
+    assert fires(Rule("", "margin < 5", 20), low) == [6]
+    assert fires(Rule("", "margin < 5", 20, keep_seconds=20), low) == [6, 7, 8]
 
 
 def test_a_warning_counts_if_it_comes_in_time() -> None:
@@ -148,12 +148,12 @@ def test_false_alarms_are_counted_in_healthy_hours() -> None:
 
     result = score("rule", [stopped, quiet])
 
-    assert (100.0, 0.0, 200.0) == (
+    assert (
         result.false_alarms,
         result.false_alarms_flat,
         result.false_alarms_stops,
-    )
-    assert (2.0, 0.0) == (result.healthy_hours, result.came_true)
+    ) == (100.0, 0.0, 200.0)
+    assert (result.healthy_hours, result.came_true) == (2.0, 0.0)
 
 
 def test_a_warning_of_a_planned_batch_counts_however_early() -> None:
@@ -167,9 +167,9 @@ def test_a_warning_of_a_planned_batch_counts_however_early() -> None:
 
     result = plan_score([early, late, wrong], ["tail", "spike"])
 
-    assert (3, {"tail": (1, 2), "spike": (0, 0)}) == (result.warned, result.by_kind)
+    assert (result.warned, result.by_kind) == (3, {"tail": (1, 2), "spike": (0, 0)})
     assert pytest.approx(2 / 3) == result.came_true
-    assert 100.0 == result.false_alarms
+    assert result.false_alarms == 100.0
     assert pytest.approx((6000 + 40) / 2 / 60) == result.minutes_ahead
 
 

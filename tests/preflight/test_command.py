@@ -67,7 +67,7 @@ def test_the_report_of_a_script_that_fits(run: Preflight) -> None:
     """The page equals the golden file, and the exit code is 0."""
     code, stdout, stderr = run(PlayedScript(), "--gpu-model", "2GB")
 
-    assert (0, "") == (code, stderr)
+    assert (code, stderr) == (0, "")
     check_golden("fits.txt", stdout)
 
 
@@ -76,8 +76,8 @@ def test_the_report_of_a_script_that_does_not_fit(run: Preflight) -> None:
     script = PlayedScript()
     code, stdout, stderr = run(script, "--gpu-model", "0.86GB", "--gpu-models", "0.86GB,1GB,2GB")
 
-    assert (1, "") == (code, stderr)
-    assert [1, 8] == [round(plan.gpu.memory_bytes / 0.86e9) for plan in script.plans]
+    assert (code, stderr) == (1, "")
+    assert [round(plan.gpu.memory_bytes / 0.86e9) for plan in script.plans] == [1, 8]
     check_golden("does_not_fit.txt", stdout)
 
 
@@ -90,9 +90,9 @@ def test_the_first_sentence_names_a_setting_that_makes_it_fit(run: Preflight) ->
     fitting = {each["conf"] for each in settings["outcomes"][1:] if each["oom"] is None}
     sentence = document["verdict"]["sentence"]
 
-    assert (1, False) == (code, document["verdict"]["fits"])
+    assert (code, document["verdict"]["fits"]) == (1, False)
     assert {"expandable_segments:True"} == fitting == {document["verdict"]["fits_with"]}
-    assert "expandable_segments:True" == settings["verdict"]["recommended"]
+    assert settings["verdict"]["recommended"] == "expandable_segments:True"
     assert "It fits with expandable_segments:True, which reserves 462.00 MiB." in sentence
 
 
@@ -112,9 +112,9 @@ def test_without_an_exact_replay_each_row_is_a_run(run: Preflight) -> None:
         confs[1],
     )
 
-    assert 0 == code
+    assert code == 0
     assert [None, *confs, None, None] == [plan.alloc_conf for plan in script.plans]
-    assert [2, 2, 2, 1, 2] == [round(plan.gpu.memory_bytes / 1e9) for plan in script.plans]
+    assert [round(plan.gpu.memory_bytes / 1e9) for plan in script.plans] == [2, 2, 2, 1, 2]
     check_golden("run_again.txt", stdout)
 
 
@@ -133,7 +133,7 @@ def test_growth_is_the_headline(run: Preflight) -> None:
     verdict, text = document["verdict"], " ".join(stdout.split())
     left = verdict["growth"]["steps_left"]
 
-    assert (1, False, None) == (code, verdict["fits"], verdict["fits_with"])
+    assert (code, verdict["fits"], verdict["fits_with"]) == (1, False, None)
     assert verdict["sentence"] in text
     assert re.match(
         rf"Grows by 5\.\d\d MiB a step, full after about {left} more steps: a leak, or data that "
@@ -159,7 +159,7 @@ def test_other_gpus_are_full_later(run: Preflight) -> None:
     own, larger, largest = document["comparison"]["cards"]
 
     assert document["verdict"]["growth"]["steps_left"] == own["steps_left"] < larger["steps_left"]
-    assert [False, False, True] == [each["fits"] for each in (own, larger, largest)]
+    assert [each["fits"] for each in (own, larger, largest)] == [False, False, True]
     assert largest["steps_left"] is None
 
 
@@ -169,13 +169,13 @@ def test_growth_that_has_filled_the_gpu_is_the_headline(run: Preflight) -> None:
     code, stdout, _ = run(script, "--gpu-model", "1.6GB", "--json")
     verdict = json.loads(stdout)["verdict"]
 
-    assert (1, False, None) == (code, verdict["fits"], verdict["fits_with"])
+    assert (code, verdict["fits"], verdict["fits_with"]) == (1, False, None)
     assert re.match(
         r"Grows by 4\d\.\d\d MiB a step, full after 1\d steps: a leak, .* accumulates\. "
         r"Does not fit a phantom GPU of 1\.6GB: in step 1\d, ",
         verdict["sentence"],
     )
-    assert 0 == verdict["growth"]["steps_left"]
+    assert verdict["growth"]["steps_left"] == 0
     assert "It fits with" not in verdict["sentence"]
 
 
@@ -184,7 +184,7 @@ def test_the_growth_of_a_whole_run_is_a_note(run: Preflight) -> None:
     whole = PlayedScript(leak=5 * MIB, then=ends("finished"))
     code, stdout, _ = run(whole, "--gpu-model", "2GB")
 
-    assert 0 == code
+    assert code == 0
     assert "Fits a phantom GPU of 2GB" in stdout
     assert re.search(r"  - Grows by 5\.\d\d MiB a step, full after", stdout)
 
@@ -193,7 +193,7 @@ def test_the_growth_of_a_few_steps_is_unknown(run: Preflight) -> None:
     """It decides nothing, and the table says that it is not known."""
     code, stdout, _ = run(PlayedScript(leak=40 * MIB), "--gpu-model", "2GB", "--steps", "1")
 
-    assert 0 == code
+    assert code == 0
     assert re.search(r"  growth per step +unknown \(too few steps\)\n", stdout)
 
 
@@ -203,8 +203,8 @@ def test_a_rank_whose_memory_grows_does_not_fit(run: Preflight) -> None:
     flags = "--gpu-model", "2GB", "--world-size", "16", "--ranks", "0,9"
     code, stdout, _ = run(script, *flags)
 
-    assert 1 == code
-    assert 2 == len(re.findall(r"  grows$", stdout, re.MULTILINE))
+    assert code == 1
+    assert len(re.findall(r"  grows$", stdout, re.MULTILINE)) == 2
     assert "2 of 2 do not fit a phantom GPU of 2GB." in " ".join(stdout.split())
     assert "Grows by 5." in stdout
 
@@ -218,7 +218,7 @@ def test_the_json_of_one_run(run: Preflight) -> None:
     for outcome in document["comparison"]["settings"]["outcomes"]:
         outcome.pop("timeline", None)
 
-    assert (0, "epoch 1\n", 1) == (code, stderr, len(stdout.splitlines()))
+    assert (code, stderr, len(stdout.splitlines())) == (0, "epoch 1\n", 1)
     check_golden("fits.json", json.dumps(document, indent=1) + "\n")
 
 
@@ -229,7 +229,7 @@ def test_a_plot_is_written(run: Preflight, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"plot{suffix}"
     code, stdout, _ = run(PlayedScript(), "--gpu-model", "2GB", "--plot", path, "--json")
 
-    assert 0 == code
+    assert code == 0
     if suffix == ".png":
         assert path.read_bytes().startswith(b"\x89PNG")
         return
@@ -246,8 +246,8 @@ def test_the_trace_is_kept_on_request(run: Preflight, tmp_path: Path) -> None:
     path.write_text("older, and readable by everyone")
     run(PlayedScript(), "--gpu-model", "2GB", "--snapshot", path)
 
-    assert 0o600 == path.stat().st_mode & 0o777
-    assert 1 == len(read(path))
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(read(path)) == 1
     assert [path] == list(tmp_path.iterdir())
 
 
@@ -261,8 +261,8 @@ def test_the_largest_batch_is_found(run: Preflight) -> None:
     lines = stderr.splitlines()
     runs = [re.match(r"torchmem: run (\d+) of the script, phantom, --batch-size", x) for x in lines]
 
-    assert 0 == code
-    assert ["2", "4", "6", "8"] == [run and run[1] for run in runs]
+    assert code == 0
+    assert [run and run[1] for run in runs] == ["2", "4", "6", "8"]
     assert {1, best, best + 1, 64} <= tried
     assert len(tried) + 1 == len(script.plans) <= 9
     assert ((str(best), 40)) == (script.plans[-1].command[-1], script.plans[-1].steps)
@@ -275,16 +275,16 @@ def test_the_search_ends_at_its_bounds(run: Preflight) -> None:
     fits = run(small, "--gpu-model", "80GB", "--find-batch", "batch-size=2..4", "--json")
     misses = run(large, "--gpu-model", "1GB", "--find-batch", "batch-size=32..64", "--json")
 
-    assert (0, 4, [2, 4, 4]) == (
+    assert (
         fits[0],
         json.loads(fits[1])["best"],
         [int(plan.command[-1]) for plan in small.plans],
-    )
-    assert (1, None, [32]) == (
+    ) == (0, 4, [2, 4, 4])
+    assert (
         misses[0],
         json.loads(misses[1])["best"],
         [int(plan.command[-1]) for plan in large.plans],
-    )
+    ) == (1, None, [32])
 
 
 def test_the_largest_batch_is_confirmed_in_a_longer_run(run: Preflight) -> None:
@@ -296,7 +296,7 @@ def test_the_largest_batch_is_confirmed_in_a_longer_run(run: Preflight) -> None:
     runs = [(each["value"], each["steps"], each["fits"]) for each in document["tries"]]
     best = document["best"]
 
-    assert (1, 20) == (code, document["best_steps"])
+    assert (code, document["best_steps"]) == (1, 20)
     assert document["verdict"]["sentence"].startswith("Grows by 60.")
     assert {(best, 20, True), (best + 1, 20, False)} <= set(runs)
     assert any(fits for value, steps, fits in runs if value > best and steps == 5)
@@ -308,7 +308,7 @@ def test_an_error_ends_a_search(run: Preflight) -> None:
     script = PlayedScript(words="ValueError: mine\n", then=ends("error", exit_code=5))
     code, stdout, stderr = run(script, "--gpu-model", "4GB", "--find-batch", "batch-size=1..64")
 
-    assert (2, "") == (code, stdout)
+    assert (code, stdout) == (2, "")
     assert stderr.startswith(
         "ValueError: mine\ntorchmem: the script ended with exit code 5 after 20 optimizer steps"
     )
@@ -321,11 +321,11 @@ def test_ranks_are_a_table(run: Preflight) -> None:
         script, "--gpu-model", "2GB", "--world-size", "1024", "--ranks", "0..1,1023"
     )
 
-    assert 0 == code
-    assert [(0, 0), (1, 1), (1023, 7)] == [
+    assert code == 0
+    assert [
         (plan.placement.rank, plan.placement.local_rank) for plan in script.plans if plan.placement
-    ]
-    assert {8} == {plan.devices for plan in script.plans}
+    ] == [(0, 0), (1, 1), (1023, 7)]
+    assert {plan.devices for plan in script.plans} == {8}
     check_golden("ranks.txt", stdout)
 
 
@@ -344,8 +344,8 @@ def test_a_failing_rank_does_not_end_the_sweep(run: Preflight) -> None:
         line.split("  ")[-1].strip() for line in stdout.splitlines() if re.match(r" +0 ", line)
     ]
 
-    assert 1 == code
-    assert ["no verdict", "does not fit", "fits"] == words
+    assert code == 1
+    assert words == ["no verdict", "does not fit", "fits"]
 
 
 def test_several_gpus_have_a_column_each(run: Preflight) -> None:
@@ -400,7 +400,7 @@ def test_no_verdict_is_one_sentence(
     """The exit code is 2, whatever that of the script, and nothing else is printed."""
     code, stdout, stderr = run(PlayedScript(then=then), "--gpu-model", "2GB")
 
-    assert (2, "", 1) == (code, stdout, len(stderr.splitlines()))
+    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
     assert sentence in stderr
 
 
@@ -409,7 +409,7 @@ def test_inference_has_figures(run: Preflight) -> None:
     inference = ends("finished", steps=0, calls=20)
     code, stdout, stderr = run(PlayedScript(then=inference), "--gpu-model", "2GB")
 
-    assert (0, "") == (code, stderr)
+    assert (code, stderr) == (0, "")
     assert "Exited after 20 forward calls; the run took" in stdout
     assert "Fits a phantom GPU of 2GB" in stdout
     assert re.search(r"^    reached in +call 19, ", stdout, re.MULTILINE)
@@ -423,7 +423,7 @@ def test_estimates_are_named(run: Preflight) -> None:
     document = json.loads(run(script, "--gpu-model", "2GB", "--json")[1])
 
     assert "Workspaces of cuFFT, cuDNN are estimates" in " ".join(stdout.split())
-    assert ["outside", "headroom", "peak_allocated", "peak_reserved"] == document["estimates"]
+    assert document["estimates"] == ["outside", "headroom", "peak_allocated", "peak_reserved"]
 
 
 def test_values_that_were_read_are_reported(run: Preflight) -> None:
@@ -441,7 +441,7 @@ def test_a_missing_trace_is_reported(run: Preflight) -> None:
         PlayedScript(then=lambda _, outcome: replace(outcome, snapshot=None)), "--gpu-model", "2GB"
     )
 
-    assert 0 == code
+    assert code == 0
     assert "Other settings and GPUs were not compared: no trace was recorded" in stdout
 
 
@@ -493,7 +493,7 @@ def test_an_invalid_flag_is_one_sentence(
     script = PlayedScript()
     code, stdout, stderr = run(script, *arguments)
 
-    assert (2, "", 1) == (code, stdout, len(stderr.splitlines()))
+    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
     assert sentence in stderr
     assert not script.plans
 
@@ -523,7 +523,7 @@ def test_an_invalid_command_is_one_sentence(
     """A launcher is rejected too, because it would start several processes."""
     code, stdout, stderr = run(PlayedScript(), "--gpu-model", "2GB", command=command)
 
-    assert (2, "", 1) == (code, stdout, len(stderr.splitlines()))
+    assert (code, stdout, len(stderr.splitlines())) == (2, "", 1)
     assert sentence in stderr
 
 
@@ -538,8 +538,8 @@ def test_every_field_of_the_json_is_documented(run: Preflight) -> None:
     )
     documents = [json.loads(run(PlayedScript(), *flags, "--json")[1]) for flags in kinds]
 
-    assert {"run", "find_batch", "sweep"} == {document["kind"] for document in documents}
-    assert [] == sorted(name for name in set(names(documents)) if f"`{name}`" not in page)
+    assert {document["kind"] for document in documents} == {"run", "find_batch", "sweep"}
+    assert sorted(name for name in set(names(documents)) if f"`{name}`" not in page) == []
 
 
 def names(value: object) -> Iterator[str]:
@@ -574,7 +574,7 @@ def test_the_gpus_are_listed() -> None:
 
     done = torchmem("--list-gpu-models")
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert ["GPU", *(gpu.name for gpu in CATALOG)] == [
         line.split()[0] for line in done.stdout.splitlines()
     ]
@@ -586,7 +586,7 @@ def test_a_phantom_inside_a_phantom_is_rejected() -> None:
         "--gpu-model", "2GB", "--beside-gpu", *COMMAND, LD_PRELOAD="/nowhere/libphantom.so"
     )
 
-    assert (2, "") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (2, "")
     assert "torchmem: this shell already runs on a phantom GPU" in done.stderr
 
 
@@ -619,8 +619,8 @@ def test_ctrl_c_during_the_removal_of_the_scratch_folder(run: Preflight) -> None
 
     code, _, stderr = run(interrupted, "--gpu-model", "2GB")
 
-    assert (130, "torchmem: interrupted: all processes of the script were ended.\n") == (
+    assert (
         code,
         stderr,
-    )
+    ) == (130, "torchmem: interrupted: all processes of the script were ended.\n")
     assert not scratch[0].exists()

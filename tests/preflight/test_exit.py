@@ -29,7 +29,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 def test_stop_ends_the_script_from_any_thread(code: str) -> None:
     """It prints one sentence and exits with code 2, even from a thread."""
     done = python(code)
-    assert (2, "torchmem: no.\n") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (2, "torchmem: no.\n")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_stop_ends_the_script_from_any_thread(code: str) -> None:
 def test_leave_accepts_closed_streams(code: str) -> None:
     """A script without a stdout ends like any other after the planned steps."""
     done = python(f"print('trained'); {code}leave(0)")
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_leave_accepts_closed_streams(code: str) -> None:
 def test_os_exit_runs_the_callback(callback: str) -> None:
     """The script's `os._exit` keeps its exit code, even if the callback fails."""
     done = python(f"before_leaving(lambda: {callback}); os._exit(7)")
-    assert (7, "called\n", "") == (done.returncode, done.stdout, done.stderr)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "called\n", "")
 
 
 def test_a_report_is_complete_or_missing(tmp_path: Path) -> None:
@@ -60,4 +60,4 @@ def test_a_report_is_complete_or_missing(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    assert [] == list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []

@@ -62,8 +62,8 @@ def test_steps_that_need_more_and_more_grow() -> None:
     found = growth(device([0] * STEPS, [100 * MIB * step for step in range(1, 21)]), TOTAL, OUTSIDE)
 
     assert found
-    assert ("larger_step", 100 * MIB) == (found.kind, found.bytes_per_step)
-    assert (GPU - GIB - 2000 * MIB) // (100 * MIB) == found.steps_left
+    assert (found.kind, found.bytes_per_step) == ("larger_step", 100 * MIB)
+    assert found.steps_left == (GPU - GIB - 2000 * MIB) // (100 * MIB)
 
 
 @pytest.mark.parametrize("seed", range(200))
@@ -97,8 +97,9 @@ def test_a_run_that_ended_by_itself_has_no_further_steps() -> None:
     stopped = RunResult("steps", 0, STEPS, 1.0, 0, (leaking(100 * MIB),))
     finished = replace(stopped, ended="finished")
 
-    assert [True, False] == [
-        found.decides for found in map(first_growth, (stopped, finished)) if found
+    assert [found.decides for found in map(first_growth, (stopped, finished)) if found] == [
+        True,
+        False,
     ]
 
 
@@ -108,7 +109,7 @@ def test_slow_growth_does_not_decide() -> None:
 
     assert slow
     assert fast
-    assert (False, True) == (slow.decides, fast.decides)
+    assert (slow.decides, fast.decides) == (False, True)
     assert fast.steps_left <= MAX_HORIZON * STEPS < slow.steps_left
 
 
@@ -118,7 +119,7 @@ def test_what_is_cached_is_taken() -> None:
     found = first_growth(RunResult("steps", 0, STEPS, 1.0, 0, (cached,)))
 
     assert found
-    assert 10 == found.steps_left
+    assert found.steps_left == 10
 
 
 def test_a_few_bytes_a_step_never_decide() -> None:
@@ -136,4 +137,4 @@ def test_the_gpu_that_is_full_first_is_told() -> None:
     found = first_growth(RunResult("steps", 0, STEPS, 1.0, 0, (slow, fast)))
 
     assert found
-    assert 1 == found.device
+    assert found.device == 1

@@ -128,7 +128,7 @@ def test_growth_of_a_short_run_is_unknown(allocated: list[int]) -> None:
 @given(st.integers(0, STEPS - 1), st.integers(1, GIB))
 def test_a_single_allocation_is_not_growth(when: int, size: int) -> None:
     """The optimizer's state, for example, is allocated once, in any step."""
-    assert 0 == kept_per_step(steps([GIB + size * (step >= when) for step in range(STEPS)]))
+    assert kept_per_step(steps([GIB + size * (step >= when) for step in range(STEPS)])) == 0
 
 
 @given(
@@ -138,9 +138,9 @@ def test_a_single_allocation_is_not_growth(when: int, size: int) -> None:
 )
 def test_memory_that_is_freed_again_is_not_growth(half: list[int]) -> None:
     """Batches of different lengths leave different amounts of memory allocated."""
-    assert 0 == kept_per_step(steps([0, *half, *reversed(half)]))
+    assert kept_per_step(steps([0, *half, *reversed(half)])) == 0
 
 
 def test_shrinking_memory_is_not_growth() -> None:
     """Growth is never negative."""
-    assert 0 == kept_per_step(steps([GIB - step * MIB for step in range(STEPS)]))
+    assert kept_per_step(steps([GIB - step * MIB for step in range(STEPS)])) == 0

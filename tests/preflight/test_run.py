@@ -86,7 +86,7 @@ def test_a_second_signal_ends_the_grace_period() -> None:
         pid = process.stdout.readline().strip()
         process.send_signal(signal.SIGINT)
         lines = [process.stdout.readline(), process.stdout.readline()]
-        assert ["interrupted\n", "asked\n"] == lines
+        assert lines == ["interrupted\n", "asked\n"]
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
 
@@ -99,7 +99,7 @@ def test_ctrl_c_while_the_script_is_started() -> None:
     command = [sys.executable, "-c", ROUNDS]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
-    assert ("60 0\n", "") == (done.stdout, done.stderr)
+    assert (done.stdout, done.stderr) == ("60 0\n", "")
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_processes_of_the_script_end_with_it(tmp_path: Path, away: str) -> None:
         pass
     script.end()
 
-    assert 0 == script.poll()
+    assert script.poll() == 0
     helper = int(started.read_text())
     until(lambda: not _is_alive(helper))  # a killed process takes a moment to end
 
@@ -148,4 +148,4 @@ def test_a_deferred_signal_is_delivered_once_after_the_block() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
 
-    assert ["done", "handled", "handled"] == events
+    assert events == ["done", "handled", "handled"]

@@ -71,8 +71,8 @@ def test_the_facts_of_a_capture_are_read(job: RecordedJob, path: Path) -> None:
 
     assert in_use == recording.facts.block_sizes
     sizes = recording.facts.total_bytes, recording.facts.limit_bytes, recording.facts.free_bytes
-    assert ("2.12.1+cu130", (80, 60, None)) == (recording.facts.torch_version, sizes)
-    assert 50 == recording.facts.allocated_peak_bytes
+    assert (recording.facts.torch_version, sizes) == ("2.12.1+cu130", (80, 60, None))
+    assert recording.facts.allocated_peak_bytes == 50
     assert replace(recording.facts, block_sizes={}) == overwritten.facts
     assert CaptureFacts() == plain.facts
 
@@ -108,12 +108,12 @@ def test_everything_that_a_replay_needs_is_read(
     snapshot = job.snapshot()
     (recording,) = read(write(snapshot, path, protocol))
 
-    assert ("rank0.pickle", 0, False, 0) == (
+    assert (
         recording.name,
         recording.device,
         recording.truncated,
         recording.ignored,
-    )
+    ) == ("rank0.pickle", 0, False, 0)
     assert snapshot["allocator_settings"] == recording.settings
     assert [(e["action"], e["addr"], e["size"], e["stream"], e["pool_id"]) for e in job.trace] == [
         (e.action, e.address, e.size, e.stream, e.pool) for e in recording.events
@@ -137,7 +137,7 @@ def test_an_oom_has_the_free_bytes_of_the_driver(path: Path) -> None:
     (recording,) = read(write(job.snapshot(), path))
 
     oom = recording.events[-1]
-    assert ("oom", 0, 200 * MIB, 86 * MIB) == (oom.action, oom.address, oom.size, oom.device_free)
+    assert (oom.action, oom.address, oom.size, oom.device_free) == ("oom", 0, 200 * MIB, 86 * MIB)
 
 
 def test_each_device_with_a_trace_is_a_recording(path: Path) -> None:
@@ -150,10 +150,10 @@ def test_each_device_with_a_trace_is_a_recording(path: Path) -> None:
     snapshot["segments"] = [segment for job in jobs for segment in job.segments()]
     recordings = read(write(snapshot, path))
 
-    assert [(0, 1, MIB), (2, 1, 3 * MIB)] == [
+    assert [
         (recording.device, len(recording.segments), recording.events[-1].size)
         for recording in recordings
-    ]
+    ] == [(0, 1, MIB), (2, 1, 3 * MIB)]
 
 
 def as_21(snapshot: Snapshot) -> None:
@@ -183,7 +183,7 @@ def test_without_pools_an_event_is_in_the_pool_of_its_segment(job: RecordedJob, 
     (recording,) = read(write(snapshot, path))
     end = private["address"] + private["total_size"]
 
-    assert {(0, 0), (0, 7)} == {event.pool for event in recording.events}
+    assert {event.pool for event in recording.events} == {(0, 0), (0, 7)}
     for event in recording.events:
         assert (private["address"] <= event.address < end) == (event.pool == (0, 7))
 
@@ -203,7 +203,7 @@ def test_expandable_segments_and_streams_are_read(job: RecordedJob, path: Path) 
     (recording,) = read(write(snapshot, path))
 
     assert "segment_map" in {event.action for event in recording.events}
-    assert {94_000_000_000_000} == {event.stream for event in recording.events}
+    assert {event.stream for event in recording.events} == {94_000_000_000_000}
     assert all(segment.is_expandable for segment in recording.segments)
 
 

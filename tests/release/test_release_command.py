@@ -69,11 +69,11 @@ def test_it_shows_what_came_back_from_whom(tmp_path: Path) -> None:
     with answering(path, ReleaseAnswer(0, "done", {"GPU-1": 3 * GIB}, 0.25)) as requests:
         shown = release("--pid", str(os.getpid()), "--hooks", "1.5", "--run-dir", tmp_path)
 
-    assert (0, "") == (shown.returncode, shown.stderr)
+    assert (shown.returncode, shown.stderr) == (0, "")
     first, _, last = shown.stdout.splitlines()
     assert first.endswith(f"(pid {os.getpid()}): returned 3.00 GiB in 250 ms")
-    assert "GPU-1: 3.00 GiB returned to the driver" == last
-    assert 3 * GIB // 2 == decode_request(requests[0]).hook_bytes
+    assert last == "GPU-1: 3.00 GiB returned to the driver"
+    assert decode_request(requests[0]).hook_bytes == 3 * GIB // 2
     assert [path] == [file for file in path.parent.iterdir() if not file.name.startswith(".")]
 
 
@@ -84,7 +84,7 @@ def test_a_refusal_is_shown_and_fails(tmp_path: Path) -> None:
     with answering(path, refusal):
         shown = release("--pid", str(os.getpid()), "--run-dir", tmp_path)
 
-    assert (1, "") == (shown.returncode, shown.stderr)
+    assert (shown.returncode, shown.stderr) == (1, "")
     assert "refused: a CUDA graph is being captured\n" in shown.stdout
     assert "Nothing was returned to the driver." in shown.stdout
 
@@ -94,7 +94,7 @@ def test_a_process_that_does_not_answer_is_not_waited_for_forever(tmp_path: Path
     path = publish(tmp_path, own_sample())
     shown = release("--pid", str(os.getpid()), "--timeout", "0.3", "--run-dir", tmp_path)
 
-    assert (1, True) == (shown.returncode, "no step ended within 0.3 s" in shown.stdout)
+    assert (shown.returncode, "no step ended within 0.3 s" in shown.stdout) == (1, True)
     assert not sibling_path(path, REQUEST_SUFFIX).exists()
 
 
@@ -106,7 +106,7 @@ def test_a_request_from_the_future_is_no_other_release(tmp_path: Path) -> None:
     os.utime(left, (time.time() + 7200, time.time() + 7200))
     shown = release("--pid", str(os.getpid()), "--timeout", "0.3", "--run-dir", tmp_path)
 
-    assert (1, True) == (shown.returncode, "no step ended within 0.3 s" in shown.stdout)
+    assert (shown.returncode, "no step ended within 0.3 s" in shown.stdout) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ def test_wrong_use_is_one_sentence(tmp_path: Path, arguments: list[str], error: 
     publish(tmp_path, own_sample())
     shown = release(*arguments, "--run-dir", tmp_path)
 
-    assert (2, "") == (shown.returncode, shown.stdout)
+    assert (shown.returncode, shown.stdout) == (2, "")
     assert shown.stderr.startswith(f"torchmem: {error.format(tmp_path)}")
-    assert 1 == shown.stderr.count("\n")
+    assert shown.stderr.count("\n") == 1
 
 
 @needs_root

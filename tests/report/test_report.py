@@ -106,7 +106,7 @@ def test_the_rank_of_a_directory(tmp_path: Path) -> None:
     publish(tmp_path, own_sample())
     done = report("--run-dir", tmp_path)
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "run night (train.py), rank 0 of 8: running" in done.stdout
     assert "50.00 GiB allocated, 62.00 GiB reserved" in done.stdout
 
@@ -122,7 +122,7 @@ def test_the_gpu_has_nvmls_index(tmp_path: Path, listed: str, name: str) -> None
     publish(tmp_path / "run", own_sample(devices=(replace(DEVICE, uuid=UUID),)))
     done = report("--run-dir", tmp_path / "run", path=tmp_path)
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[2].startswith(name)
 
 
@@ -134,9 +134,9 @@ def test_json(tmp_path: Path) -> None:
 
     assert sample.timestamp == document["sample"]["timestamp"]
     (device,) = document["devices"]
-    assert "fragmentation" == device["threats"][0]["cause"]
+    assert device["threats"][0]["cause"] == "fragmentation"
     assert "model.py:88" in device["threats"][0]["text"]
-    assert "expandable_segments" == device["advice"][0]["setting"]
+    assert device["advice"][0]["setting"] == "expandable_segments"
 
 
 def test_a_rank_that_has_ended_is_shown_if_none_is_running(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_rank_that_has_ended_is_shown_if_none_is_running(tmp_path: Path) -> No
     publish(tmp_path, own_sample(ended="exited"))
     done = report("--run-dir", tmp_path)
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "run night (train.py), rank 0 of 8: exited" in done.stdout
 
 
@@ -163,7 +163,7 @@ def test_the_thresholds_of_the_user(tmp_path: Path) -> None:
     assert "Threats" in by_flag.stdout
     file.write_text("stranded_byte: 1GiB\n")
     wrong = report(*where, "--thresholds", file)
-    assert (2, True) == (wrong.returncode, "did you mean 'stranded_bytes'?" in wrong.stderr)
+    assert (wrong.returncode, "did you mean 'stranded_bytes'?" in wrong.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_an_error_is_one_sentence(
     publish(tmp_path, content)
     done = report("--run-dir", tmp_path, *arguments)
 
-    assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert sentence in done.stderr
 
 
@@ -193,7 +193,7 @@ def test_a_missing_directory_is_one_sentence(tmp_path: Path) -> None:
     """The error names the directory."""
     done = report("--run-dir", tmp_path / "missing")
 
-    assert 2 == done.returncode
+    assert done.returncode == 2
     assert "cannot be read" in done.stderr
 
 
@@ -218,7 +218,7 @@ def test_the_page(tmp_path: Path) -> None:
     content = file.read_text()
     device = json.loads(content.split('id="document">')[1].split("</script>")[0])["devices"][0]
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert escape(done.stdout) in content
     assert "Enable expandable segments" in str(device["advice"])
     assert "fragmentation" in [threat["cause"] for threat in device["threats"]]

@@ -57,8 +57,8 @@ def test_the_watchdog_has_a_receiver_of_its_own() -> None:
     """TorchmemWatchdog goes to `watchdog` only, often enough for a service that expects it."""
     configuration = yaml.safe_load(CONFIGURATION.read_text())
     first = configuration["route"]["routes"][0]
-    assert ['alertname = "TorchmemWatchdog"'] == first["matchers"]
-    assert ("watchdog", "5m") == (first["receiver"], first["repeat_interval"])
+    assert first["matchers"] == ['alertname = "TorchmemWatchdog"']
+    assert (first["receiver"], first["repeat_interval"]) == ("watchdog", "5m")
     assert "continue" not in first
     assert "watchdog" in {receiver["name"] for receiver in configuration["receivers"]}
 
@@ -155,16 +155,18 @@ def test_a_message_is_readable_in_a_chat(tmp_path: Path) -> None:
     """The title has counts, the text each alert with remedy and links, and resolved alerts."""
     single = {**DATA, "alerts": DATA["alerts"][:1]}
 
-    assert "gpt rank 1: the allocator flushes its cache 4.0 times a minute" == _rendered(
-        "torchmem.title", single, tmp_path
-    )
-    assert "TorchmemRetryStorm, run gpt: 1 firing, 1 resolved" == _rendered(
-        "torchmem.title", DATA, tmp_path
+    assert (
+        _rendered("torchmem.title", single, tmp_path)
+        == "gpt rank 1: the allocator flushes its cache 4.0 times a minute"
     )
     assert (
+        _rendered("torchmem.title", DATA, tmp_path)
+        == "TorchmemRetryStorm, run gpt: 1 firing, 1 resolved"
+    )
+    assert _rendered("torchmem.text", DATA, tmp_path) == (
         "- gpt rank 1: the allocator flushes its cache 4.0 times a minute\n"
         "  Use a smaller batch.\n"
         "  Runbook: http://127.0.0.1:9090/user/docs/runbooks/TorchmemRetryStorm.md\n"
         "  Dashboard: /d/torchmem-training-memory?var-run=gpt\n"
         "- Resolved: gpt rank 2: the allocator flushes its cache 4.0 times a minute"
-    ) == _rendered("torchmem.text", DATA, tmp_path)
+    )

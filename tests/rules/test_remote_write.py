@@ -162,5 +162,5 @@ def test_both_stores_return_the_same_fleet_dashboard(stores: Stores) -> None:
 
     with suppress(AssertionError):
         until(lambda: not differing(), pause=1)
-    assert [] == differing()
+    assert differing() == []
     assert without_data(stores) <= MAY_LACK_DATA

@@ -85,7 +85,7 @@ def test_every_alert_has_its_unit_tests(root: Path) -> None:
         for test in yaml.safe_load(path.read_text())["tests"]:
             for check in test.get("alert_rule_test", []):
                 outcomes[check["alertname"]].add(bool(check["exp_alerts"]))
-    assert {True} == outcomes.pop("TorchmemWatchdog")
+    assert outcomes.pop("TorchmemWatchdog") == {True}
     assert {alert: {True, False} for alert in outcomes} == outcomes
 
 

@@ -48,9 +48,12 @@ def test_a_runbook_has_four_sections(page: Path) -> None:
     text = page.read_text()
 
     assert re.match(rf"# {page.stem}\n\n[A-Z].*\.\n\n", text)
-    assert ["What it means.", "Confirm.", "Do.", "Verify."] == re.findall(
-        r"^\*\*(.+?)\*\*", text, re.MULTILINE
-    )
+    assert re.findall(r"^\*\*(.+?)\*\*", text, re.MULTILINE) == [
+        "What it means.",
+        "Confirm.",
+        "Do.",
+        "Verify.",
+    ]
     assert all((BOOKS / link).exists() for link in re.findall(r"\]\((\w+\.md)\)", text))
 
 
@@ -59,7 +62,7 @@ def test_a_query_is_valid(page: str, query: str) -> None:
     """A query parses, and every series and label in it is in the catalog or recorded."""
     promql_parser.parse(query)
 
-    assert [] == promql.problems(query)
+    assert promql.problems(query) == []
 
 
 def test_every_runbook_has_queries() -> None:
@@ -75,15 +78,15 @@ def test_the_xid_runbook_has_every_xid() -> None:
     expected = {
         str(number): xid.meaning for number, xid in XIDS.items() if number not in APPLICATION_XIDS
     }
-    assert expected == rows
+    assert rows == expected
 
 
 def test_the_oom_runbook_has_the_remedy_of_every_cause() -> None:
     """The table of TorchmemOutOfMemory has the same remedies as the alert and the dashboard."""
     text = (BOOKS / "TorchmemOutOfMemory.md").read_text()
 
-    assert REMEDY_BY_CAUSE == {
+    assert {
         cause: remedy
         for cause, remedy in re.findall(r"^\| (\w+) \| .*? \| (.*?) \|$", text, re.MULTILINE)
         if cause != "cause"
-    }
+    } == REMEDY_BY_CAUSE

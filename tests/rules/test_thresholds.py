@@ -38,14 +38,14 @@ def test_the_printed_defaults_render_the_shipped_rules(file: Path) -> None:
     file.write_text(rules("--defaults").stdout)
     checked = rules("--thresholds", file, "--check", ROOT / "prometheus" / "rules")
 
-    assert (0, "") == (checked.returncode, checked.stderr)
+    assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_ignored_xids_are_those_of_applications() -> None:
     """The shipped list of ignored XIDs is the one in the table of XIDs."""
     shipped = yaml.safe_load(defaults_text())["gpu_ignored_xids"]
 
-    assert list(APPLICATION_XIDS) == shipped
+    assert shipped == list(APPLICATION_XIDS)
 
 
 def test_the_shipped_file_is_yaml() -> None:
@@ -109,28 +109,28 @@ def test_an_invalid_file_exits_with_2(file: Path, tmp_path: Path) -> None:
     file.write_text("fragmentation_ration: 0.8")
     done = rules("--thresholds", file, "--out", tmp_path / "rules")
 
-    assert 2 == done.returncode
+    assert done.returncode == 2
     assert "did you mean 'fragmentation_ratio'?" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "rules").exists()
     assert (
-        2 == rules("--thresholds", tmp_path / "missing.yml", "--out", tmp_path / "rules").returncode
+        rules("--thresholds", tmp_path / "missing.yml", "--out", tmp_path / "rules").returncode == 2
     )
-    assert 2 == rules().returncode
+    assert rules().returncode == 2
 
 
 def test_other_files_in_the_folder_are_kept(tmp_path: Path) -> None:
     """Rendering removes files of an older rendering and nothing else; --check finds changes."""
     first, other, old = tmp_path / "alerts-memory.yml", tmp_path / "mine.yml", tmp_path / "old.yml"
-    assert 0 == rules("--out", tmp_path).returncode
+    assert rules("--out", tmp_path).returncode == 0
     other.write_text("groups: []\n")
     old.write_text(first.read_text())
-    assert 1 == rules("--check", tmp_path).returncode
+    assert rules("--check", tmp_path).returncode == 1
 
-    assert 0 == rules("--out", tmp_path).returncode
+    assert rules("--out", tmp_path).returncode == 0
     assert other.exists()
     assert not old.exists()
-    assert 0 == rules("--check", tmp_path).returncode
+    assert rules("--check", tmp_path).returncode == 0
 
 
 def test_rules_contain_the_values_and_urls(file: Path) -> None:
@@ -149,7 +149,7 @@ def test_rules_contain_the_values_and_urls(file: Path) -> None:
     assert 'torchmem_free_bytes{state="stranded"} > 2147483648' in texts["alerts-memory.yml"]
     assert 'up{job="gpus"} == 0\n        for: 5m' in texts["alerts-monitoring.yml"]
     down = yaml.safe_load(texts["alerts-monitoring.yml"])["groups"][0]["rules"][0]["annotations"]
-    assert "https://wiki.example.org/runbooks/TorchmemExporterDown.md" == down["runbook_url"]
+    assert down["runbook_url"] == "https://wiki.example.org/runbooks/TorchmemExporterDown.md"
     assert down["dashboard_url"].startswith("https://grafana.example.org/d/")
 
 
@@ -203,7 +203,7 @@ def _firing(alert: str, label: str, time: str, *values: str) -> dict[str, object
 def test_an_override_applies_to_its_runs_only(file: Path, tmp_path: Path) -> None:
     """The first matching override applies; runs without an override have the default."""
     file.write_text(OVERRIDES)
-    assert 0 == rules("--thresholds", file, "--out", tmp_path / "rules").returncode
+    assert rules("--thresholds", file, "--out", tmp_path / "rules").returncode == 0
     ratios = {"llm-a": 0.85, "llm-special": 0.85, "llm-b": 0.95, "gpt": 0.85, "x-llm-a": 0.85}
     series = _hot_gpu("hot-1") | _hot_gpu("cold")
     for run, ratio in ratios.items():
@@ -237,7 +237,7 @@ def test_an_override_applies_to_its_runs_only(file: Path, tmp_path: Path) -> Non
         ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
     )
 
-    assert 0 == tested.returncode, tested.stdout + tested.stderr
+    assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
 @pytest.mark.stack
@@ -257,11 +257,11 @@ def test_rules_with_all_overrides_are_valid(file: Path, tmp_path: Path) -> None:
             }
         )
     )
-    assert 0 == rules("--thresholds", file, "--out", tmp_path / "rules").returncode
+    assert rules("--thresholds", file, "--out", tmp_path / "rules").returncode == 0
     paths = sorted(map(str, (tmp_path / "rules").glob("*.yml")))
     checked = subprocess.run(
         ["promtool", "check", "rules", *paths], capture_output=True, text=True, check=False
     )
 
-    assert 0 == checked.returncode, checked.stdout + checked.stderr
+    assert checked.returncode == 0, checked.stdout + checked.stderr
     assert len(by_label["run"]) > 15

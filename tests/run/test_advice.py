@@ -88,7 +88,7 @@ def launch(
         timeout=120,
         check=False,
     )
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     return tuple(done.stdout.splitlines()), done.stderr.splitlines()
 
 
@@ -128,7 +128,7 @@ def test_an_oom_by_fragmentation_sets_what_its_report_names(tmp_path: Path) -> N
     attempt(tmp_path, 1, 390)
     values, lines = launch(tmp_path)
 
-    assert (ADVICE, "", ADVICE) == values
+    assert values == (ADVICE, "", ADVICE)
     (line,) = lines
     assert line == (
         "torchmem: expandable_segments:True is added to PYTORCH_ALLOC_CONF by the report's rule: "
@@ -141,7 +141,7 @@ def test_pytorch_before_2_10_gets_the_variable_that_it_reads(tmp_path: Path) -> 
     process = replace(reports.STRANDED.process, versions={"torch": "2.9.1"})
     attempt(tmp_path, 1, 390, report=replace(reports.STRANDED, process=process))
 
-    assert ("", ADVICE, ADVICE) == launch(tmp_path)[0]
+    assert launch(tmp_path)[0] == ("", ADVICE, ADVICE)
 
 
 @pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
@@ -150,8 +150,8 @@ def test_other_settings_of_the_user_stay(tmp_path: Path, variable: str) -> None:
     attempt(tmp_path, 1, 390)
     values, _ = launch(tmp_path, **{variable: "max_split_size_mb:128"})
 
-    assert {variable: f"max_split_size_mb:128,{ADVICE}"} == {
-        name: value for name, value in zip(VARIABLES[:2], values, strict=False) if value
+    assert {name: value for name, value in zip(VARIABLES[:2], values, strict=False) if value} == {
+        variable: f"max_split_size_mb:128,{ADVICE}"
     }
 
 
@@ -161,8 +161,8 @@ def test_a_value_of_the_user_is_never_replaced(tmp_path: Path, variable: str) ->
     attempt(tmp_path, 1, 390)
     values, lines = launch(tmp_path, **{variable: "expandable_segments:False"})
 
-    assert {"", "expandable_segments:False"} == set(values)
-    assert ["torchmem: expandable_segments stays as you set it."] == lines
+    assert set(values) == {"", "expandable_segments:False"}
+    assert lines == ["torchmem: expandable_segments stays as you set it."]
 
 
 @pytest.mark.parametrize("name", sorted(reports.BY_NAME))
@@ -205,7 +205,7 @@ def test_advice_that_was_withdrawn_stays_so(tmp_path: Path) -> None:
     attempt(tmp_path, 2, 100, advice=ADVICE)
     attempt(tmp_path, 3, 500, advice="withdrawn")
 
-    assert {"TORCHMEM_ADVICE": "withdrawn"} == found(tmp_path).environment
+    assert found(tmp_path).environment == {"TORCHMEM_ADVICE": "withdrawn"}
 
 
 LEAK = OnsetEvidence("leak", 70 * reports.GIB, 8 * reports.MIB, 2, "held")
@@ -225,8 +225,8 @@ def test_a_leak_gets_no_setting(tmp_path: Path) -> None:
     replays = Replays(Replayed(ADVICE))
     found(tmp_path, replays)
 
-    assert UNCHANGED == values
-    assert [] == replays.settings
+    assert values == UNCHANGED
+    assert replays.settings == []
     (line,) = lines
     assert line.startswith("torchmem: no setting is added: memory leak: tensors kept between steps")
     assert "8.00 MiB a step" in line
@@ -238,7 +238,7 @@ def test_what_a_setting_gains_of_a_leak_is_said(tmp_path: Path) -> None:
     attempt(tmp_path, 1, 390, report=BOTH)
     advice = found(tmp_path)
 
-    assert ADVICE == advice.environment["TORCHMEM_ADVICE"]
+    assert advice.environment["TORCHMEM_ADVICE"] == ADVICE
     assert "room for about 1,152 more" in advice.sentence
 
 
@@ -252,7 +252,7 @@ def test_only_expandable_segments_are_a_rule_where_memory_grows(tmp_path: Path) 
     assert not without.environment
     assert without.sentence.startswith("no setting is added: ")
     proved = found(tmp_path, Replays(Replayed(SEGMENTS)))
-    assert SEGMENTS == proved.environment["TORCHMEM_ADVICE"]
+    assert proved.environment["TORCHMEM_ADVICE"] == SEGMENTS
 
 
 def test_a_replay_must_leave_room_where_memory_grows(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_replay_must_leave_room_where_memory_grows(tmp_path: Path) -> None:
     asked = Replays(Replayed(failed=(ADVICE,)))
     advice = found(tmp_path, asked)
 
-    assert [39 * 8 * reports.MIB] == asked.room
+    assert asked.room == [39 * 8 * reports.MIB]
     assert not advice.environment
     assert advice.sentence.endswith("it does so too or soon after.")
 
@@ -278,7 +278,7 @@ def test_room_that_does_not_matter_needs_a_replay(tmp_path: Path) -> None:
     assert not problem.environment
     assert problem.sentence.endswith(" it is damaged.")
     proved = found(tmp_path, Replays(Replayed(SEGMENTS)))
-    assert SEGMENTS == proved.environment["TORCHMEM_ADVICE"]
+    assert proved.environment["TORCHMEM_ADVICE"] == SEGMENTS
     assert "by fragmentation" not in proved.sentence
 
 
@@ -289,7 +289,7 @@ def test_one_line_says_why_nothing_is_added(tmp_path: Path, name: str) -> None:
     attempt(tmp_path, 1, 390, report=report)
     advice = found(tmp_path)
 
-    assert 1 == len(advice.sentence.splitlines())
+    assert len(advice.sentence.splitlines()) == 1
     if not advice.environment:
         ended = replace(report, steps=Steps(390))
         assert headline(ended)[1:] in advice.sentence
@@ -302,17 +302,17 @@ def test_a_leak_gets_a_setting_at_most_once(tmp_path: Path) -> None:
         given.append(found(tmp_path).environment.get("TORCHMEM_ADVICE", ""))
         attempt(tmp_path, number, steps, advice=given[-1])
 
-    assert ["", ADVICE, "withdrawn", "withdrawn"] == given
+    assert given == ["", ADVICE, "withdrawn", "withdrawn"]
 
 
 def test_a_setting_that_helps_stays_for_all_later_attempts(tmp_path: Path) -> None:
     """It is compared with the attempt that lacked it, not with the one before that had it."""
     attempt(tmp_path, 1, 100)
     for number in (2, 3, 4):
-        assert ADVICE == found(tmp_path).environment["TORCHMEM_ADVICE"]
+        assert found(tmp_path).environment["TORCHMEM_ADVICE"] == ADVICE
         attempt(tmp_path, number, 200, advice=ADVICE)
 
-    assert ADVICE == found(tmp_path).environment["TORCHMEM_ADVICE"]
+    assert found(tmp_path).environment["TORCHMEM_ADVICE"] == ADVICE
 
 
 def test_steps_that_were_not_counted_decide_as_none(tmp_path: Path) -> None:
@@ -320,24 +320,24 @@ def test_steps_that_were_not_counted_decide_as_none(tmp_path: Path) -> None:
     attempt(tmp_path, 1, 0)
     attempt(tmp_path, 2, 0, advice=ADVICE)
 
-    assert "withdrawn" == found(tmp_path).environment["TORCHMEM_ADVICE"]
+    assert found(tmp_path).environment["TORCHMEM_ADVICE"] == "withdrawn"
 
 
 def test_a_launcher_within_another_leaves_its_advice(tmp_path: Path) -> None:
     """What the outer `torchmem run` has added is not taken for the user's."""
     attempt(tmp_path, 1, 390)
 
-    assert "" == found(tmp_path, TORCHMEM_ADVICE=ADVICE, PYTORCH_ALLOC_CONF=ADVICE).sentence
+    assert found(tmp_path, TORCHMEM_ADVICE=ADVICE, PYTORCH_ALLOC_CONF=ADVICE).sentence == ""
 
 
 def test_the_empty_variable_that_pytorch_reads_first(tmp_path: Path) -> None:
     """PYTORCH_CUDA_ALLOC_CONF that is set to nothing hides the others, so it gets the setting."""
     attempt(tmp_path, 1, 390)
 
-    assert ("", ADVICE, ADVICE) == launch(tmp_path, PYTORCH_CUDA_ALLOC_CONF="")[0]
+    assert launch(tmp_path, PYTORCH_CUDA_ALLOC_CONF="")[0] == ("", ADVICE, ADVICE)
     # Observed with PyTorch 2.13 of CUDA: it reads the variable of ROCm builds before the new one.
     changed = found(tmp_path, PYTORCH_HIP_ALLOC_CONF="max_split_size_mb:128").environment
-    assert f"max_split_size_mb:128,{ADVICE}" == changed["PYTORCH_HIP_ALLOC_CONF"]
+    assert changed["PYTORCH_HIP_ALLOC_CONF"] == f"max_split_size_mb:128,{ADVICE}"
 
 
 @pytest.mark.parametrize(("age", "counts"), [(29 * DAY, True), (31 * DAY, False), (-DAY, True)])
@@ -371,7 +371,7 @@ def test_a_recording_decides_instead_of_the_rule(tmp_path: Path) -> None:
     record(attempt(tmp_path, 1, 390))
     values, lines = launch(tmp_path)
 
-    assert (SEGMENTS, "", SEGMENTS) == values
+    assert values == (SEGMENTS, "", SEGMENTS)
     (line,) = lines
     assert line == (
         f"torchmem: {SEGMENTS} is added to PYTORCH_ALLOC_CONF by replay: the run ended after 390 "
@@ -396,7 +396,7 @@ def test_the_rule_decides_if_the_replay_shows_nothing(tmp_path: Path) -> None:
     record(attempt(tmp_path, 1, 390))
     advice = found(tmp_path, replay=Replays(Replayed(problem="it is damaged.")))
 
-    assert ADVICE == advice.environment["TORCHMEM_ADVICE"]
+    assert advice.environment["TORCHMEM_ADVICE"] == ADVICE
     assert "by the report's rule" in advice.sentence
     assert advice.sentence.endswith("The recording does not show more: it is damaged.")
 
@@ -412,7 +412,7 @@ def test_a_setting_that_an_older_pytorch_lacks_is_left_out(tmp_path: Path) -> No
     record(attempt(tmp_path, 2, 390, report=replace(reports.STRANDED, process=versions)))
     find_advice("night", {"TORCHMEM_RUN_DIR": str(tmp_path)}, "2.13.0", asked)
 
-    assert [False, True, True, False] == [SEGMENTS in settings for settings in asked.settings]
+    assert [SEGMENTS in settings for settings in asked.settings] == [False, True, True, False]
 
 
 def test_what_is_replayed(tmp_path: Path) -> None:
@@ -428,10 +428,10 @@ def test_what_is_replayed(tmp_path: Path) -> None:
     found(tmp_path, replay=asked)
     every, without_split, later = asked.settings
 
-    assert ADVICE == every[0]
+    assert every[0] == ADVICE
     assert not [text for text in every if "large_segment" in text]
     assert [text for text in every if "max_split" not in text] == without_split
-    assert {"max_split_size_mb": "128"} == asked.present[1]
+    assert asked.present[1] == {"max_split_size_mb": "128"}
     assert later[0] == SEGMENTS
 
 
@@ -449,7 +449,7 @@ def test_only_an_own_file_is_replayed(tmp_path: Path, kind: str) -> None:
         recording.mkdir()
     asked = Replays(Replayed(SEGMENTS))
 
-    assert ADVICE == found(tmp_path, replay=asked).environment["TORCHMEM_ADVICE"]
+    assert found(tmp_path, replay=asked).environment["TORCHMEM_ADVICE"] == ADVICE
     assert not asked.settings
 
 
@@ -473,14 +473,14 @@ def test_an_oom_that_the_script_survived_is_none(tmp_path: Path) -> None:
     )
     path.with_name(sample_name(1, 1, 1)).write_bytes(encode_sample(sample))
 
-    assert (UNCHANGED, []) == launch(tmp_path)
+    assert launch(tmp_path) == (UNCHANGED, [])
 
 
 def test_another_run_has_its_own_advice(tmp_path: Path) -> None:
     """Reports of a run with another name change nothing."""
     attempt(tmp_path, 1, 390)
 
-    assert (UNCHANGED, []) == launch(tmp_path, name="day")
+    assert launch(tmp_path, name="day") == (UNCHANGED, [])
 
 
 def test_reports_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
@@ -497,16 +497,16 @@ def test_reports_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
     foreign.write_bytes(content)
     (folder / "1-5-5-1.oom.json").symlink_to(foreign)
 
-    assert (UNCHANGED, []) == launch(tmp_path)
-    assert (UNCHANGED, []) == launch(tmp_path / "missing")
-    assert (UNCHANGED, []) == launch(foreign)
+    assert launch(tmp_path) == (UNCHANGED, [])
+    assert launch(tmp_path / "missing") == (UNCHANGED, [])
+    assert launch(foreign) == (UNCHANGED, [])
 
 
 def test_a_directory_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
     """A report that another user could have put there is not read."""
     attempt(tmp_path, 1, 390).parent.chmod(0o777)
 
-    assert (UNCHANGED, []) == launch(tmp_path)
+    assert launch(tmp_path) == (UNCHANGED, [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
@@ -517,7 +517,7 @@ def test_reports_of_other_users_are_nothing_to_root(tmp_path: Path) -> None:
     os.chown(foreign / path.name, 4711, 4711)
     os.chown(foreign, 4711, 4711)
 
-    assert (UNCHANGED, []) == launch(tmp_path)
+    assert launch(tmp_path) == (UNCHANGED, [])
 
 
 def test_a_run_without_a_name_is_a_usage_error() -> None:
@@ -531,5 +531,5 @@ def test_a_run_without_a_name_is_a_usage_error() -> None:
         timeout=120,
         check=False,
     )
-    assert (2, 1) == (done.returncode, done.stderr.count("\n"))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "--name" in done.stderr

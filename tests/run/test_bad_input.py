@@ -180,7 +180,7 @@ def test_torch_that_was_looked_for_is_still_watched(tmp_path: Path) -> None:
     show = "import torch, sys; print('torchmem.sdk' in sys.modules)"
     done = ended([*RUN, *PYTHON, "-c", ask + show], {}, tmp_path)
 
-    assert (0, b"True\n") == (done.code, done.out)
+    assert (done.code, done.out) == (0, b"True\n")
 
 
 @pytest.mark.skipif(not may_mount(), reason="mounting a file system needs root")

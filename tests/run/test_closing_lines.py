@@ -43,10 +43,10 @@ HEALTHY = Sample(
 
 def test_a_healthy_program() -> None:
     """The peak of its tensors, the share of the GPU, what it left, and where the rest is."""
-    assert (
+    assert lines(HEALTHY, None, DEFAULT) == (
         "torchmem: peak 51.0 of 80.0 GiB (64%), 26.0 GiB left",
         "torchmem: `torchmem report --pid 4242` shows the rest",
-    ) == lines(HEALTHY, None, DEFAULT)
+    )
 
 
 def test_an_oom_is_the_verdict() -> None:
@@ -57,7 +57,7 @@ def test_an_oom_is_the_verdict() -> None:
 
     assert "(48%)" in first
     assert first.endswith(f"; {headline(report)[0].lower()}{headline(report)[1:]}")
-    assert "torchmem: `torchmem oom` explains it" == second
+    assert second == "torchmem: `torchmem oom` explains it"
 
 
 def test_growth_is_the_verdict() -> None:
@@ -119,7 +119,7 @@ def test_one_rank_of_a_node_writes(
 ) -> None:
     """Of many ranks on a node, local rank 0 writes the lines."""
     process = replace(HEALTHY.process, rank=rank, local_rank=local_rank, world_size=world_size)
-    assert expected == speaks(process)
+    assert speaks(process) == expected
 
 
 @contextmanager

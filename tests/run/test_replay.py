@@ -74,7 +74,7 @@ def test_the_room_that_must_be_left_counts(tmp_path: Path) -> None:
     path = write(JOBS["phases"][0].snapshot(), tmp_path / "rank0.pickle")
     little, much = (next(answers(job(path, (EXPANDABLE,), room)))[0] for room in (MIB, GIB))
 
-    assert ("enough", "not enough") == (little, much)
+    assert (little, much) == ("enough", "not enough")
 
 
 def test_a_replay_that_takes_too_long_shows_nothing(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_cannot_be_replayed_is_a_problem(tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_bytes(content)
         [(verdict, text)] = asked(path, EXPANDABLE)
-        assert ("problem", True) == (verdict, text.endswith(".")), name
+        assert (verdict, text.endswith(".")) == ("problem", True), name
 
 
 def test_another_gpu_shows_nothing(tmp_path: Path) -> None:
@@ -109,4 +109,4 @@ def test_another_gpu_shows_nothing(tmp_path: Path) -> None:
     path = write(JOBS["pages"][0].snapshot(), tmp_path / "rank0.pickle")
     job = {"recording": str(path), "device": 1, "present": {}, "settings": [EXPANDABLE]}
 
-    assert [] == list(answers(job))
+    assert list(answers(job)) == []

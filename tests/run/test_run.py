@@ -35,7 +35,7 @@ def python(code: str, *folders: Path, flags: tuple[str, ...] = ()) -> str:
     """Return what Python code prints under `torchmem run`; nothing is on stderr."""
     path = os.pathsep.join(map(str, folders))
     done = torchmem_run(sys.executable, *flags, "-W", "error", "-c", code, PYTHONPATH=path)
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
@@ -56,13 +56,13 @@ def test_the_command_is_the_same_process() -> None:
 def test_a_signal_ends_the_command() -> None:
     """A command that is killed by a signal reports that signal."""
     code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
-    assert -signal.SIGTERM == torchmem_run(sys.executable, "-c", code).returncode
+    assert torchmem_run(sys.executable, "-c", code).returncode == -signal.SIGTERM
 
 
 def test_a_broken_pipe_ends_a_command_as_without_torchmem() -> None:
     """SIGPIPE, which Python ignores, has its default action in the command."""
     done = torchmem_run("sh", "-c", "yes | head -n 1; kill -PIPE $$; echo survived")
-    assert (-signal.SIGPIPE, "y\n") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (-signal.SIGPIPE, "y\n")
 
 
 def test_stdin_stdout_and_stderr_pass_through() -> None:
@@ -75,7 +75,7 @@ def test_stdin_stdout_and_stderr_pass_through() -> None:
         timeout=120,
         check=False,
     )
-    assert ("line\n", "error\n") == (done.stdout, done.stderr)
+    assert (done.stdout, done.stderr) == ("line\n", "error\n")
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_a_file_that_is_no_program_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"\x00")
     (tmp_path / "file").chmod(0o755)
     done = torchmem_run(str(tmp_path / "file"))
-    assert (126, 1) == (done.returncode, done.stderr.count("\n"))
+    assert (done.returncode, done.stderr.count("\n")) == (126, 1)
 
 
 def test_a_process_without_torch_loads_only_the_hook() -> None:
     """Helper processes import next to nothing, and never torch."""
     modules = "['torchmem', 'torchmem.run', 'torchmem.run.autostart', 'torchmem.run.torch_import']"
-    assert f"{modules}\n" == python(SHOW)
-    assert "False\n" == python("import sys; print('torch' in sys.modules)")
+    assert python(SHOW) == f"{modules}\n"
+    assert python("import sys; print('torch' in sys.modules)") == "False\n"
 
 
 def test_a_module_named_torch_that_is_not_pytorch_is_left_alone(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ import sys, torch
 print('torchmem.sdk' in sys.modules, torch.VALUE)
 print(type(torch.__loader__).__name__, type(torch.__spec__.loader).__name__)
 """
-    assert "False 3\nSourceFileLoader SourceFileLoader\n" == python(code, tmp_path)
+    assert python(code, tmp_path) == "False 3\nSourceFileLoader SourceFileLoader\n"
 
 
 @pytest.mark.parametrize("content", ["raise RuntimeError('broken')", "", "import nothing_of_this"])
@@ -148,7 +148,7 @@ try:
 except ModuleNotFoundError as error:
     print(error, error.name)
 """
-    assert "No module named 'torch' torch\n" == python(code)
+    assert python(code) == "No module named 'torch' torch\n"
 
 
 def test_the_environments_own_sitecustomize_runs(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_the_environments_own_sitecustomize_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(own)
     code = "import os, sitecustomize; print(os.environ['OWN'], sitecustomize.VALUE)"
     # It runs in the process of `torchmem run` too, as in every Python process.
-    assert "xx 7\n" == python(code, tmp_path)
+    assert python(code, tmp_path) == "xx 7\n"
 
 
 def test_the_path_of_imports_is_unchanged(tmp_path: Path) -> None:
@@ -171,14 +171,15 @@ def test_the_path_of_imports_is_unchanged(tmp_path: Path) -> None:
         check=True,
     )
     assert plain.stdout == python(code, tmp_path)
-    assert f"{STARTUP}{os.pathsep}{tmp_path}\n" == python(
-        "import os; print(os.environ['PYTHONPATH'])", tmp_path
+    assert (
+        python("import os; print(os.environ['PYTHONPATH'])", tmp_path)
+        == f"{STARTUP}{os.pathsep}{tmp_path}\n"
     )
 
 
 def test_a_python_without_site_is_left_alone() -> None:
     """Python that does not import site runs as without torchmem."""
-    assert "[]\n" == python(SHOW, flags=("-S",))
+    assert python(SHOW, flags=("-S",)) == "[]\n"
 
 
 def test_flags_become_settings() -> None:
@@ -187,7 +188,7 @@ def test_flags_become_settings() -> None:
     done = torchmem_run(
         sys.executable, "-c", show, flags=("--name", "nightly", "--run-dir", "/run/x")
     )
-    assert "nightly /run/x\n" == done.stdout
+    assert done.stdout == "nightly /run/x\n"
 
 
 def test_zero_turns_it_off() -> None:
@@ -195,4 +196,4 @@ def test_zero_turns_it_off() -> None:
     done = torchmem_run("env", "TORCHMEM=0", sys.executable, "-c", SHOW)
     assert "torchmem.run.torch_import" in done.stdout
     code = "import sys; print([f for f in sys.meta_path if 'torch_import' in type(f).__module__])"
-    assert "[]\n" == torchmem_run("env", "TORCHMEM=0", sys.executable, "-c", code).stdout
+    assert torchmem_run("env", "TORCHMEM=0", sys.executable, "-c", code).stdout == "[]\n"

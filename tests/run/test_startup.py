@@ -81,7 +81,7 @@ def test_a_broken_torchmem_costs_one_line(startup: Path, content: str, tmp_path:
     """The environment's own sitecustomize and the program run."""
     (tmp_path / "sitecustomize.py").write_text(OWN)
     done = python(startup, broken_torchmem(tmp_path, content), code="print('program')")
-    assert (0, "own\nprogram\n") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (0, "own\nprogram\n")
     assert done.stderr.count("\n") <= 1
 
 
@@ -99,7 +99,7 @@ def test_a_broken_torchmem_in_the_environment_costs_one_line(content: str, tmp_p
     for folders in ([tmp_path], [tmp_path, RUN]):
         done = python(*folders, code=code.replace("import sitecustomize", ""))
         assert done.stdout.endswith("other\nprogram\n")
-        assert 1 == done.stderr.count("\n")
+        assert done.stderr.count("\n") == 1
         assert "torchmem: this process is not monitored: " in done.stderr
 
 
@@ -114,4 +114,4 @@ def test_a_line_for_a_closed_stderr_is_not_printed(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert (0, "1\n") == (done.returncode, done.stdout)
+    assert (done.returncode, done.stdout) == (0, "1\n")

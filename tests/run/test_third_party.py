@@ -48,5 +48,5 @@ def test_a_change_differs_from_each_plain_outcome(first: str, second: str, chang
         }
         for run in (first, second)
     ]
-    assert ["test"] == differences(runs[0])
+    assert differences(runs[0]) == ["test"]
     assert changed == is_changed("test", *runs)

@@ -190,7 +190,7 @@ def test_the_import_is_noticed_once(torch: Path, python: str) -> None:
         name: text.count("imported\n") for name, text in printed.items()
     }
     assert all("executed\nimported\n" in text for text in printed.values())
-    assert "lazy\n" == printed["lazy finder"].partition("torch.version\n")[0]
+    assert printed["lazy finder"].partition("torch.version\n")[0] == "lazy\n"
     assert not any("imported" in text for text in outputs(WITHOUT, WATCHED, torch).values())
 
 

@@ -52,7 +52,7 @@ def test_a_full_sample_exports_every_metric_of_the_catalog() -> None:
     series = scrape(Collector(ProcessView(full_sample(), 4242, "running", {UUID: "3"}))).series
     served = {base_name(name) for name in series}
 
-    assert OWN == served
+    assert served == OWN
 
 
 def test_labels_are_those_of_the_catalog() -> None:
@@ -61,7 +61,7 @@ def test_labels_are_those_of_the_catalog() -> None:
         for sample in metric.samples:
             spec = CATALOG[base_name(sample.name)]
             facts = set() if spec.kind == "info" else set(sample.labels) - {"le"} - set(spec.labels)
-            assert (set(), True) == (facts, set(spec.labels) <= set(sample.labels))
+            assert (facts, set(spec.labels) <= set(sample.labels)) == (set(), True)
 
 
 @given(st.lists(samples, max_size=2, unique_by=lambda s: (s.process.rank, s.process.pid)))

@@ -63,11 +63,11 @@ def test_the_limit_that_leaves_the_least_counts(tmp_path: Path, version: int) ->
     memory = host_memory(7, node.proc, node.cgroups)
 
     assert memory is not None
-    assert (3 * PAGE, 32 * GIB, 14 * GIB) == (
+    assert (
         memory.rss_bytes,
         memory.limit_bytes,
         memory.available_bytes,
-    )
+    ) == (3 * PAGE, 32 * GIB, 14 * GIB)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -78,7 +78,7 @@ def test_without_a_limit_the_machine_counts(tmp_path: Path, version: int) -> Non
     memory = host_memory(7, node.proc, node.cgroups)
 
     assert memory is not None
-    assert (64 * GIB, 40 * GIB) == (memory.limit_bytes, memory.available_bytes)
+    assert (memory.limit_bytes, memory.available_bytes) == (64 * GIB, 40 * GIB)
 
 
 @pytest.mark.parametrize("group", ["/../other", "/not/mounted/here"])
@@ -89,7 +89,7 @@ def test_a_group_that_is_not_visible_is_unknown(tmp_path: Path, group: str) -> N
     memory = host_memory(7, node.proc, node.cgroups)
 
     assert memory is not None
-    assert (None, None) == (memory.limit_bytes, memory.available_bytes)
+    assert (memory.limit_bytes, memory.available_bytes) == (None, None)
     assert MemoryGroup.of(7, node.proc, node.cgroups) is None
 
 
@@ -100,7 +100,7 @@ def test_a_container_without_a_cgroup_namespace_sees_its_own_limit(tmp_path: Pat
     memory = host_memory("self", node.proc, node.cgroups)
 
     assert memory is not None
-    assert (4 * GIB, 3 * GIB) == (memory.limit_bytes, memory.available_bytes)
+    assert (memory.limit_bytes, memory.available_bytes) == (4 * GIB, 3 * GIB)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -111,7 +111,7 @@ def test_oom_kills_are_counted(tmp_path: Path, version: int) -> None:
     group = MemoryGroup.of(7, node.proc, node.cgroups)
 
     assert group is not None
-    assert (3, 2) == (group.oom_kills(), node_oom_kills(node.proc))
+    assert (group.oom_kills(), node_oom_kills(node.proc)) == (3, 2)
 
 
 def test_a_process_that_has_ended_has_no_memory(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_process_that_has_ended_has_no_memory(tmp_path: Path) -> None:
     node = Node(tmp_path, 2, "/")
     write(node.proc / "8" / "statm", "0 0 0 0 0 0 0\n")
 
-    assert [None, None] == [host_memory(pid, node.proc, node.cgroups) for pid in (8, 9)]
+    assert [host_memory(pid, node.proc, node.cgroups) for pid in (8, 9)] == [None, None]
 
 
 @given(content=st.text(max_size=40))

@@ -55,11 +55,11 @@ def test_a_process_counts_from_its_start() -> None:
 
     names = ("torchmem_steps_total", "torchmem_ooms_total", "torchmem_step_duration_seconds")
     for name in names:
-        assert {(NOW - 100) * 1e9} == {p.start_time_unix_nano for p in received.points(name)}
-        assert {NOW * 1e9} == {p.time_unix_nano for p in received.points(name)}
+        assert {p.start_time_unix_nano for p in received.points(name)} == {(NOW - 100) * 1e9}
+        assert {p.time_unix_nano for p in received.points(name)} == {NOW * 1e9}
     late = Conversion(resource({}), lambda: {("0", "4242", "night"): NOW + 100})
     (point,) = convert(late, full_sample()).points("torchmem_steps_total")
-    assert NOW * 1e9 == point.start_time_unix_nano
+    assert point.start_time_unix_nano == NOW * 1e9
 
 
 def test_an_unknown_start_is_the_first_observation() -> None:
@@ -71,7 +71,7 @@ def test_an_unknown_start_is_the_first_observation() -> None:
         (point,) = convert(conversion, sample, NOW + seconds).points("torchmem_steps_total")
         starts.append(point.start_time_unix_nano / 1e9 - NOW)
 
-    assert [0, 0, 60, 60] == starts
+    assert starts == [0, 0, 60, 60]
 
 
 def test_the_kinds_of_otlp() -> None:
@@ -82,7 +82,7 @@ def test_the_kinds_of_otlp() -> None:
     assert metrics["torchmem_ooms_total"].sum.is_monotonic
     assert cumulative == metrics["torchmem_ooms_total"].sum.aggregation_temporality
     info = metrics["torchmem_process_info"]
-    assert "sum" == info.WhichOneof("data")
+    assert info.WhichOneof("data") == "sum"
     assert not info.sum.is_monotonic
     histogram = metrics["torchmem_step_duration_seconds"].histogram
     assert cumulative == histogram.aggregation_temporality
@@ -92,7 +92,7 @@ def test_the_kinds_of_otlp() -> None:
     assert not point.HasField("min")
     for suffix in ("bucket", "gcount", "gsum"):
         name = f"torchmem_free_block_size_bytes_{suffix}"
-        assert "gauge" == metrics[name].WhichOneof("data")
+        assert metrics[name].WhichOneof("data") == "gauge"
 
 
 def test_numbers_beyond_otlp_stop_nobody_else() -> None:
@@ -110,7 +110,7 @@ def test_text_that_is_no_utf_8_is_sent() -> None:
     """A run named after a file name that is not UTF-8 does not make the encoding fail."""
     received = convert(Conversion(resource({})), full_sample(run="night\udce9"))
 
-    assert {"night\N{REPLACEMENT CHARACTER}"} == set(received.values("torchmem_steps_total", "run"))
+    assert set(received.values("torchmem_steps_total", "run")) == {"night\N{REPLACEMENT CHARACTER}"}
 
 
 UNIT_WORDS = {
@@ -144,4 +144,4 @@ def translated(spec: MetricSpec) -> str:
 
 def test_prometheus_keeps_the_names() -> None:
     """Prometheus adds no suffix to a name, so rules and dashboards work on what OTLP brought."""
-    assert list(CATALOG) == [translated(spec) for spec in CATALOG.values()]
+    assert [translated(spec) for spec in CATALOG.values()] == list(CATALOG)

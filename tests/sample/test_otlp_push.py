@@ -47,7 +47,7 @@ def test_the_last_state_is_sent_at_the_end() -> None:
     push = Push(lambda: EMPTY, lambda: memory, 3600, reports.append)
     push.close(60)
 
-    assert ([EMPTY], [None], True) == (memory.sent, reports, memory.is_shut_down)
+    assert (memory.sent, reports, memory.is_shut_down) == ([EMPTY], [None], True)
 
 
 def test_the_end_does_not_wait_for_a_collector_that_failed() -> None:
@@ -78,15 +78,15 @@ def test_an_exception_ends_nothing() -> None:
     until(lambda: memory.sent)
     push.close(60)
 
-    assert ["broken", "None"] == [str(failure) for failure in failures[:2]]
+    assert [str(failure) for failure in failures[:2]] == ["broken", "None"]
 
 
 def test_the_environment_variables() -> None:
     """Interval, switches and protocol are OpenTelemetry's; a wrong one is a usage error."""
-    assert 15 == interval_seconds({"OTEL_METRIC_EXPORT_INTERVAL": "15000"})
-    assert {60} == {
+    assert interval_seconds({"OTEL_METRIC_EXPORT_INTERVAL": "15000"}) == 15
+    assert {
         interval_seconds({"OTEL_METRIC_EXPORT_INTERVAL": text}) for text in ("", "x", "nan", "0")
-    }
+    } == {60}
     assert is_disabled({"OTEL_SDK_DISABLED": "true"})
     assert is_disabled({"OTEL_METRICS_EXPORTER": "none"})
     assert not is_disabled({"OTEL_METRICS_EXPORTER": "otlp"})
@@ -101,4 +101,4 @@ def test_the_service_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """OTEL_SERVICE_NAME overrides the name torchmem."""
     monkeypatch.setenv("OTEL_SERVICE_NAME", "pretraining")
 
-    assert "pretraining" == resource({}).attributes["service.name"]
+    assert resource({}).attributes["service.name"] == "pretraining"

@@ -34,4 +34,4 @@ def test_a_process_that_was_stopped_goes_on_waiting() -> None:
         child.send_signal(signal.SIGTERM)
         child.stdout.read()
 
-    assert signal.SIGTERM == child.returncode
+    assert child.returncode == signal.SIGTERM

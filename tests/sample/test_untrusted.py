@@ -52,7 +52,7 @@ def test_file_of_another_user_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"content")
 
-    assert b"content" == read_untrusted(path, MAX_BYTES, os.geteuid())[0]
+    assert read_untrusted(path, MAX_BYTES, os.geteuid())[0] == b"content"
     with pytest.raises(UntrustedFileError, match="belongs to another user"):
         read_untrusted(path, MAX_BYTES, os.geteuid() + 1)
 
@@ -62,7 +62,7 @@ def test_name_in_an_open_directory(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
     directory = os.open(tmp_path, os.O_RDONLY)
     try:
-        assert b"content" == read_untrusted("file", MAX_BYTES, directory=directory)[0]
+        assert read_untrusted("file", MAX_BYTES, directory=directory)[0] == b"content"
         with pytest.raises(FileNotFoundError):
             read_untrusted("missing", MAX_BYTES, directory=directory)
     finally:

@@ -93,8 +93,8 @@ def test_tensors_by_shape() -> None:
     kept = [Tensor(8, 128), Tensor(8, 128), Parameter(1024, 1024), Tensor(4, device=1)]
     kept.append(Tensor(0))
 
-    assert [(1, (1024, 1024), 4 << 20), (2, (8, 128), 8192)] == groups()
-    assert [(1, (4,), 16)] == groups(device=1)
+    assert groups() == [(1, (1024, 1024), 4 << 20), (2, (8, 128), 8192)]
+    assert groups(device=1) == [(1, (4,), 16)]
     assert len(kept) == 5
 
 
@@ -104,7 +104,7 @@ def test_a_storage_counts_once() -> None:
     views = [Tensor(10, storage=whole.storage), Tensor(1, 10, storage=whole.storage)]
     part = Tensor(3, storage=Storage(1 << 20))
 
-    assert [(1, (3,), 1 << 20), (1, (100, 10), 4000)] == groups()
+    assert groups() == [(1, (3,), 1 << 20), (1, (100, 10), 4000)]
     assert [len(views), part.nbytes] == [2, 12]
 
 
@@ -114,7 +114,7 @@ def test_other_types_are_not_touched() -> None:
     broken, kept_too = Tensor(5), Tensor(7)
     del broken.storage
 
-    assert [(1, (7,), 28)] == groups()
+    assert groups() == [(1, (7,), 28)]
     assert [kept, broken, kept_too]
 
 
@@ -125,7 +125,7 @@ def test_no_tensor_is_kept() -> None:
     walk.groups(0)
     del tensor
 
-    assert [] == groups()
+    assert groups() == []
 
 
 def test_the_time_is_bounded() -> None:
@@ -139,7 +139,7 @@ def test_many_groups() -> None:
     kinds = [(((size,), "int8"), size) for size in range(1, 31) for _ in range(2)]
     found = grouped(kinds)
 
-    assert MAX_GROUPS + 1 == len(found)
+    assert len(found) == MAX_GROUPS + 1
     assert TensorGroup(2, (30,), "int8", 60) == found[0]
-    assert (40, None, None) == (found[-1].count, found[-1].shape, found[-1].dtype)
+    assert (found[-1].count, found[-1].shape, found[-1].dtype) == (40, None, None)
     assert sum(size for _, size in kinds) == sum(group.bytes for group in found)

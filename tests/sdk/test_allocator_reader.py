@@ -37,7 +37,7 @@ def test_every_version_returns_its_segments(version: Version) -> None:
     torch = fake_torch(version, segments=SEGMENTS)
     reader = AllocatorReader(torch, {})
 
-    assert (SEGMENTS, 1) == (reader.segments(), len(torch.snapshots))
+    assert (reader.segments(), len(torch.snapshots)) == (SEGMENTS, 1)
     assert ("expandable_segments" in reader.settings()) == (version >= (2, 3))
     assert (None if version < (2, 6) else 0.5) == reader.fraction(0)
 
@@ -59,7 +59,7 @@ def test_settings_cost_no_snapshot_of_their_own() -> None:
     assert reader.settings() == reader.settings()
     reader.segments()
     reader.settings()
-    assert 2 == len(torch.snapshots)
+    assert len(torch.snapshots) == 2
 
 
 def test_settings_are_what_was_parsed() -> None:
@@ -82,7 +82,7 @@ def test_settings_are_what_was_parsed() -> None:
         "roundup_power2_divisions": "2:2",
         "backend": "native",
     }
-    assert expected == AllocatorReader(fake_torch(settings=raw), {}).settings()
+    assert AllocatorReader(fake_torch(settings=raw), {}).settings() == expected
 
 
 def test_other_backends_take_no_snapshot() -> None:

@@ -75,7 +75,7 @@ def test_an_oom_has_the_line_that_asked(
     assert own is not None
     assert (HERE, line) == (own.file, own.line)
     assert not any("torchmem/sdk/" in frame.file for frame in origin.stack.frames)
-    assert ("rollout", None, None) == (origin.phase, origin.main_stack, origin.thread)
+    assert (origin.phase, origin.main_stack, origin.thread) == ("rollout", None, None)
 
 
 def test_a_phase_that_was_left_is_not_named(
@@ -107,7 +107,7 @@ def test_the_line_is_published(
         allocator.malloc(2 * GIB)
     (device,) = published()[0]["devices"]
 
-    assert f"test_call_stack.py:{line}" == device["last_oom"]["line"]
+    assert device["last_oom"]["line"] == f"test_call_stack.py:{line}"
 
 
 def test_another_thread_has_both_stacks() -> None:
@@ -120,7 +120,7 @@ def test_another_thread_has_both_stacks() -> None:
     thread.join()
     (origin,) = found
 
-    assert ("loader", "MmBackward0") == (origin.thread, origin.backward)
+    assert (origin.thread, origin.backward) == ("loader", "MmBackward0")
     assert "<lambda>" in origin.stack.frames[0].function
     assert origin.main_stack is not None
     assert "test_another_thread_has_both_stacks" in {
@@ -216,7 +216,7 @@ def test_a_traceback_is_a_stack() -> None:
     """The innermost call of a traceback comes first."""
     origin = raising_origin(_traceback(), "ValueError")
 
-    assert ["_inner", "_traceback"] == [frame.function for frame in origin.stack.frames]
+    assert [frame.function for frame in origin.stack.frames] == ["_inner", "_traceback"]
     assert origin.main_stack is None
 
 
@@ -225,7 +225,7 @@ def test_an_error_of_a_data_loader_has_its_own_stack() -> None:
     origin = raising_origin(_traceback(), CARRIED)
 
     assert Frame("/home/ann/data.py", 7, "collate") == origin.own
-    assert ["torch"] == [frame.package for frame in origin.stack.frames[1:]]
+    assert [frame.package for frame in origin.stack.frames[1:]] == ["torch"]
     assert origin.main_stack is not None
 
 

@@ -90,7 +90,7 @@ def test_recording_begins_and_ends_between_two_steps(
 ) -> None:
     """Elsewhere nothing happens before the grace period ends; at a step nothing is delayed."""
     waiting = Job(CaptureRequest(seconds), granted)
-    assert "start" == next_action(waiting, granted + wait, at_step=True)
+    assert next_action(waiting, granted + wait, at_step=True) == "start"
     assert ("wait" if granted + wait < granted + START_GRACE_SECONDS else "give_up") == next_action(
         waiting, granted + wait, at_step=False
     )
@@ -112,32 +112,35 @@ def test_a_directory_in_place_of_a_request_is_refused(rank: Rank) -> None:
         os.utime(rank.request_path, (number, number))
         rank.capture.at_tick()
 
-    assert ("refused", "the request is not a regular file.") == (
+    assert (
         rank.answer.state,
         rank.answer.reason,
-    )
+    ) == ("refused", "the request is not a regular file.")
     assert opened == len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBackend) -> None:
     """It starts and ends at a step, lasts as long as requested, and leaves a private file."""
     rank.request()
-    assert ("waiting", False) == (rank.answer.state, backend.history_enabled())
+    assert (rank.answer.state, backend.history_enabled()) == ("waiting", False)
 
     rank.capture.at_step()
     rank.now = 9.9
     rank.capture.at_step()
-    assert ("recording", True) == (rank.answer.state, backend.history_enabled())
+    assert (rank.answer.state, backend.history_enabled()) == ("recording", True)
 
     rank.now = 10.0
     rank.capture.at_step()
-    assert ("done", False) == (rank.answer.state, backend.history_enabled())
+    assert (rank.answer.state, backend.history_enabled()) == ("done", False)
     assert rank.request_path.stat().st_mtime_ns == rank.answer.request_ns
-    assert 0o600 == stat.S_IMODE(rank.snapshot.stat().st_mode)
-    assert {"segments", "device_traces", "allocator_settings", FACTS_KEY} == load_snapshot(
-        rank.snapshot
-    ).keys()
-    assert 0 == sum(rank.errors.counts.values())
+    assert stat.S_IMODE(rank.snapshot.stat().st_mode) == 0o600
+    assert load_snapshot(rank.snapshot).keys() == {
+        "segments",
+        "device_traces",
+        "allocator_settings",
+        FACTS_KEY,
+    }
+    assert sum(rank.errors.counts.values()) == 0
 
 
 def test_a_capture_has_the_memory_at_its_begin(
@@ -156,18 +159,18 @@ def test_a_capture_has_the_memory_at_its_begin(
     rank.capture.at_step()
     facts = load_snapshot(rank.snapshot)[FACTS_KEY]
 
-    assert {"torch": "simulated"} == facts["versions"]
+    assert facts["versions"] == {"torch": "simulated"}
     (segment,) = facts["segments"]
     assert [(held.address, held.size), (held.address + held.size, 17 * MIB)] == [
         (block["address"], block["size"]) for block in segment["blocks"]
     ]
-    assert {
+    assert facts["devices"][0] == {
         "total_bytes": 1024 * MIB,
         "limit_bytes": 768 * MIB,
         "free_bytes": 1004 * MIB,
         "reserved_bytes": 20 * MIB,
         "allocated_peak_bytes": 700 * MIB,
-    } == facts["devices"][0]
+    }
 
 
 def test_history_is_off_if_its_begin_cannot_be_read(tmp_path: Path) -> None:
@@ -182,7 +185,7 @@ def test_history_is_off_if_its_begin_cannot_be_read(tmp_path: Path) -> None:
     rank.request()
     rank.capture.at_step()
 
-    assert ("refused", False) == (rank.answer.state, backend.history_enabled())
+    assert (rank.answer.state, backend.history_enabled()) == ("refused", False)
     assert "CUDA error" in str(rank.answer.reason)
 
 
@@ -192,7 +195,7 @@ def test_without_a_step_it_gives_up(rank: Rank, backend: SimulatedBackend) -> No
     rank.now = START_GRACE_SECONDS
     rank.capture.at_tick()
 
-    assert ("refused", True) == (rank.answer.state, "session.step()" in str(rank.answer.reason))
+    assert (rank.answer.state, "session.step()" in str(rank.answer.reason)) == ("refused", True)
     assert not backend.history_enabled()
 
 
@@ -205,11 +208,11 @@ def test_when_steps_stop_the_background_thread_ends_it(
     rank.now = 10 + STOP_GRACE_SECONDS
     rank.capture.at_tick()
 
-    assert ("done", False, True) == (
+    assert (
         rank.answer.state,
         backend.history_enabled(),
         rank.snapshot.exists(),
-    )
+    ) == ("done", False, True)
 
 
 def test_the_users_own_recording_is_left_alone(rank: Rank, backend: SimulatedBackend) -> None:
@@ -218,10 +221,10 @@ def test_the_users_own_recording_is_left_alone(rank: Rank, backend: SimulatedBac
     rank.request()
     rank.capture.at_step()
 
-    assert ("refused", True) == (
+    assert (
         rank.answer.state,
         "_record_memory_history" in str(rank.answer.reason),
-    )
+    ) == ("refused", True)
     assert backend.history_enabled()
 
 
@@ -235,7 +238,7 @@ def test_a_recording_that_the_script_ended_is_no_snapshot(
     rank.now = 10.0
     rank.capture.at_step()
 
-    assert ("refused", False) == (rank.answer.state, rank.snapshot.exists())
+    assert (rank.answer.state, rank.snapshot.exists()) == ("refused", False)
 
 
 def test_a_withdrawn_request_ends_the_recording(rank: Rank, backend: SimulatedBackend) -> None:
@@ -247,7 +250,7 @@ def test_a_withdrawn_request_ends_the_recording(rank: Rank, backend: SimulatedBa
     rank.now = 10.0
     rank.capture.at_step()
 
-    assert (False, False) == (backend.history_enabled(), rank.snapshot.exists())
+    assert (backend.history_enabled(), rank.snapshot.exists()) == (False, False)
 
 
 def test_the_end_of_the_process_writes_what_was_recorded(
@@ -258,11 +261,11 @@ def test_the_end_of_the_process_writes_what_was_recorded(
     rank.capture.at_step()
     rank.capture.end()
 
-    assert ("done", False, True) == (
+    assert (
         rank.answer.state,
         backend.history_enabled(),
         rank.snapshot.exists(),
-    )
+    ) == ("done", False, True)
 
 
 @pytest.mark.parametrize(
@@ -282,8 +285,8 @@ def test_an_invalid_request_is_refused(rank: Rank, content: bytes, reason: str) 
     rank.request(content)
     rank.capture.at_step()
 
-    assert ("refused", True) == (rank.answer.state, reason in str(rank.answer.reason)), rank.answer
-    assert 0 == sum(rank.errors.counts.values())
+    assert (rank.answer.state, reason in str(rank.answer.reason)) == ("refused", True), rank.answer
+    assert sum(rank.errors.counts.values()) == 0
 
 
 def test_links_and_pipes_are_refused(rank: Rank, tmp_path: Path) -> None:
@@ -291,18 +294,18 @@ def test_links_and_pipes_are_refused(rank: Rank, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(encode(CaptureRequest(10)))
     rank.request_path.symlink_to(tmp_path / "elsewhere")
     rank.capture.at_tick()
-    assert ("refused", "the request is not a regular file.") == (
+    assert (
         rank.answer.state,
         rank.answer.reason,
-    )
+    ) == ("refused", "the request is not a regular file.")
 
     rank.request_path.unlink()
     os.mkfifo(rank.request_path)
     rank.capture.at_tick()
-    assert ("refused", "the request is not a regular file.") == (
+    assert (
         rank.answer.state,
         rank.answer.reason,
-    )
+    ) == ("refused", "the request is not a regular file.")
 
 
 def test_a_directory_as_request_leaves_no_descriptor_open(rank: Rank) -> None:
@@ -312,10 +315,10 @@ def test_a_directory_as_request_leaves_no_descriptor_open(rank: Rank) -> None:
     for number in range(10):
         os.utime(rank.request_path, (number, number))
         rank.capture.at_tick()
-        assert "the request is not a regular file." == rank.answer.reason
+        assert rank.answer.reason == "the request is not a regular file."
 
     assert before == len(list(Path("/proc/self/fd").iterdir()))
-    assert 0 == sum(rank.errors.counts.values())
+    assert sum(rank.errors.counts.values()) == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
@@ -326,7 +329,7 @@ def test_another_users_request_is_refused(rank: Rank, backend: SimulatedBackend)
     rank.capture.at_tick()
     rank.capture.at_step()
 
-    assert ("refused", True) == (rank.answer.state, "user 4321's" in str(rank.answer.reason))
+    assert (rank.answer.state, "user 4321's" in str(rank.answer.reason)) == ("refused", True)
     assert not backend.history_enabled()
 
 
@@ -337,7 +340,7 @@ def test_a_stale_request_is_refused(rank: Rank) -> None:
     os.utime(rank.request_path, (old, old))
     rank.capture.at_tick()
 
-    assert "refused" == rank.answer.state
+    assert rank.answer.state == "refused"
 
 
 class BrokenBackend(SimulatedBackend):
@@ -358,8 +361,8 @@ def test_a_failure_is_counted_and_answered(
     rank.now = 10.0
     rank.capture.at_step()
 
-    assert ("refused", True) == (rank.answer.state, "broken snapshot" in str(rank.answer.reason))
-    assert (1, False) == (rank.errors.counts["capture"], backend.history_enabled())
+    assert (rank.answer.state, "broken snapshot" in str(rank.answer.reason)) == ("refused", True)
+    assert (rank.errors.counts["capture"], backend.history_enabled()) == (1, False)
 
 
 def test_a_session_serves_requests(
@@ -376,7 +379,7 @@ def test_a_session_serves_requests(
         return answer.exists() and decode_answer(answer.read_bytes()).state == "done"
 
     until(done)
-    assert 0 == session.errors.counts["capture"]
+    assert session.errors.counts["capture"] == 0
     assert load_snapshot(sibling_path(sample, SNAPSHOT_SUFFIX))
 
 
@@ -400,7 +403,7 @@ def test_a_snapshot_at_an_oom_only_if_enabled(
     assert [100 * MIB] * enabled == [
         load_snapshot(path)["segments"][0]["total_size"] for path in paths
     ]
-    assert 0 == session.errors.counts["capture"]
+    assert session.errors.counts["capture"] == 0
 
 
 class TracingBackend(SimulatedBackend):
@@ -434,12 +437,12 @@ def test_a_trace_is_kept_at_an_oom(
             allocator.malloc(2048 * MIB)
     (path,) = tmp_path.rglob(f"*{OOM_RECORDING_SUFFIX}")
 
-    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     facts = load_snapshot(path)[FACTS_KEY]
-    assert (OOM_TRACE_ENTRIES, []) == (facts["max_entries"], facts["segments"])
+    assert (facts["max_entries"], facts["segments"]) == (OOM_TRACE_ENTRIES, [])
     assert not [*tmp_path.rglob(f"*{OOM_SNAPSHOT_SUFFIX}")]
     session.close()
-    assert (1, 0) == (backend.ended, session.errors.counts["capture"])
+    assert (backend.ended, session.errors.counts["capture"]) == (1, 0)
 
 
 def test_without_a_trace_the_snapshot_is_kept(
@@ -456,10 +459,10 @@ def test_without_a_trace_the_snapshot_is_kept(
         allocator.malloc(2048 * MIB)
     session.close()
 
-    assert 1 == len([*tmp_path.rglob(f"*{OOM_SNAPSHOT_SUFFIX}")])
+    assert len([*tmp_path.rglob(f"*{OOM_SNAPSHOT_SUFFIX}")]) == 1
     assert not [*tmp_path.rglob(f"*{OOM_RECORDING_SUFFIX}")]
-    assert 1 == caplog.text.count("capture_on_oom")
-    assert 0 == backend.ended
+    assert caplog.text.count("capture_on_oom") == 1
+    assert backend.ended == 0
 
 
 def test_frequent_ooms_leave_no_recording_of_another_one(
@@ -482,7 +485,7 @@ def test_frequent_ooms_leave_no_recording_of_another_one(
     now += OOM_TRACE_RESERVE_SECONDS / OOM_TRACE_BUDGET
     trace.keep()
 
-    assert ([1, 1, 0], 1) == (kept, len([*tmp_path.iterdir()]))
+    assert (kept, len([*tmp_path.iterdir()])) == ([1, 1, 0], 1)
 
 
 def test_a_user_keeps_a_bounded_number_of_recordings(
@@ -493,7 +496,7 @@ def test_a_user_keeps_a_bounded_number_of_recordings(
         sample = tmp_path / f"0-{number}-2{SAMPLE_SUFFIX}"
         OomTrace(RecordedHistory(backend, dict), sample).keep()
 
-    assert MAX_RECORDINGS_PER_USER == len([*tmp_path.iterdir()])
+    assert len([*tmp_path.iterdir()]) == MAX_RECORDINGS_PER_USER
 
 
 def test_a_failing_snapshot_does_not_replace_the_oom(
@@ -505,4 +508,4 @@ def test_a_failing_snapshot_does_not_replace_the_oom(
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(2048 * MIB)
 
-    assert 1 == session.errors.counts["capture"]
+    assert session.errors.counts["capture"] == 1

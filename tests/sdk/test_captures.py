@@ -34,12 +34,12 @@ def test_captures_may_overlap(watched: tuple[Captures, list[bool], type[Any]]) -
     """Until the last one ends, captures are under way; arguments and results pass through."""
     captures, told, graph = watched
     first, second = graph(), graph()
-    assert (7, 8) == (first.capture_begin(7), second.capture_begin(pool=8))
+    assert (first.capture_begin(7), second.capture_begin(pool=8)) == (7, 8)
     first.capture_end()
     assert captures.are_under_way
     second.capture_end()
 
-    assert ([True, True, False], False) == (told, captures.are_under_way)
+    assert (told, captures.are_under_way) == ([True, True, False], False)
 
 
 def test_a_failed_capture_is_over(watched: tuple[Captures, list[bool], type[Any]]) -> None:
@@ -72,4 +72,4 @@ def test_an_error_of_a_listener_does_not_reach_the_capture(
     captures.listeners.append(fail)
     each = graph()
 
-    assert (3, None) == (each.capture_begin(3), each.capture_end())
+    assert (each.capture_begin(3), each.capture_end()) == (3, None)

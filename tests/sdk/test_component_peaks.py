@@ -28,7 +28,7 @@ def peaks_after_a_step() -> ComponentPeaks:
 
 def test_a_peak_before_anything_is_known_is_unknown() -> None:
     """The peak of the first step has no components."""
-    assert ({}, None) == peaks_after_a_step().values(0, 500, 510)
+    assert peaks_after_a_step().values(0, 500, 510) == ({}, None)
 
 
 def test_a_peak_in_the_optimizer_has_all_gradients() -> None:
@@ -39,7 +39,7 @@ def test_a_peak_in_the_optimizer_has_all_gradients() -> None:
 
     found, timestamp = peaks.values(0, 700, 720)
 
-    assert LASTING | {"gradients": 100, "step": 250, "rounding": 20} == found
+    assert found == LASTING | {"gradients": 100, "step": 250, "rounding": 20}
     assert timestamp is not None
     assert peaks.is_exact(0)
 
@@ -51,7 +51,7 @@ def test_a_peak_before_the_optimizer_leaves_gradients_open(gradients: Any) -> No
     peaks.before_optimizer({0: 700}, gradients)
     peaks.at_step({0: 700}, AT_STEP)
 
-    assert LASTING | {"gradients_or_step": 350, "rounding": 20} == peaks.values(0, 700, 720)[0]
+    assert peaks.values(0, 700, 720)[0] == LASTING | {"gradients_or_step": 350, "rounding": 20}
     assert not peaks.is_exact(0)
 
 
@@ -60,7 +60,7 @@ def test_a_peak_in_a_step_that_was_not_watched_is_open() -> None:
     peaks = peaks_after_a_step()
     peaks.at_step({0: 700}, AT_STEP)
 
-    assert LASTING | {"gradients_or_step": 350, "rounding": 20} == peaks.values(0, 700, 720)[0]
+    assert peaks.values(0, 700, 720)[0] == LASTING | {"gradients_or_step": 350, "rounding": 20}
 
 
 def test_a_peak_while_states_appear_is_unknown() -> None:
@@ -69,7 +69,7 @@ def test_a_peak_while_states_appear_is_unknown() -> None:
     peaks.before_optimizer({0: 500}, {0: 100})
     peaks.at_step({0: 700}, {0: AT_STEP[0] | {"optimizer_state": 400}})
 
-    assert ({}, None) == peaks.values(0, 700, 720)
+    assert peaks.values(0, 700, 720) == ({}, None)
 
 
 @pytest.mark.parametrize(("recorded", "exact"), [(699, False), (700, True)])
@@ -90,7 +90,7 @@ def test_what_a_recorded_step_had_freed_is_not_held() -> None:
     peaks.in_recorded_step(0, StepPeak(700, 30, released=20), AT_STEP[0])
 
     expected = LASTING | {"held": 30, "gradients": 30, "step": 340, "rounding": 0}
-    assert expected == peaks.values(0, 700, 700)[0]
+    assert peaks.values(0, 700, 700)[0] == expected
 
 
 def test_a_leak_does_not_hide_the_peak() -> None:
@@ -98,7 +98,7 @@ def test_a_leak_does_not_hide_the_peak() -> None:
     peaks = peaks_after_a_step()
     peaks.at_step({0: 700}, {0: AT_STEP[0] | {"held": 60}})
 
-    assert LASTING | {"gradients_or_step": 350, "rounding": 0} == peaks.values(0, 700, 700)[0]
+    assert peaks.values(0, 700, 700)[0] == LASTING | {"gradients_or_step": 350, "rounding": 0}
 
 
 def test_a_peak_that_is_newer_than_the_latest_step_is_unknown() -> None:
@@ -109,8 +109,8 @@ def test_a_peak_that_is_newer_than_the_latest_step_is_unknown() -> None:
     peaks = peaks_after_a_step()
     peaks.at_step({0: 700}, AT_STEP)
 
-    assert 20 == peaks.values(0, 700, 720)[0]["rounding"]
-    assert ({}, None) == peaks.values(0, 6_500_000_700, 6_500_000_720)
+    assert peaks.values(0, 700, 720)[0]["rounding"] == 20
+    assert peaks.values(0, 6_500_000_700, 6_500_000_720) == ({}, None)
 
 
 def test_what_waited_for_a_stream_was_not_held() -> None:
@@ -120,7 +120,7 @@ def test_what_waited_for_a_stream_was_not_held() -> None:
     peaks.in_recorded_step(0, StepPeak(700, 30, released=90), AT_STEP[0])
 
     expected = LASTING | {"held": 40, "gradients": 30, "step": 330, "rounding": 0}
-    assert expected == peaks.values(0, 700, 700)[0]
+    assert peaks.values(0, 700, 700)[0] == expected
 
 
 def test_without_optimizers_the_rest_is_the_step() -> None:
@@ -130,7 +130,7 @@ def test_without_optimizers_the_rest_is_the_step() -> None:
     peaks.at_step({0: 900}, {0: {"kv_cache": 300, "held": 100}})
 
     expected = {"kv_cache": 300, "held": 100, "step": 500, "rounding": 0}
-    assert expected == peaks.values(0, 900, 900)[0]
+    assert peaks.values(0, 900, 900)[0] == expected
 
 
 def entry(action: str, address: int, size: int) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def test_a_recorded_step_must_add_up() -> None:
     backend.entries = [entry("alloc", 1, 50), entry("free_completed", 1, 50)]
 
     assert {0: StepPeak(150, 0)} == record(backend, StepTrace(backend), 100)
-    assert {} == record(backend, StepTrace(backend), 101)
+    assert record(backend, StepTrace(backend), 101) == {}
 
 
 def test_a_full_ring_is_no_recording() -> None:
@@ -221,7 +221,7 @@ def test_a_full_ring_is_no_recording() -> None:
     backend = Recording([])
     backend.entries = [entry("alloc", 1, 0)] * MIN_TRACE_ENTRIES
 
-    assert {} == record(backend, StepTrace(backend), 100)
+    assert record(backend, StepTrace(backend), 100) == {}
 
 
 def test_the_ring_fits_the_next_step() -> None:
@@ -254,7 +254,7 @@ def test_recordings_are_rare() -> None:
             trace.end(Counts({0: 100}))
             trace.wait(is_known=second > 100)
 
-    assert [0, 60, 120, 720, 1320, 1920, 2520] == begun
+    assert begun == [0, 60, 120, 720, 1320, 1920, 2520]
 
 
 def test_nothing_is_recorded_while_the_script_records() -> None:
@@ -267,4 +267,4 @@ def test_nothing_is_recorded_while_the_script_records() -> None:
         clock.now = 1000.0 + second
         trace.begin(Counts({0: 100}), lambda found: None)
 
-    assert (2, False) == (backend.started, trace.is_recording)
+    assert (backend.started, trace.is_recording) == (2, False)

@@ -139,7 +139,7 @@ def test_components_follow_every_change(changes: list[tuple[str, int]]) -> None:
         gc.collect()
         training.step()
         assert training.truth() == training.step()
-    assert 0 == training.errors.counts["components"]
+    assert training.errors.counts["components"] == 0
 
 
 def test_a_steady_training_is_counted_rarely() -> None:
@@ -258,7 +258,7 @@ def test_nothing_is_known_without_optimizer_and_parts() -> None:
     counter = FakeCounter()
     components = Components(counter, Errors(), counter.clock, None, counter.clock)
 
-    assert {} == components.read({0: allocator(500)}, "step")
+    assert components.read({0: allocator(500)}, "step") == {}
 
 
 def test_tracked_parts_are_counted_alone() -> None:
@@ -294,13 +294,13 @@ def test_tracked_tensors_are_not_kept_alive() -> None:
     components = Components(counter, Errors(), counter.clock, None, counter.clock)
     cache = [FakeTensor(30)]
     components.tracked.set("kv_cache", cache)
-    assert 30 == components.read({0: allocator(100)}, "step")[0]["kv_cache"]
+    assert components.read({0: allocator(100)}, "step")[0]["kv_cache"] == 30
 
     cache.clear()
     counter.now += 1000
     gc.collect()
 
-    assert 0 == components.read({0: allocator(100)}, "step")[0]["kv_cache"]
+    assert components.read({0: allocator(100)}, "step")[0]["kv_cache"] == 0
 
 
 def test_a_preempted_count_does_not_freeze_a_part() -> None:
@@ -318,7 +318,7 @@ def test_a_preempted_count_does_not_freeze_a_part() -> None:
     cache.append(FakeTensor(50))
     counter.now += 1.0
 
-    assert 80 == components.read({0: allocator(500)}, "step")[0]["kv_cache"]
+    assert components.read({0: allocator(500)}, "step")[0]["kv_cache"] == 80
 
 
 def test_one_slow_count_does_not_freeze_a_part() -> None:
@@ -333,7 +333,7 @@ def test_one_slow_count_does_not_freeze_a_part() -> None:
     cache.append(FakeTensor(50))
     counter.now += 61.0
 
-    assert 80 == components.read({0: allocator(500)}, "step")[0]["kv_cache"]
+    assert components.read({0: allocator(500)}, "step")[0]["kv_cache"] == 80
 
 
 def test_a_part_that_is_too_old_is_left_out() -> None:
@@ -347,10 +347,10 @@ def test_a_part_that_is_too_old_is_left_out() -> None:
     training.step()
     training.step()
     training.counter.now += 50
-    assert 30 == training.read("idle")["kv_cache"]
+    assert training.read("idle")["kv_cache"] == 30
 
     training.counter.now += 50
-    assert {} == training.read("idle")
+    assert training.read("idle") == {}
     assert training.step() in ({}, training.truth())
     assert training.truth() == training.step()
 
@@ -362,8 +362,8 @@ def test_a_callable_is_called_at_the_first_step() -> None:
     cache = [FakeTensor(30)]
     components.tracked.set("kv_cache", lambda: cache)
 
-    assert {} == components.read({0: allocator(500)}, "idle")
-    assert 30 == components.read({0: allocator(500)}, "step")[0]["kv_cache"]
+    assert components.read({0: allocator(500)}, "idle") == {}
+    assert components.read({0: allocator(500)}, "step")[0]["kv_cache"] == 30
 
 
 def test_a_part_that_is_never_called_is_not_zero() -> None:
@@ -374,9 +374,11 @@ def test_a_part_that_is_never_called_is_not_zero() -> None:
     components.tracked.set("weights", weights := FakeTensor(100))
 
     assert weights.size == 100
-    assert {"weights": 100, "held": 400, "rounding": 0} == components.read(
-        {0: allocator(500)}, "idle"
-    )[0]
+    assert components.read({0: allocator(500)}, "idle")[0] == {
+        "weights": 100,
+        "held": 400,
+        "rounding": 0,
+    }
 
 
 def test_a_part_that_costs_too_much_is_left_out() -> None:
@@ -398,7 +400,7 @@ def test_an_impossible_name_is_ignored(name: Any, caplog: pytest.LogCaptureFixtu
     components = Components(counter, Errors(), counter.clock, None, counter.clock)
     components.tracked.set(name, FakeTensor(1))
 
-    assert {} == components.read({0: allocator(100)}, "step")
+    assert components.read({0: allocator(100)}, "step") == {}
     assert "is ignored" in caplog.text
 
 
@@ -409,7 +411,7 @@ def test_a_part_that_raises_is_left_out() -> None:
     training.components.tracked.set("broken", lambda: 1 / 0)
 
     assert lasting == training.step()
-    assert 1 == training.errors.counts["components"]
+    assert training.errors.counts["components"] == 1
 
 
 def test_thousands_of_optimizers_are_absent() -> None:
@@ -420,8 +422,8 @@ def test_thousands_of_optimizers_are_absent() -> None:
     for optimizer in many:
         training.components.see(optimizer)
 
-    assert {} == training.step()
-    assert 0 == training.errors.counts["components"]
+    assert training.step() == {}
+    assert training.errors.counts["components"] == 0
 
 
 def test_more_counted_than_requested_is_absent() -> None:
@@ -429,7 +431,7 @@ def test_more_counted_than_requested_is_absent() -> None:
     training = Training()
     training.step()
 
-    assert {} == training.read(more=-2000)
+    assert training.read(more=-2000) == {}
 
 
 def test_without_requested_bytes_rounding_is_in_held() -> None:
@@ -441,7 +443,7 @@ def test_without_requested_bytes_rounding_is_in_held() -> None:
     found = training.components.read({0: stats}, "step")[0]
 
     assert "rounding" not in found
-    assert 5000 == sum(found.values())
+    assert sum(found.values()) == 5000
 
 
 def test_simulated_blocks_are_parameters(allocator: DeviceCachingAllocator) -> None:
@@ -465,10 +467,10 @@ def test_millions_of_parameters_are_given_up() -> None:
     training.components.see(training.optimizers[0])
     for _ in range(200):
         training.counter.now += 10.0
-        assert {} == training.components.read({0: allocator(10**9)}, "step")
+        assert training.components.read({0: allocator(10**9)}, "step") == {}
     counted = training.counter.counted
     training.counter.now += 10_000.0
 
-    assert {} == training.components.read({0: allocator(10**9)}, "step")
+    assert training.components.read({0: allocator(10**9)}, "step") == {}
     assert counted == training.counter.counted < MAX_MEMBERS * 2
-    assert 0 == training.errors.counts["components"]
+    assert training.errors.counts["components"] == 0

@@ -54,7 +54,7 @@ def test_a_mig_slice_is_identified_by_the_environment(
     """The property is not used, because the driver decides if it is the slice's or the GPU's."""
     properties = SimpleNamespace(name="NVIDIA A100-SXM4-40GB MIG 1g.5gb", uuid=PLAIN)
 
-    assert expected == uuid(properties, visible, index)
+    assert uuid(properties, visible, index) == expected
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_without_the_property_only_certain_uuids_are_used(
     visible: str | None, order: str, expected: str | None
 ) -> None:
     """Up to torch 2.4: a UUID in the environment, or NVML's order where CUDA follows it."""
-    assert expected == uuid(BARE, visible, order=order)
+    assert uuid(BARE, visible, order=order) == expected
 
 
 def test_a_single_gpu_needs_no_order() -> None:
@@ -108,8 +108,8 @@ def test_rocm_uuids_are_rocminfos(own: str | None, expected: str | None) -> None
         else SimpleNamespace(name="AMD", uuid=own)
     )
 
-    assert expected == device_uuid(
-        fake_torch(hip="6.2"), 0, properties, {"HIP_VISIBLE_DEVICES": "1"}
+    assert (
+        device_uuid(fake_torch(hip="6.2"), 0, properties, {"HIP_VISIBLE_DEVICES": "1"}) == expected
     )
 
 

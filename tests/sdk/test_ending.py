@@ -56,14 +56,14 @@ def test_a_librarys_oom_is_recognized(text: str) -> None:
 
     assert library_oom(RuntimeError(text)) is not None
     assert library_oom(wrapper) is not None
-    assert "oom" == ending_of(wrapper, oom_pending=False)
+    assert ending_of(wrapper, oom_pending=False) == "oom"
 
 
 @pytest.mark.parametrize("text", OTHER_TEXTS)
 def test_other_errors_are_no_librarys_oom(text: str) -> None:
     """Errors of PyTorch's allocator, of kernels, and of host memory are not a library's OOM."""
     assert library_oom(RuntimeError(text)) is None
-    assert "failed" == ending_of(RuntimeError(text), oom_pending=False)
+    assert ending_of(RuntimeError(text), oom_pending=False) == "failed"
 
 
 def test_the_size_is_read_from_the_text() -> None:
@@ -71,7 +71,7 @@ def test_the_size_is_read_from_the_text() -> None:
     oom = library_oom(RuntimeError(NCCL))
 
     assert oom is not None
-    assert 6291456 == oom.requested
+    assert oom.requested == 6291456
 
 
 def test_an_exception_whose_text_fails_is_a_failure() -> None:
@@ -81,7 +81,7 @@ def test_an_exception_whose_text_fails_is_a_failure() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert "failed" == ending_of(UnprintableError(), oom_pending=False)
+    assert ending_of(UnprintableError(), oom_pending=False) == "failed"
 
 
 def test_a_librarys_oom_that_ends_the_script(
@@ -95,15 +95,15 @@ def test_a_librarys_oom_that_ends_the_script(
 
     (sample,) = published()
     (device,) = sample["devices"]
-    assert (1, "oom") == (done.returncode, sample["ended"])
-    assert 1 == done.stderr.count("Traceback")
-    assert {"library": 1} == device["counters"]["ooms"]
-    assert ("library", 6291456) == (
+    assert (done.returncode, sample["ended"]) == (1, "oom")
+    assert done.stderr.count("Traceback") == 1
+    assert device["counters"]["ooms"] == {"library": 1}
+    assert (
         device["last_oom"]["cause"],
         device["last_oom"]["requested_bytes"],
-    )
+    ) == ("library", 6291456)
     (report,) = tmp_path.rglob(f"*{REPORT_SUFFIX}")
-    assert "library" == decode(report.read_bytes()).oom.cause
+    assert decode(report.read_bytes()).oom.cause == "library"
 
 
 def test_a_librarys_oom_in_a_thread_is_counted(run_script: Run, published: Published) -> None:
@@ -116,9 +116,9 @@ backend.step()
 """)
 
     (sample,) = published()
-    assert (0, "exited") == (done.returncode, sample["ended"])
-    assert {"library": 1} == sample["devices"][0]["counters"]["ooms"]
-    assert 1 == done.stderr.count("CUBLAS_STATUS_ALLOC_FAILED\n")
+    assert (done.returncode, sample["ended"]) == (0, "exited")
+    assert sample["devices"][0]["counters"]["ooms"] == {"library": 1}
+    assert done.stderr.count("CUBLAS_STATUS_ALLOC_FAILED\n") == 1
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -130,9 +130,9 @@ def test_the_scripts_own_hook_is_called(run_script: Run, published: Published, m
     done = run_script(script + "raise RuntimeError('CUDA error: out of memory')")
 
     (sample,) = published()
-    assert ("own hook CUDA error: out of memory\n", "") == (done.stdout, done.stderr)
-    assert {"library": 1} == sample["devices"][0]["counters"]["ooms"]
-    assert "oom" == sample["ended"]
+    assert (done.stdout, done.stderr) == ("own hook CUDA error: out of memory\n", "")
+    assert sample["devices"][0]["counters"]["ooms"] == {"library": 1}
+    assert sample["ended"] == "oom"
 
 
 def test_the_hooks_are_as_before_after_the_end(run_script: Run) -> None:
@@ -148,7 +148,7 @@ session.close()
 assert before == (sys.excepthook, threading.excepthook, sys.exit)
 """)
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 CAUGHT = """
@@ -180,7 +180,7 @@ def test_the_ending_after_a_caught_oom(
     """It is the OOM if the process exits while it handles the OOM or with an error after it."""
     done = run_script(CAUGHT.format(handler=handler, after=after))
 
-    assert [expected] == [(sample["ended"], done.returncode) for sample in published()]
+    assert [(sample["ended"], done.returncode) for sample in published()] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -253,14 +253,14 @@ def test_an_exit_with_an_error_code_is_a_failure(
     """Only the call of `sys.exit` that ends the process counts, and its status is unchanged."""
     done = run_script(f"sdk.instrument(backend=backend); backend.step()\n{script}")
 
-    assert [expected] == [(sample["ended"], done.returncode) for sample in published()]
+    assert [(sample["ended"], done.returncode) for sample in published()] == [expected]
 
 
 def test_an_error_in_a_with_block_is_a_failure(run_script: Run, published: Published) -> None:
     """The end of the block sees every SystemExit, also one that is raised without `sys.exit`."""
     run_script("with sdk.instrument(backend=backend): backend.step(); raise SystemExit(3)")
 
-    assert ["failed"] == [sample["ended"] for sample in published()]
+    assert [sample["ended"] for sample in published()] == ["failed"]
 
 
 def test_sys_exit_is_pickled_by_name(run_script: Run) -> None:
@@ -272,7 +272,7 @@ assert pickle.loads(pickle.dumps(sys.exit)) is sys.exit
 assert (sys.exit.__module__, sys.exit.__qualname__) == ("sys", "exit")
 """)
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_ctrl_c_in_the_hook_is_not_lost(run_script: Run) -> None:
@@ -289,7 +289,7 @@ sdk.instrument(backend=backend, interval=3600.0); backend.step(); backend.asked 
 raise RuntimeError("CUDA error: out of memory")
 """)
 
-    assert 1 == done.returncode
+    assert done.returncode == 1
     assert "KeyboardInterrupt" in done.stderr
     assert "RuntimeError: CUDA error: out of memory" in done.stderr
 
@@ -307,4 +307,4 @@ def test_an_exit_close_to_the_recursion_limit_is_still_an_exit() -> None:
             sys.exit(3)
     finally:
         calls.remove()
-    assert 3 == raised.value.code
+    assert raised.value.code == 3

@@ -108,7 +108,7 @@ def test_text_or_openmetrics_by_the_accept_header(serve: Opener) -> None:
     named = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5"
 
     text, body = ask(endpoint)
-    assert "text/plain; version=0.0.4; charset=utf-8" == text.headers["Content-Type"]
+    assert text.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert b"collections 1.0" in body
     openmetrics, body = ask(endpoint, Accept=named)
     assert openmetrics.headers["Content-Type"].startswith(
@@ -127,11 +127,11 @@ def test_head_gzip_and_other_paths(serve: Opener) -> None:
     packed, compressed = ask(endpoint, Accept_Encoding="gzip, deflate")
 
     assert (200, len(body), b"") == (head.status, int(head.headers["Content-Length"]), nothing)
-    assert "gzip" == packed.headers["Content-Encoding"]
+    assert packed.headers["Content-Encoding"] == "gzip"
     assert body == gzip.decompress(compressed)
-    assert 404 == ask(endpoint, path="/favicon.ico")[0].status
-    assert 405 == ask(endpoint, "POST")[0].status
-    assert 200 == ask(endpoint, path="/?name[]=more")[0].status
+    assert ask(endpoint, path="/favicon.ico")[0].status == 404
+    assert ask(endpoint, "POST")[0].status == 405
+    assert ask(endpoint, path="/?name[]=more")[0].status == 200
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_malformed_request_gets_an_answer(
     with socket.create_connection(("127.0.0.1", port_of(serve())), 30) as client:
         client.sendall(request_bytes)
         assert client.recv(12).split()[1] == status
-    assert 0 == errors.counts["endpoint"]
+    assert errors.counts["endpoint"] == 0
 
 
 def test_a_request_may_come_in_pieces(serve: Opener) -> None:
@@ -160,7 +160,7 @@ def test_a_request_may_come_in_pieces(serve: Opener) -> None:
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for byte in b"GET / HTTP/1.1\r\n\r\n":
             client.sendall(bytes([byte]))
-        assert b"HTTP/1.1 200 OK" == client.recv(15)
+        assert client.recv(15) == b"HTTP/1.1 200 OK"
 
 
 def test_an_ipv6_address(serve: Opener) -> None:
@@ -170,7 +170,7 @@ def test_an_ipv6_address(serve: Opener) -> None:
     assert endpoint.url.startswith("http://[::1]:")
     with socket.create_connection(("::1", port_of(endpoint)), 30) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert b"HTTP/1.1 200 OK" == client.recv(15)
+        assert client.recv(15) == b"HTTP/1.1 200 OK"
 
 
 def test_requests_share_one_rendered_page() -> None:
@@ -180,9 +180,9 @@ def test_requests_share_one_rendered_page() -> None:
     for _ in range(100):
         page.body(openmetrics=True, compressed=True)
         page.body(openmetrics=True, compressed=False)
-    assert 1 == collector.calls
+    assert collector.calls == 1
     page.body(openmetrics=False, compressed=True)
-    assert 2 == collector.calls
+    assert collector.calls == 2
     now[0] = 11.0
     assert b"collections 3.0" in page.body(openmetrics=False, compressed=False)
 
@@ -194,10 +194,10 @@ def test_an_error_is_answered_and_the_next_scrape_works(serve: Opener, errors: E
     endpoint = serve(page_of(collector, lambda: float(next(ticks))))
     collector.is_broken = True
 
-    assert 500 == ask(endpoint)[0].status
-    assert 1 == errors.counts["endpoint"]
+    assert ask(endpoint)[0].status == 500
+    assert errors.counts["endpoint"] == 1
     collector.is_broken = False
-    assert 200 == ask(endpoint)[0].status
+    assert ask(endpoint)[0].status == 200
 
 
 def test_clients_that_do_not_read_do_not_keep_others_out(serve: Opener) -> None:
@@ -218,7 +218,7 @@ def test_a_connection_has_a_deadline(errors: Errors) -> None:
     """A client that sends nothing is cut, also if no other one connects."""
     endpoint = Endpoint.listen(0, "127.0.0.1", page_of(Counting()), errors, deadline=0.1)
     with closing(endpoint), socket.create_connection(("127.0.0.1", port_of(endpoint)), 30) as idle:
-        assert b"" == idle.recv(1)
+        assert idle.recv(1) == b""
 
 
 def test_a_closed_endpoint_frees_its_port(errors: Errors) -> None:
@@ -228,7 +228,7 @@ def test_a_closed_endpoint_frees_its_port(errors: Errors) -> None:
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 30) as idle:
         until(lambda: descriptors() == before + 3)
         endpoint.close()
-        assert b"" == idle.recv(1)
+        assert idle.recv(1) == b""
 
     assert before == descriptors()
     assert not [each for each in threading.enumerate() if each.name == "torchmem-endpoint"]
@@ -271,7 +271,7 @@ session.close()
 print("scraped", session.errors.counts["endpoint"])
 """)
 
-    assert ("scraped 0\n", "") == (done.stdout, done.stderr)
+    assert (done.stdout, done.stderr) == ("scraped 0\n", "")
 
 
 def test_a_script_that_closes_all_descriptors_keeps_its_own(
@@ -313,7 +313,7 @@ for own in mine + files:
 print("kept")
 """)
 
-    assert ("kept\n", "") == (done.stdout, done.stderr)
+    assert (done.stdout, done.stderr) == ("kept\n", "")
 
 
 def test_a_descriptor_whose_number_has_another_file_is_not_closed() -> None:

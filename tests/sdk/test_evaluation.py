@@ -64,7 +64,7 @@ def test_a_frozen_module_does_not_count(act: Callable[[Script], None], *, expect
     assert not mode.is_on
 
     act(script)
-    assert expected == mode.is_on
+    assert mode.is_on == expected
 
 
 def test_a_function_in_which_steps_end_is_no_evaluation() -> None:
@@ -74,8 +74,8 @@ def test_a_function_in_which_steps_end_is_no_evaluation() -> None:
     evaluation.at_step()
 
     assert evaluation.phase(Origin(CallStack((train,)))) is None
-    assert "evaluate()" == evaluation.phase(Origin(CallStack((evaluate, train))))
-    assert "rollout" == evaluation.phase(Origin(CallStack((train,)), phase="rollout"))
+    assert evaluation.phase(Origin(CallStack((evaluate, train)))) == "evaluate()"
+    assert evaluation.phase(Origin(CallStack((train,)), phase="rollout")) == "rollout"
 
 
 def test_before_the_first_step_it_is_unknown() -> None:

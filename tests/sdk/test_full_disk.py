@@ -74,9 +74,9 @@ def test_a_full_file_system_does_not_cost_the_evidence(
         command, capture_output=True, text=True, check=False, env=environment, timeout=60
     )
 
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert [3, 3] == result["ooms"], done.stderr
-    assert "exited" == result["ended"]
+    assert result["ooms"] == [3, 3], done.stderr
+    assert result["ended"] == "exited"
     assert result["reports"]
-    assert [] == result["left"]
+    assert result["left"] == []

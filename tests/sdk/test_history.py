@@ -132,7 +132,7 @@ def test_a_low_margin_starts_the_recording() -> None:
     training.hold(int(1000 * (1 - LOW_MARGIN)) + 20)
     training.read()
     assert training.is_recording
-    assert 0 == sum(training.errors.counts.values())
+    assert sum(training.errors.counts.values()) == 0
 
 
 def test_a_retry_starts_the_recording_for_some_minutes() -> None:
@@ -227,7 +227,7 @@ def test_the_looks_come_with_the_steps() -> None:
         training.read(0.0, step)
         training.history.at_step()
 
-    assert [102, 104, 108, 116, 132] == looks
+    assert looks == [102, 104, 108, 116, 132]
 
 
 @pytest.mark.parametrize("setting", ["oom", True])
@@ -288,11 +288,11 @@ def test_a_capture_is_granted_while_stacks_are_recorded(tmp_path: Path) -> None:
     training.read(10.0)
     capture.at_step()
     answer = decode_answer(sibling_path(sample, ANSWER_SUFFIX).read_bytes())
-    assert ("done", False) == (answer.state, training.is_recording)
+    assert (answer.state, training.is_recording) == ("done", False)
     training.read()
 
     assert training.is_recording
-    assert 0 == sum(training.errors.counts.values())
+    assert sum(training.errors.counts.values()) == 0
 
 
 @given(st.lists(st.integers(0, 300_000), min_size=20, max_size=60))
@@ -337,7 +337,7 @@ def test_growth_between_steps() -> None:
         training.history.at_step()
     found = _compared(training)
 
-    assert ([30 * MIB], 5) == ([use.bytes for use in found.grown], found.grown_steps)
+    assert ([use.bytes for use in found.grown], found.grown_steps) == ([30 * MIB], 5)
 
 
 def _compared(training: Training) -> Lines:

@@ -49,9 +49,9 @@ def torch() -> Any:
 def test_its_own_recording_starts_and_stops(torch: FakeTorch) -> None:
     """What is read before the stop is returned, and PyTorch's functions are the original ones."""
     assert torch.recording.start("trace", enabled="all")
-    assert ("trace", "all", False) == (torch.recording.kind, torch.mode, torch.natives())
-    assert 5 == torch.recording.stop(("trace",), lambda: 5)
-    assert (None, None, True) == (torch.recording.kind, torch.mode, torch.natives())
+    assert (torch.recording.kind, torch.mode, torch.natives()) == ("trace", "all", False)
+    assert torch.recording.stop(("trace",), lambda: 5) == 5
+    assert (torch.recording.kind, torch.mode, torch.natives()) == (None, None, True)
 
 
 def test_the_scripts_recording_is_never_stopped(torch: FakeTorch) -> None:
@@ -63,8 +63,8 @@ def test_the_scripts_recording_is_never_stopped(torch: FakeTorch) -> None:
     torch.record("state")
 
     assert torch.recording.stop(("trace",), lambda: 5) is None
-    assert ["state", None, "all", None, "state"] == torch.calls
-    assert ("state", True) == (torch.mode, torch.natives())
+    assert torch.calls == ["state", None, "all", None, "state"]
+    assert (torch.mode, torch.natives()) == ("state", True)
 
 
 def test_the_legacy_function_counts_as_well(torch: FakeTorch) -> None:
@@ -72,7 +72,7 @@ def test_the_legacy_function_counts_as_well(torch: FakeTorch) -> None:
     torch.recording.start("stacks", enabled="state")
     torch._C._cuda_record_memory_history_legacy(True)
 
-    assert (None, True) == (torch.recording.kind, torch.mode)
+    assert (torch.recording.kind, torch.mode) == (None, True)
 
 
 def test_a_recording_of_another_kind_stays(torch: FakeTorch) -> None:
@@ -80,7 +80,7 @@ def test_a_recording_of_another_kind_stays(torch: FakeTorch) -> None:
     torch.recording.start("history", enabled="all")
 
     assert torch.recording.stop(("trace",), lambda: 5) is None
-    assert ("history", "all") == (torch.recording.kind, torch.mode)
+    assert (torch.recording.kind, torch.mode) == ("history", "all")
 
 
 def test_an_invalid_call_of_the_script_raises_its_error(torch: FakeTorch) -> None:
@@ -96,7 +96,7 @@ def test_a_start_that_fails_leaves_nothing(torch: FakeTorch) -> None:
     with pytest.raises(RuntimeError, match="bad mode"):
         torch.recording.start("trace", enabled="bad")
 
-    assert (None, None, True) == (torch.recording.kind, torch.mode, torch.natives())
+    assert (torch.recording.kind, torch.mode, torch.natives()) == (None, None, True)
     assert torch.recording.start("trace", enabled="all")
 
 
@@ -106,7 +106,7 @@ def test_a_reader_that_fails_still_stops(torch: FakeTorch) -> None:
 
     with pytest.raises(ZeroDivisionError):
         torch.recording.stop(("trace",), lambda: 1 / 0)
-    assert (None, True) == (torch.mode, torch.natives())
+    assert (torch.mode, torch.natives()) == (None, True)
 
 
 def test_a_wrapper_of_another_tool_stays(torch: FakeTorch) -> None:
@@ -120,7 +120,7 @@ def test_a_wrapper_of_another_tool_stays(torch: FakeTorch) -> None:
     for _ in range(3):
         assert torch.recording.start("trace", enabled="all")
         torch.record("state")
-        assert (None, "state") == (torch.recording.kind, torch.mode)
+        assert (torch.recording.kind, torch.mode) == (None, "state")
         torch.record(None)
 
 
@@ -148,5 +148,5 @@ def test_threads_that_record_at_the_same_time(torch: FakeTorch) -> None:
     finally:
         sys.setswitchinterval(interval)
 
-    assert ([], True) == (lost, torch.natives())
+    assert (lost, torch.natives()) == ([], True)
     assert own > 10

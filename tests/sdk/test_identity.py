@@ -110,7 +110,7 @@ def test_ranks_come_from_the_launcher(
     """Rank, local rank, and world size are those of the launcher nearest to the process."""
     process = identify(Settings(), environment, {})
 
-    assert expected == (process.rank, process.local_rank, process.world_size)
+    assert (process.rank, process.local_rank, process.world_size) == expected
     assert os.getpid() == process.pid
 
 
@@ -143,7 +143,7 @@ def test_the_run_has_the_same_name_at_every_launch(
     """The run is the job's name or that of the script, and never the id of one launch."""
     monkeypatch.setattr("sys.argv", ["/home/ada/train.py", "--lr", "0.1"])
 
-    assert expected == identify(Settings(), environment, {}).run
+    assert identify(Settings(), environment, {}).run == expected
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_the_run_has_the_same_name_at_every_launch(
 )
 def test_the_script_names_the_run(path: str, expected: str) -> None:
     """The name of a script is that of its file, or of the package that `python -m` runs."""
-    assert expected == script_name(path)
+    assert script_name(path) == expected
 
 
 @pytest.mark.parametrize(
@@ -185,19 +185,19 @@ def test_settings_beat_the_launcher() -> None:
     """A rank and a run that are set are used as they are."""
     process = identify(Settings(rank=5, run="mine"), TORCHRUN, {"torch": "2.13.0"})
 
-    assert (5, "mine", "2.13.0") == (process.rank, process.run, process.versions["torch"])
+    assert (process.rank, process.run, process.versions["torch"]) == (5, "mine", "2.13.0")
 
 
 def test_launch_ids_become_labels() -> None:
     """The ids of a launch are labels with Prometheus names."""
     advised = {"TORCHMEM_ADVICE": "expandable_segments:True"}
     requeued = {**SLURM_STEP, **advised, "SLURM_RESTART_COUNT": "1"}
-    assert {
+    assert identify(Settings(), requeued, {}).labels == {
         "advice": "expandable_segments:True",
         "slurm_job_id": "4711",
         "slurm_job_name": "wrap",
         "slurm_restart_count": "1",
-    } == identify(Settings(), requeued, {}).labels
+    }
     assert {
         "torchelastic_run_id": TORCHRUN["TORCHELASTIC_RUN_ID"],
         "torchelastic_restart_count": "2",
@@ -214,7 +214,7 @@ def test_torch_distributed_is_the_truth() -> None:
 
     assert process == placed(process, Settings(), None)
     assert replace(process, rank=6, world_size=16) == placed(process, Settings(), (6, 16))
-    assert (1, 16) == _place(placed(process, Settings(rank=1), (6, 16)))
+    assert _place(placed(process, Settings(rank=1), (6, 16))) == (1, 16)
 
 
 def _place(process: Process) -> tuple[int, int | None]:
@@ -253,8 +253,8 @@ def test_an_actor_of_ray_has_the_name_of_its_script(
     monkeypatch.setitem(sys.modules, "ray", context)
     process = identify(Settings(), {}, {})
 
-    assert (expected, None) == (process.run, process.script)
-    assert "02000000" == process.labels["ray_job_id"]
+    assert (process.run, process.script) == (expected, None)
+    assert process.labels["ray_job_id"] == "02000000"
 
 
 def test_ray_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,4 +264,4 @@ def test_ray_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
 
     process = identify(Settings(), {}, {})
 
-    assert ("ray", {}) == (process.run, process.labels)
+    assert (process.run, process.labels) == ("ray", {})

@@ -126,7 +126,7 @@ def test_every_exception_of_a_signal_handler_arrives(
         with pytest.raises((ScriptError, TimeoutError, KeyError)):
             interrupt(HANDLERS[handler], lambda: CALLS[name](session, backend), seconds)
 
-    assert 0 == sum(session.errors.counts.values())
+    assert sum(session.errors.counts.values()) == 0
 
 
 def test_monitoring_goes_on_after_an_interruption(
@@ -147,9 +147,9 @@ def test_monitoring_goes_on_after_an_interruption(
     session.step()
     session.close()
 
-    assert 0 == sum(session.errors.counts.values())
+    assert sum(session.errors.counts.values()) == 0
     (sample,) = published()
-    assert 30 * MIB == sample["devices"][0]["allocator"]["allocated_bytes"]["large"]
+    assert sample["devices"][0]["allocator"]["allocated_bytes"]["large"] == 30 * MIB
 
 
 class InterruptedStart:
@@ -188,8 +188,8 @@ def check_monitoring(session: Session, allocator: DeviceCachingAllocator) -> Non
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(100 * MIB)
     threads = [thread.name for thread in threading.enumerate()]
-    assert 1 == threads.count("torchmem-sampler")
-    assert 0 == sum(session.errors.counts.values())
+    assert threads.count("torchmem-sampler") == 1
+    assert sum(session.errors.counts.values()) == 0
 
 
 @pytest.mark.parametrize("is_initialized", [False, True], ids=["at CUDA's start", "instrument"])
@@ -214,9 +214,9 @@ def test_an_interrupted_start_is_made_up_for(
             break
         check_monitoring(session, allocator)
         (sample,) = published()
-        assert {"capacity": 1} == sample["devices"][0]["counters"]["ooms"], number
+        assert sample["devices"][0]["counters"]["ooms"] == {"capacity": 1}, number
         session.close()
-        assert ["exited"] == [sample["ended"] for sample in published()]
+        assert [sample["ended"] for sample in published()] == ["exited"]
     assert number > 50
 
 
@@ -233,7 +233,7 @@ def test_an_interrupted_close_is_finished_by_the_next(
         with pytest.raises(ScriptError):
             interrupt(fail, session.close, seconds)
         session.close()
-        assert ["exited"] == [sample["ended"] for sample in published()]
+        assert [sample["ended"] for sample in published()] == ["exited"]
 
 
 def test_a_timeout_in_instrument_arrives(allocator: DeviceCachingAllocator) -> None:
@@ -267,7 +267,7 @@ def test_a_trace_function_may_raise(open_session: Opener, backend: SimulatedBack
     finally:
         sys.settrace(previous)
 
-    assert 0 == sum(session.errors.counts.values())
+    assert sum(session.errors.counts.values()) == 0
 
 
 def test_an_asynchronous_exception_arrives(open_session: Opener, backend: SimulatedBackend) -> None:
@@ -300,7 +300,7 @@ def test_an_asynchronous_exception_arrives(open_session: Opener, backend: Simula
             train(kind)
     timer.join()
 
-    assert 0 == sum(session.errors.counts.values())
+    assert sum(session.errors.counts.values()) == 0
 
 
 def test_the_recursion_limit_is_the_scripts(

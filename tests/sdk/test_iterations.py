@@ -40,7 +40,7 @@ def test_batches_count_samples_and_leave_steps_to_the_optimizer(
     session.close()
 
     steps = published()[0]["steps"]
-    assert (1, 7) == (steps["count"], steps["samples"])
+    assert (steps["count"], steps["samples"]) == (1, 7)
 
 
 def test_a_batch_that_failed_was_not_consumed(
@@ -54,7 +54,7 @@ def test_a_batch_that_failed_was_not_consumed(
         raise ValueError("mine")
     session.close()
 
-    assert 2 == published()[0]["steps"]["samples"]
+    assert published()[0]["steps"]["samples"] == 2
 
 
 @pytest.mark.parametrize("case", [(True, 3, 1), (True, 0, 1), (False, 0, 0)], ids=str)
@@ -91,7 +91,7 @@ def test_a_pass_that_nothing_ended_is_forgotten_with_its_callback(
         backend.step()
     session.close()
 
-    assert 1 + 3 == published()[0]["steps"]["count"]
+    assert published()[0]["steps"]["count"] == 1 + 3
 
 
 def test_steps_by_hand_are_not_counted_again(
@@ -104,7 +104,7 @@ def test_steps_by_hand_are_not_counted_again(
             session.step()
     session.close()
 
-    assert 3 == published()[0]["steps"]["count"]
+    assert published()[0]["steps"]["count"] == 3
 
 
 def test_an_error_of_the_framework_is_counted(
@@ -115,7 +115,7 @@ def test_an_error_of_the_framework_is_counted(
     with session.iteration(made_step=lambda: bool(1 / 0)):
         pass
 
-    assert 1 == session.errors.counts["step"]
+    assert session.errors.counts["step"] == 1
 
 
 def test_evaluation_is_progress() -> None:
@@ -123,7 +123,7 @@ def test_evaluation_is_progress() -> None:
     steps = Steps(1, last_timestamp=100.0, progress_timestamp=900.0)
     sample = Sample(1000.0, PROCESS, steps=steps, stall_after_seconds=300.0)
 
-    assert ("running", "stalled") == (live_state(sample, 1000.0), live_state(sample, 1201.0))
+    assert (live_state(sample, 1000.0), live_state(sample, 1201.0)) == ("running", "stalled")
 
 
 @pytest.mark.parametrize(("at_work", "limit"), [(True, 300.0), (False, None)])
@@ -165,7 +165,7 @@ def test_a_run_is_renamed_unless_it_has_a_name(
     session.rename("new")
     session.close()
 
-    assert expected == published()[0]["process"]["run"]
+    assert published()[0]["process"]["run"] == expected
     assert f"run '{expected}'" in repr(session)
 
 

@@ -127,7 +127,7 @@ def test_one_of_eight_ranks_serves_all_until_the_last_has_ended(pod: Pod) -> Non
     for process in pod.ranks.values():
         if process.returncode is None:
             errors += process.communicate(timeout=60)[1]
-    assert b"" == errors
+    assert errors == b""
     assert not answers(pod.url)
 
 
@@ -170,7 +170,7 @@ os.read(worker_started[0], 1)
 os.kill(leader, signal.SIGKILL)
 """)
 
-    assert ("free\n", "") == (done.stdout, done.stderr)
+    assert (done.stdout, done.stderr) == ("free\n", "")
 
 
 def test_a_port_of_another_program_is_reported_once(
@@ -186,7 +186,7 @@ def test_a_port_of_another_program_is_reported_once(
         until(lambda: session.errors.counts["endpoint"])
         time.sleep(0.1)
 
-        assert 1 == session.errors.counts["endpoint"]
+        assert session.errors.counts["endpoint"] == 1
         assert [f"127.0.0.1:{port}" in message for message in caplog.messages] == [True]
     assert until(lambda: answers(f"http://127.0.0.1:{port}/metrics"))
 
@@ -216,7 +216,7 @@ def test_only_valid_samples_of_this_host_are_served(tmp_path: Path) -> None:
     publish(tmp_path, elsewhere, "1-4-4.sample.json")
     os.mkfifo(tmp_path / str(os.geteuid()) / "1-5-5.sample.json")
 
-    assert {"0": 1.0} == page(tmp_path).by("rank", "torchmem_process_info")
+    assert page(tmp_path).by("rank", "torchmem_process_info") == {"0": 1.0}
 
 
 def test_a_process_that_ended_is_served_for_fifteen_minutes(tmp_path: Path) -> None:
@@ -224,10 +224,10 @@ def test_a_process_that_ended_is_served_for_fifteen_minutes(tmp_path: Path) -> N
     killed = own_sample(process=own_process(start_ticks=1, pid=1 << 21))
     file = publish(tmp_path, killed)
 
-    assert 1.0 == page(tmp_path).value("torchmem_process_state", state="killed")
+    assert page(tmp_path).value("torchmem_process_state", state="killed") == 1.0
     written = time.time() - 1000
     os.utime(file, (written, written))
-    assert {} == page(tmp_path).series
+    assert page(tmp_path).series == {}
 
 
 def test_processes_with_the_same_labels() -> None:
@@ -238,7 +238,7 @@ def test_processes_with_the_same_labels() -> None:
 
     ended, live, elsewhere = view("killed", 5), view("running", 5), view("stalled", 6)
     served = [(view.pid, view.state) for view in distinct([ended, live, elsewhere, elsewhere])]
-    assert [(7, "running"), ("7@6", "stalled")] == served
+    assert served == [(7, "running"), ("7@6", "stalled")]
     assert [ended] == list(distinct([ended, ended]))
 
 
@@ -248,6 +248,6 @@ def test_hosts_that_share_a_directory_have_a_leader_each(tmp_path: Path) -> None
     leaders = [leader_of(tmp_path), leader_of(tmp_path, "other-pod")]
 
     assert all(leader.url for leader in leaders)
-    assert 1 == len(list(tmp_path.rglob(LOCK_NAME)))
+    assert len(list(tmp_path.rglob(LOCK_NAME))) == 1
     for leader in leaders:
         leader.close()

@@ -60,7 +60,7 @@ def test_a_read_after_a_long_call_is_dropped(
     assert not reader.request(main.read, accept_late=False)
     main.resume(2 * MAX_DELAY_SECONDS)
 
-    assert 0 == main.reads
+    assert main.reads == 0
 
 
 def test_after_some_misses_a_late_read_is_accepted(
@@ -70,15 +70,15 @@ def test_after_some_misses_a_late_read_is_accepted(
     for _ in range(MAX_MISSES):
         reader.request(main.read, accept_late=False)
         main.resume(1.0)
-    assert 0 == main.reads
+    assert main.reads == 0
     reader.request(main.read, accept_late=False)
     main.resume(1.0)
-    assert 1 == main.reads
+    assert main.reads == 1
 
     reader = MainThreadReader(main.call_soon, clock=lambda: main.now)
     reader.request(main.read, accept_late=True)
     main.resume(1000.0)
-    assert 2 == main.reads
+    assert main.reads == 2
 
 
 def test_a_blocked_main_thread_is_asked_once(
@@ -88,7 +88,7 @@ def test_a_blocked_main_thread_is_asked_once(
     for _ in range(100):
         reader.request(main.read, accept_late=True)
 
-    assert 1 == len(main.requested)
+    assert len(main.requested) == 1
 
 
 def test_the_training_thread_stands_in_for_a_silent_main_thread(
@@ -97,13 +97,13 @@ def test_the_training_thread_stands_in_for_a_silent_main_thread(
     """Where other threads train, a step's end does the read, once; a late main thread adds none."""
     reader.request(main.read, accept_late=False)
     reader.at_step()
-    assert 0 == main.reads
+    assert main.reads == 0
     main.now += SILENT_SECONDS * 1.01
     reader.at_step()
     reader.at_step()
     main.resume(0.0)
 
-    assert 1 == main.reads
+    assert main.reads == 1
 
 
 def test_a_forked_child_does_not_read_for_its_parent(
@@ -116,7 +116,7 @@ def test_a_forked_child_does_not_read_for_its_parent(
         main.resume(0.0)
         os._exit(main.reads)
 
-    assert 0 == os.waitpid(child, 0)[1]
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_the_end_of_the_process_does_not_wait_for_the_main_thread() -> None:
@@ -151,7 +151,7 @@ def test_a_main_thread_that_takes_no_more_calls_is_asked_again() -> None:
         reader.request(lambda: reads.append(1), accept_late=True)
 
     assert reader.request(lambda: reads.append(2), accept_late=True)
-    assert [2] == reads
+    assert reads == [2]
 
 
 def test_calls_run_in_the_main_thread_between_two_bytecodes() -> None:
@@ -212,7 +212,7 @@ def test_raise_after_waits_for_the_callback_to_end() -> None:
         script()
 
     assert error is raised.value
-    assert ["ended"] == events
+    assert events == ["ended"]
 
 
 def test_a_call_close_to_the_recursion_limit_raises_nothing() -> None:
@@ -276,4 +276,4 @@ def test_a_forked_child_runs_no_call_of_its_parent() -> None:
         check=False,
     )
 
-    assert (0, "0\nTrue\n") == (done.returncode, done.stdout), done.stderr
+    assert (done.returncode, done.stdout) == (0, "0\nTrue\n"), done.stderr

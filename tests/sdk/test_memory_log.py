@@ -26,7 +26,7 @@ Opener = Callable[..., Session]
 
 def test_the_scalars_of_a_rank() -> None:
     """They are named after the metrics, and have the number of a rank of several."""
-    assert {
+    assert scalars(full_sample()) == {
         "torchmem/rank0/allocated_bytes": 40 * GIB + (1 << 20),
         "torchmem/rank0/allocated_peak_bytes": 50 * GIB,
         "torchmem/rank0/reserved_bytes": 60 * GIB + (2 << 20),
@@ -44,7 +44,7 @@ def test_the_scalars_of_a_rank() -> None:
         "torchmem/rank0/component_bytes/rounding": GIB,
         "torchmem/rank0/alloc_retries_total": 3,
         "torchmem/rank0/ooms_total": 1,
-    } == scalars(full_sample())
+    }
 
 
 def test_what_is_unknown_is_not_logged() -> None:
@@ -54,9 +54,9 @@ def test_what_is_unknown_is_not_logged() -> None:
     (device,) = sample.devices
     bare = DeviceSample(1, device.uuid, device.name, device.total_bytes)
 
-    assert {} == scalars(replace(alone, devices=(bare,)))
+    assert scalars(replace(alone, devices=(bare,))) == {}
     names = scalars(replace(alone, devices=(device, bare)))
-    assert {"gpu0"} == {name.split("/")[1] for name in names}
+    assert {name.split("/")[1] for name in names} == {"gpu0"}
 
 
 def test_each_sample_is_logged_once_and_the_last_at_the_end(
@@ -72,7 +72,7 @@ def test_each_sample_is_logged_once_and_the_last_at_the_end(
 
     times = [sample.timestamp for sample in written]
     assert len(times) == len(set(times))
-    assert (2, "exited") == (written[-1].steps.count, written[-1].ended)
+    assert (written[-1].steps.count, written[-1].ended) == (2, "exited")
 
 
 def test_a_tracker_that_fails_is_counted(open_session: Opener, backend: SimulatedBackend) -> None:
@@ -101,7 +101,7 @@ asked.wait()
 sys.exit(7)
 """)
 
-    assert (7, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (7, "")
 
 
 TRAINING = """
@@ -131,12 +131,12 @@ with mlflow.start_run():
         time.sleep(0.05)
 """
     )
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
     assert "call it after mlflow.start_run()" in done.stderr
 
     (metric,) = store.rglob("metrics/torchmem/allocated_bytes")
     milliseconds, value, step = metric.read_text().splitlines()[-1].split()[:3]
-    assert (30 << 20, "3") == (float(value), step)
+    assert (float(value), step) == (30 << 20, "3")
     assert int(milliseconds) > 1e12
 
 
@@ -168,12 +168,12 @@ wait_for_step(4)
 time.sleep(0.3)
 """
     )
-    assert 0 == done.returncode, done.stderr
+    assert done.returncode == 0, done.stderr
 
     events = _read_events(folder)
-    assert 1 == len(list(folder.iterdir()))
+    assert len(list(folder.iterdir())) == 1
     newest = events.Scalars("torchmem/allocated_peak_bytes")[-1]
-    assert (30 << 20, 3) == (newest.value, newest.step)
+    assert (newest.value, newest.step) == (30 << 20, 3)
     assert {"torchmem/headroom_bytes/with_flush", "torchmem/ooms_total"} <= set(
         events.Tags()["scalars"]
     )

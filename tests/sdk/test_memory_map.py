@@ -198,11 +198,14 @@ def test_an_oom_leaves_its_map_until_training_goes_on(
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(4096 * MIB)
     assert (found := the_map(tmp_path)) is not None
-    assert 8 * 3 * MIB == sum(
-        size
-        for segment in found["devices"][0]["segments"]
-        for size, state in zip(segment["sizes"], segment["states"], strict=True)
-        if state == "a"
+    assert (
+        sum(
+            size
+            for segment in found["devices"][0]["segments"]
+            for size, state in zip(segment["sizes"], segment["states"], strict=True)
+            if state == "a"
+        )
+        == 8 * 3 * MIB
     )
 
     session.step()

@@ -119,7 +119,7 @@ def test_frames_without_a_module() -> None:
     """Nothing is reported for the outermost module, of other functions, and of unknown modules."""
     names, own = _names(model()), _frame(test_frames_without_a_module, 0)
 
-    assert [None] * 3 == [names.of([_frame(MODEL, 1)]), names.of([own]), names.of([])]
+    assert [names.of([_frame(MODEL, 1)]), names.of([own]), names.of([])] == [None] * 3
     assert _names(Linear()).of([_frame(BLOCK, 1), _frame(MODEL, 1)]) is None
 
 
@@ -138,4 +138,4 @@ def test_modules_inside_each_other() -> None:
     outermost.__dict__["_modules"]["head"].__dict__["_modules"]["again"] = outermost
     frames = [_frame(*place) for place in MODULES["encoder.layers.*.linear1"]]
 
-    assert "encoder.layers.*.linear1" == _names(outermost).of(frames)
+    assert _names(outermost).of(frames) == "encoder.layers.*.linear1"

@@ -83,7 +83,7 @@ def test_parameters_are_shown_if_no_optimizer_steps() -> None:
     inference = Inference()
     kept = [inference.construct(100, 200), inference.construct(300)]
 
-    assert {} == inference.read(600, MODULES_AFTER_SECONDS - 1)
+    assert inference.read(600, MODULES_AFTER_SECONDS - 1) == {}
     assert components(600) == inference.read(600, 1.0)
     assert components(600) == inference.read(600, moment="oom")
     assert kept
@@ -95,7 +95,7 @@ def test_modules_from_before_the_sdk_are_found_in_the_main_script() -> None:
     main = {"model": Module(100, encoder=Module(20, a=shared, b=shared, c=None)), "name": "x"}
 
     assert components(125) == Inference(main).read_until_counted(125)
-    assert {} == Inference({"names": [1, "x"]}).read(500, 1000.0)
+    assert Inference({"names": [1, "x"]}).read(500, 1000.0) == {}
 
 
 class Lazy(Module):
@@ -128,8 +128,8 @@ def test_no_code_of_the_script_runs() -> None:
     inference.seen.see(module)
 
     assert components(42) == inference.read_until_counted(42)
-    assert [] == Lazy.asked
-    assert 0 == inference.errors.counts["components"]
+    assert Lazy.asked == []
+    assert inference.errors.counts["components"] == 0
 
 
 def test_modules_are_not_kept_alive() -> None:
@@ -143,8 +143,8 @@ def test_modules_are_not_kept_alive() -> None:
     gc.collect()
 
     assert not any(module() for module in gone)
-    assert {} == inference.read_until_counted(0)
-    assert 0 == inference.errors.counts["components"]
+    assert inference.read_until_counted(0) == {}
+    assert inference.errors.counts["components"] == 0
 
 
 def test_a_count_is_spread_over_reads() -> None:
@@ -191,7 +191,7 @@ def test_an_optimizer_that_steps_takes_over() -> None:
     inference.components.see(optimizer)
     found = inference.read(100, 1000.0, "step")
 
-    assert (50, 0) == (found["parameters"], found["gradients"])
+    assert (found["parameters"], found["gradients"]) == (50, 0)
     assert module
 
 
@@ -201,9 +201,9 @@ def test_tracked_parts_are_shown_alone() -> None:
     module = inference.construct(100)
     inference.components.tracked.set("weights", list(module._parameters.values())[:1])
 
-    assert {"weights": 100, "held": OTHER, "rounding": ROUNDING} == inference.read(100, 1000.0)
+    assert inference.read(100, 1000.0) == {"weights": 100, "held": OTHER, "rounding": ROUNDING}
     inference.components.tracked.set("weights", lambda: 1 / 0)
-    assert {} == inference.read(100, 1000.0, "step")
+    assert inference.read(100, 1000.0, "step") == {}
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def test_odd_modules_are_absent(parameters: Any) -> None:
     module = inference.construct(1)
     module._parameters = parameters
 
-    assert {} == inference.read_until_counted(5000)
-    assert 0 == inference.errors.counts["components"]
+    assert inference.read_until_counted(5000) == {}
+    assert inference.errors.counts["components"] == 0
     assert MAX_PARAMETERS < 5000
 
 
@@ -231,5 +231,5 @@ def test_very_many_modules_are_given_up() -> None:
     assert components(8) == inference.read_until_counted(8)
 
     modules += [inference.construct(1) for _ in range(100)]
-    assert {} == inference.read_until_counted(108)
-    assert 101 == len(modules)
+    assert inference.read_until_counted(108) == {}
+    assert len(modules) == 101

@@ -105,18 +105,18 @@ def test_the_report_is_there_before_the_exception(
         allocator.malloc(700 * MIB)
 
     (report,) = _read_reports(tmp_path)
-    assert ("fragmentation", "stranded", 700 * MIB) == (
+    assert (
         report.oom.cause,
         report.oom.detail,
         report.oom.requested_bytes,
-    )
+    ) == ("fragmentation", "stranded", 700 * MIB)
     assert report.layout is not None
     assert report.layout_before is not None
-    assert (0, 20 * MIB) == (report.layout.releasable_bytes, report.layout_before.releasable_bytes)
+    assert (report.layout.releasable_bytes, report.layout_before.releasable_bytes) == (0, 20 * MIB)
     assert report.layout.stranded_bytes == report.cached_free_bytes > 700 * MIB
     assert allocator.gpu.mem_get_info()[0] == report.driver_free_bytes
-    assert (1, None) == (report.steps.count, report.limit_bytes)
-    assert "native" == report.allocator_settings["backend"]
+    assert (report.steps.count, report.limit_bytes) == (1, None)
+    assert report.allocator_settings["backend"] == "native"
 
 
 def test_a_block_on_another_stream_is_reported(
@@ -133,7 +133,7 @@ def test_a_block_on_another_stream_is_reported(
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(600 * MIB, stream=0)
 
-    assert ["stream"] == [report.oom.detail for report in _read_reports(tmp_path)]
+    assert [report.oom.detail for report in _read_reports(tmp_path)] == ["stream"]
 
 
 def test_the_layout_before_is_the_periodic_one(
@@ -154,7 +154,7 @@ def test_the_layout_before_is_the_periodic_one(
     first, second = _read_reports(tmp_path)
     assert first.layout_before == second.layout_before
     assert first.layout_before is not None
-    assert 500 * MIB == first.layout_before.releasable_bytes
+    assert first.layout_before.releasable_bytes == 500 * MIB
 
 
 class BrokenBackend(SimulatedBackend):
@@ -187,9 +187,9 @@ def test_an_oom_counts_if_its_examination_fails(
 
     assert session.newest
     (device,) = session.newest.devices
-    assert {"capacity": 1} == device.counters.ooms
-    assert 1 == session.errors.counts["oom"]
-    assert [2048 * MIB] == [report.oom.requested_bytes for report in _read_reports(tmp_path)]
+    assert device.counters.ooms == {"capacity": 1}
+    assert session.errors.counts["oom"] == 1
+    assert [report.oom.requested_bytes for report in _read_reports(tmp_path)] == [2048 * MIB]
 
 
 def test_a_search_for_the_batch_size_leaves_few_files(
@@ -205,11 +205,12 @@ def test_a_search_for_the_batch_size_leaves_few_files(
         with pytest.raises(OutOfMemoryError):
             allocator.malloc((2048 + 2 * index) * MIB)
 
-    assert [2048 * MIB, 2246 * MIB] == [
-        report.oom.requested_bytes for report in _read_reports(tmp_path)
+    assert [report.oom.requested_bytes for report in _read_reports(tmp_path)] == [
+        2048 * MIB,
+        2246 * MIB,
     ]
-    assert {"capacity": 100} == published()[0]["devices"][0]["counters"]["ooms"]
-    assert 0 == sum(session.errors.counts.values())
+    assert published()[0]["devices"][0]["counters"]["ooms"] == {"capacity": 100}
+    assert sum(session.errors.counts.values()) == 0
 
 
 @given(st.lists(st.floats(0, 2 * NEW_FILE_SECONDS), min_size=1, max_size=40))
@@ -236,14 +237,14 @@ def test_reports_of_a_process_that_went_on_say_so(tmp_path: Path) -> None:
         reports.write(_observation(number), SAMPLE)
         os.utime(_report_paths(tmp_path)[-1], (number, number))
     reports.mark_survived(lambda: True)
-    assert [False, False] == [report.survived for report in _read_reports(tmp_path)]
+    assert [report.survived for report in _read_reports(tmp_path)] == [False, False]
 
     reports.mark_survived(lambda: False)
     reports.write(_observation(2), SAMPLE)
     read = _read_reports(tmp_path)
-    assert [True, False] == [report.survived for report in read]
-    assert [0, 2] == [report.oom.requested_bytes for report in read]
-    assert 0 == _report_paths(tmp_path)[0].stat().st_mtime
+    assert [report.survived for report in read] == [True, False]
+    assert [report.oom.requested_bytes for report in read] == [0, 2]
+    assert _report_paths(tmp_path)[0].stat().st_mtime == 0
 
 
 def test_a_user_keeps_a_bounded_number(tmp_path: Path) -> None:
@@ -280,7 +281,7 @@ def test_files_of_others_do_not_delay_an_oom(
         allocator.malloc(2048 * MIB)
     is_recording = False
 
-    assert 1 == len(_report_paths(tmp_path))
+    assert len(_report_paths(tmp_path)) == 1
     assert {str(tmp_path / str(os.geteuid()))} == set(map(str, listed))
 
 
@@ -299,8 +300,8 @@ def test_an_unwritable_directory_does_no_harm(
     assert session.url is not None
     with urllib.request.urlopen(session.url, timeout=60) as answer:  # noqa: S310 - loopback
         text = answer.read().decode()
-    assert [1.0] == [value for cause, value in oom_counts(text).items() if cause == "capacity"]
-    assert 1 == session.errors.counts["report"]
+    assert [value for cause, value in oom_counts(text).items() if cause == "capacity"] == [1.0]
+    assert session.errors.counts["report"] == 1
 
 
 def test_a_report_is_bounded_in_size(tmp_path: Path) -> None:
@@ -310,7 +311,7 @@ def test_a_report_is_bounded_in_size(tmp_path: Path) -> None:
     reports.write(_observation(), _named(SAMPLE, 0))
     (length,) = (path.stat().st_size for path in _report_paths(tmp_path))
     reports.write(_observation(), _named(SAMPLE, MAX_REPORT_BYTES - length + 1))
-    assert [1, 0] == [len(report.trend.seconds) for report in _read_reports(tmp_path)]
+    assert [len(report.trend.seconds) for report in _read_reports(tmp_path)] == [1, 0]
 
     with pytest.raises(ValueError, match="bytes"):
         reports.write(_observation(), _named(SAMPLE, MAX_REPORT_BYTES))

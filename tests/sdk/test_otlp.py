@@ -34,11 +34,11 @@ def test_a_process_sends_for_itself(
         done = run_script(f"os.environ |= {settings}" + TRAINING + waiting)
         watching.result()
 
-    assert ("", 0) == (done.stderr, done.returncode)
-    assert 1.0 == received.values("torchmem_process_state", "state")["exited"]
-    assert "gpt-0" == received.resource["k8s.pod.name"]
+    assert (done.stderr, done.returncode) == ("", 0)
+    assert received.values("torchmem_process_state", "state")["exited"] == 1.0
+    assert received.resource["k8s.pod.name"] == "gpt-0"
     (steps,) = received.points("torchmem_steps_total")
-    assert (1.0, True) == (steps.as_double, steps.start_time_unix_nano < steps.time_unix_nano)
+    assert (steps.as_double, steps.start_time_unix_nano < steps.time_unix_nano) == (1.0, True)
 
 
 def test_a_collector_that_is_away_is_reported_once(
@@ -55,7 +55,7 @@ print("done")
 """
     done = run_script(f"os.environ |= {settings}" + TRAINING + waiting)
 
-    assert ("done\n", 0) == (done.stdout, done.returncode)
+    assert (done.stdout, done.returncode) == ("done\n", 0)
     (line,) = done.stderr.splitlines()
     assert "torchmem: otlp failed and was skipped" in line
     assert "not sent by OTLP" in line

@@ -119,12 +119,12 @@ def test_a_part_is_called_from_its_begin_to_its_end(
     session = monitored(backend, tmp_path, toy := Toy())
     live(session, allocator, toy)
 
-    assert "begin" == toy.calls[0]
+    assert toy.calls[0] == "begin"
     assert {"read 1", "early read 2", "step", "tick", "publish", "oom capacity"} <= {*toy.calls}
-    assert ["end", "complete", "publish now", "close"] == toy.calls[-4:]
+    assert toy.calls[-4:] == ["end", "complete", "publish now", "close"]
     assert session.newest
-    assert "http://toy" == session.newest.metrics_url
-    assert 0 == sum(session.errors.counts.values())
+    assert session.newest.metrics_url == "http://toy"
+    assert sum(session.errors.counts.values()) == 0
 
 
 def test_a_broken_part_harms_neither_the_script_nor_other_parts(
@@ -137,9 +137,9 @@ def test_a_broken_part_harms_neither_the_script_nor_other_parts(
     counts = session.errors.counts
     assert sum(counts.values()) == counts["setup"] == len(toy.calls)
     assert session.newest
-    assert "exited" == session.newest.ended
+    assert session.newest.ended == "exited"
     assert session.newest.host is not None
-    assert 1 == len([*tmp_path.rglob("*oom.json")])
+    assert len([*tmp_path.rglob("*oom.json")]) == 1
 
 
 def test_a_part_asks_for_the_end_of_a_step(backend: SimulatedBackend, tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_a_part_asks_for_the_end_of_a_step(backend: SimulatedBackend, tmp_path: 
     session.close()
 
     expected = ["read 1", "step", "early read 2", "early read 3", "step", "early read 4"]
-    assert expected == calls
-    assert 1 == other.calls.count("step")
+    assert calls == expected
+    assert other.calls.count("step") == 1
 
 
 @pytest.mark.parametrize(
@@ -176,4 +176,4 @@ def test_a_part_asks_for_a_read(
     session.close()
 
     calls = [call for call in toy.calls if call.startswith("read 12")]
-    assert reads == calls
+    assert calls == reads

@@ -50,7 +50,7 @@ def test_a_line_is_found_or_nothing(sizes: list[int], reach: float) -> None:
 def test_growing_batches_show_the_peak_of_the_largest() -> None:
     """Four sizes in a range of 25 % are enough, up to ten times the largest of them."""
     sizes = [1000, 1100, 1200, 1300]
-    assert MIN_POINTS == len(sizes)
+    assert len(sizes) == MIN_POINTS
     known = after((size, peak(size)) for size in sizes)
 
     assert peak(4000) == known.expected(4000)
@@ -144,7 +144,7 @@ def test_batches_tell_their_own_size(
     def tell(size: int) -> None:
         next(session.batches([{"tokens": Shaped(2, size), "mask": Shaped(7)}]))
 
-    assert BASE + 300 * MIB == run(session, backend, allocator, tell)
+    assert run(session, backend, allocator, tell) == BASE + 300 * MIB
 
 
 class Shaped:
@@ -180,5 +180,5 @@ def test_what_is_no_size_is_ignored_with_one_warning(
             session.plan(size)
         found = run(session, backend, allocator, tell)
 
-    assert BASE + 300 * MIB == found
-    assert 1 == caplog.text.count("the size of a batch is ignored")
+    assert found == BASE + 300 * MIB
+    assert caplog.text.count("the size of a batch is ignored") == 1

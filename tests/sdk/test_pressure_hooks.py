@@ -45,8 +45,8 @@ def test_a_hook_that_returns_no_possible_number_is_judged_by_what_it_freed(retur
     bad.add(memory.freeing(0, returned), 0)
     freed = [(call(good, memory), call(bad, memory)) for _ in range(4)]
 
-    assert [(30, 0)] * 4 == freed
-    assert (0, 1) == (good.dropped["empty"], bad.dropped["empty"])
+    assert freed == [(30, 0)] * 4
+    assert (good.dropped["empty"], bad.dropped["empty"]) == (0, 1)
 
 
 def test_a_hook_that_says_it_can_spare_nothing_stays() -> None:
@@ -61,7 +61,7 @@ def test_a_hook_that_says_it_can_spare_nothing_stays() -> None:
     for _ in range(5):
         call(hooks, memory)
 
-    assert [100] * 5 == called
+    assert called == [100] * 5
 
 
 def test_what_a_hook_returns_does_not_stay_alive() -> None:
@@ -74,7 +74,7 @@ def test_what_a_hook_returns_does_not_stay_alive() -> None:
 
     hooks.add(lambda wanted: Tensor(), 0)
 
-    assert 40 == call(hooks, memory)
+    assert call(hooks, memory) == 40
 
 
 def test_what_a_hook_freed_before_it_raised_counts() -> None:
@@ -90,8 +90,8 @@ def test_what_a_hook_freed_before_it_raised_counts() -> None:
     hooks.add(fail, 0)
     hooks.add(asked.append, 1)
 
-    assert (60, [40]) == (call(hooks, memory), asked)
-    assert 1 == hooks.dropped["raised"]
+    assert (call(hooks, memory), asked) == (60, [40])
+    assert hooks.dropped["raised"] == 1
 
 
 class UnspeakableError(Exception):
@@ -125,8 +125,8 @@ def test_an_error_of_a_hook_is_not_raised(
     memory, hooks = Memory(), PressureHooks()
     hooks.add(hook, 0)
 
-    assert (0, 0) == (call(hooks, memory), call(hooks, memory))
-    assert (1, False) == (hooks.dropped["raised"], hooks.exist)
+    assert (call(hooks, memory), call(hooks, memory)) == (0, 0)
+    assert (hooks.dropped["raised"], hooks.exist) == (1, False)
     assert f"no longer calls the pressure hook {hook.__name__}: it raised" in caplog.text
 
 
@@ -144,7 +144,7 @@ def test_the_end_of_the_script_in_a_hook_reaches_it(kind: type[BaseException]) -
         with pytest.raises(kind):
             call(hooks, memory)
 
-    assert ([100, 100], False) == (calls, hooks.is_running)
+    assert (calls, hooks.is_running) == ([100, 100], False)
 
 
 def test_a_hook_may_remove_and_add_hooks() -> None:
@@ -163,7 +163,7 @@ def test_a_hook_may_remove_and_add_hooks() -> None:
     call(hooks, memory)
     call(hooks, memory)
 
-    assert ["change", "new"] == calls
+    assert calls == ["change", "new"]
 
 
 def test_a_hook_that_needs_memory_itself_calls_no_hooks() -> None:
@@ -172,7 +172,7 @@ def test_a_hook_that_needs_memory_itself_calls_no_hooks() -> None:
     hooks.add(lambda wanted: nested.append(call(hooks, memory)), 0)
     call(hooks, memory)
 
-    assert [0] == nested
+    assert nested == [0]
 
 
 def test_a_hook_that_hangs_is_named_while_it_hangs(caplog: pytest.LogCaptureFixture) -> None:
@@ -199,10 +199,10 @@ def test_a_hook_that_hangs_is_named_while_it_hangs(caplog: pytest.LogCaptureFixt
 
     line = stuck.__code__.co_firstlineno + 2
     name = stuck.__qualname__
-    assert 1 == len(said)
+    assert len(said) == 1
     assert f"the pressure hook {name} has run for 7 s, and the training waits for it: " in said[0]
     assert f"{__file__}:{line} in " in said[0]
-    assert 1 == hooks.dropped["slow"]
+    assert hooks.dropped["slow"] == 1
 
 
 def test_nothing_is_counted_before_a_hook_is_registered() -> None:
@@ -211,4 +211,4 @@ def test_nothing_is_counted_before_a_hook_is_registered() -> None:
     before = dict(hooks.dropped)
     hooks.add(lambda wanted: None, 0)
 
-    assert ({}, {"raised": 0, "slow": 0, "empty": 0}) == (before, hooks.dropped)
+    assert (before, hooks.dropped) == ({}, {"raised": 0, "slow": 0, "empty": 0})

@@ -15,17 +15,17 @@ def test_a_clean_exit_is_marked(run_script: Run, published: Published) -> None:
     """A script that ends leaves its last state, marked as exited, and keeps its exit code."""
     done = run_script("sdk.instrument(backend=backend); allocator.malloc(30 << 20); backend.step()")
 
-    assert (0, "") == (done.returncode, done.stderr)
-    assert ["exited"] == [sample["ended"] for sample in published()]
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [sample["ended"] for sample in published()] == ["exited"]
 
 
 def test_an_uncaught_oom_is_marked(run_script: Run, published: Published) -> None:
     """A script that dies of OutOfMemoryError is marked as such, and its traceback is unchanged."""
     done = run_script("sdk.instrument(backend=backend); backend.step(); allocator.malloc(2 << 30)")
 
-    assert 1 == done.returncode
+    assert done.returncode == 1
     assert "OutOfMemoryError" in done.stderr
-    assert ["oom"] == [sample["ended"] for sample in published()]
+    assert [sample["ended"] for sample in published()] == ["oom"]
 
 
 def test_a_caught_oom_and_a_clean_end_is_an_exit(run_script: Run, published: Published) -> None:
@@ -38,7 +38,7 @@ except OutOfMemoryError:
     pass
 """)
 
-    assert ["exited"] == [sample["ended"] for sample in published()]
+    assert [sample["ended"] for sample in published()] == ["exited"]
 
 
 def test_a_killed_process_leaves_its_last_state(run_script: Run, published: Published) -> None:
@@ -50,8 +50,8 @@ while not published(): time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """)
 
-    assert -signal.SIGKILL == done.returncode
-    assert [None] == [sample.get("ended") for sample in published()]
+    assert done.returncode == -signal.SIGKILL
+    assert [sample.get("ended") for sample in published()] == [None]
 
 
 def test_forked_workers_leave_no_trace(run_script: Run, published: Published) -> None:
@@ -75,8 +75,8 @@ import urllib.request
 assert b"torchmem_process_info" in urllib.request.urlopen(url).read()
 """)
 
-    assert (0, "") == (done.returncode, done.stderr)
-    assert 1 == len(published())
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(published()) == 1
 
 
 def test_a_fork_before_cuda_becomes_a_rank_of_its_own(
@@ -96,8 +96,8 @@ for pid in children:
     assert os.waitpid(pid, 0)[1] == 0
 """)
 
-    assert (0, "") == (done.returncode, done.stderr)
-    assert 2 == len([sample for sample in published() if sample["steps"]["count"] == 1])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len([sample for sample in published() if sample["steps"]["count"] == 1]) == 2
 
 
 def test_a_fork_during_instrument(run_script: Run) -> None:
@@ -116,7 +116,7 @@ gate.set(); thread.join()
 assert os.waitpid(pid, 0)[1] == 0
 """)
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_multiprocessing_children_are_marked_at_their_end(
@@ -131,9 +131,9 @@ process = multiprocessing.get_context("fork").Process(target=work)
 process.start(); process.join()
 """)
 
-    assert (0, "") == (done.returncode, done.stderr)
-    assert [(5, "exited")] == [
-        (sample["process"]["rank"], sample["ended"]) for sample in published()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [(sample["process"]["rank"], sample["ended"]) for sample in published()] == [
+        (5, "exited")
     ]
 
 
@@ -145,8 +145,8 @@ sdk.instrument(); sdk.instrument()
 print("trained")
 """)
 
-    assert (0, "trained\n") == (done.returncode, done.stdout)
-    assert 1 == done.stderr.count("torchmem is inactive: PyTorch cannot be used here")
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert done.stderr.count("torchmem is inactive: PyTorch cannot be used here") == 1
 
 
 def test_sigterm_publishes_before_the_scripts_own_handler(
@@ -160,8 +160,8 @@ backend.step()
 os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)
 """)
 
-    assert (5, "") == (done.returncode, done.stderr)
-    assert [1] == [sample["steps"]["count"] for sample in published()]
+    assert (done.returncode, done.stderr) == (5, "")
+    assert [sample["steps"]["count"] for sample in published()] == [1]
 
 
 def test_sigterm_in_a_forked_child_leaves_the_parents_file_alone(
@@ -183,8 +183,8 @@ assert os.waitpid(pid, 0)[1] == 5 << 8
 os.kill(os.getpid(), signal.SIGKILL)
 """)
 
-    assert (-signal.SIGKILL, "") == (done.returncode, done.stderr)
-    assert [2] == [sample["steps"]["count"] for sample in published()]
+    assert (done.returncode, done.stderr) == (-signal.SIGKILL, "")
+    assert [sample["steps"]["count"] for sample in published()] == [2]
 
 
 def test_no_thread_can_be_started(run_script: Run, published: Published) -> None:
@@ -195,13 +195,13 @@ sdk.instrument(backend=backend)
 backend.step()
 """)
 
-    assert 0 == done.returncode
+    assert done.returncode == 0
     assert (
-        "torchmem: setup failed and was skipped (RuntimeError: can't start new thread)"
-        == done.stderr.strip()
+        done.stderr.strip()
+        == "torchmem: setup failed and was skipped (RuntimeError: can't start new thread)"
     )
-    assert [(1, "exited")] == [
-        (sample["steps"]["count"], sample["ended"]) for sample in published()
+    assert [(sample["steps"]["count"], sample["ended"]) for sample in published()] == [
+        (1, "exited")
     ]
 
 
@@ -212,4 +212,4 @@ sdk.instrument(backend=backend)
 os.kill(os.getpid(), signal.SIGTERM); time.sleep(30)
 """)
 
-    assert -signal.SIGTERM == done.returncode
+    assert done.returncode == -signal.SIGTERM

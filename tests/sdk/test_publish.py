@@ -66,7 +66,7 @@ def test_an_unchanged_sample_is_not_published_again(tmp_path: Path) -> None:
     file, sample = SampleFile(tmp_path, "1.sample.json"), full_sample()
 
     ticks = int(20 * HEARTBEAT_SECONDS)
-    assert 20 == sum(is_written(file, later(sample, tick)) for tick in range(ticks))
+    assert sum(is_written(file, later(sample, tick)) for tick in range(ticks)) == 20
 
 
 CHANGES: dict[str, Callable[[Sample], Sample]] = {
@@ -140,7 +140,7 @@ def test_the_textfile_follows_the_rank(tmp_path: Path) -> None:
     for rank in (0, 3):
         textfile.write(replace(sample, process=replace(sample.process, rank=rank)))
 
-    assert ["torchmem-rank3.prom"] == [path.name for path in tmp_path.iterdir()]
+    assert [path.name for path in tmp_path.iterdir()] == ["torchmem-rank3.prom"]
 
 
 def scrape(url: str) -> set[str]:
@@ -169,7 +169,7 @@ def test_the_port_counts_up_with_the_local_rank(
     base = free_port() - 3
     session = open_session(backend, {"LOCAL_RANK": "3"}, port=base)
 
-    assert f"http://127.0.0.1:{base + 3}/metrics" == session.url
+    assert session.url == f"http://127.0.0.1:{base + 3}/metrics"
 
 
 def test_a_taken_port_falls_back(backend: SimulatedBackend, open_session: Opener) -> None:
@@ -206,7 +206,7 @@ def test_a_replaced_file_is_readable_by_the_exporter(tmp_path: Path) -> None:
     replace_file(path, b"old")
     replace_file(path, b"new")
 
-    assert (b"new", 0o644) == (path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+    assert (path.read_bytes(), stat.S_IMODE(path.stat().st_mode)) == (b"new", 0o644)
     assert [path] == list(tmp_path.iterdir())
 
 
@@ -214,7 +214,7 @@ def test_the_run_directory_is_shared_and_sticky(tmp_path: Path) -> None:
     """All users may publish, and no user can remove another's file."""
     make_run_directory(tmp_path / "run")
 
-    assert 0o1777 == stat.S_IMODE((tmp_path / "run").stat().st_mode)
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o1777
 
 
 def test_a_file_in_place_of_the_run_directory_is_an_error(tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_the_directory_of_a_user_is_private(tmp_path: Path) -> None:
     directory = make_user_directory(tmp_path / "run")
 
     assert tmp_path / "run" / str(os.geteuid()) == directory
-    assert 0o700 == stat.S_IMODE(directory.stat().st_mode)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert directory == make_user_directory(tmp_path / "run")
 
 
@@ -264,7 +264,7 @@ def test_a_squatted_name_is_given_up(tmp_path: Path, squat: Callable[[Path], obj
     SampleFile(directory, "1-2-3.sample.json").write(full_sample())
 
     assert is_user_directory(directory.name)
-    assert ["1-2-3.sample.json"] == [path.name for path in directory.glob("*.json")]
+    assert [path.name for path in directory.glob("*.json")] == ["1-2-3.sample.json"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="giving directories to another user needs root")
@@ -299,7 +299,7 @@ def test_processes_share_one_fallback(tmp_path: Path, is_lock_held: bool) -> Non
         found = set(pool.map(make_user_directory, [tmp_path] * 8))
     os.close(holder)
 
-    assert 1 == len(found)
+    assert len(found) == 1
     assert not is_lock_held or found == {first}
     assert os.geteuid() == found.pop().stat().st_uid
 
@@ -337,10 +337,10 @@ def test_only_files_of_our_own_form_are_swept(tmp_path: Path) -> None:
     for name in STALE | OF_THE_USER:
         (tmp_path / name).touch()
     remove_stale_files(tmp_path, now=time.time() + ENDED_FILE_SECONDS - 60)
-    assert STALE | OF_THE_USER == {path.name for path in tmp_path.iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == STALE | OF_THE_USER
 
     remove_stale_files(tmp_path, now=time.time() + ENDED_FILE_SECONDS + 60)
-    assert OF_THE_USER == {path.name for path in tmp_path.iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == OF_THE_USER
 
 
 def test_files_of_processes_that_may_live_stay_for_a_day(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_files_of_processes_that_may_live_stay_for_a_day(tmp_path: Path) -> None
 
     assert names == {path.name for path in tmp_path.iterdir()}
     remove_stale_files(tmp_path, now=time.time() + STALE_FILE_SECONDS + 60)
-    assert [] == list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_users_files_in_the_run_directory_stay(
@@ -387,5 +387,5 @@ def test_threads_may_write_one_file(tmp_path: Path, write: Callable[[Path], None
     with ThreadPoolExecutor(8) as pool:
         writes = [pool.submit(write, path) for _ in range(400)]
 
-    assert [None] * 400 == [future.result() for future in writes]
+    assert [future.result() for future in writes] == [None] * 400
     assert [path] == list(tmp_path.iterdir())

@@ -93,7 +93,7 @@ def test_a_memory_fraction_limits_what_is_published() -> None:
 
     device = published(recorder)
     assert device.layout is not None
-    assert (256 * MIB, 156 * MIB) == (device.limit_bytes, device.layout.headroom_flush_bytes)
+    assert (device.limit_bytes, device.layout.headroom_flush_bytes) == (256 * MIB, 156 * MIB)
 
     allocator.set_memory_fraction(1)
     recorder.read_stats()

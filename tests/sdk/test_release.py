@@ -120,7 +120,7 @@ def test_by_default_the_cache_is_never_touched(
     train(counting, 3900, *[100] * 10)
     session.close()
 
-    assert ((), {}) == (counting.emptied, releases(published))
+    assert (counting.emptied, releases(published)) == ((), {})
 
 
 def test_after_a_change_of_phase_the_cache_is_released(
@@ -129,14 +129,14 @@ def test_after_a_change_of_phase_the_cache_is_released(
     """After enough small steps the cache is released once, at a step's end, and counted."""
     session = open_session(counting, interval=1e-9, release=0.3, release_interval=1e-9)
     train(counting, 3900, *[100] * (RECENT_WINDOWS - 1))
-    assert ((), 196 * MIB) == (counting.emptied, gpu.mem_get_info()[0])
+    assert (counting.emptied, gpu.mem_get_info()[0]) == ((), 196 * MIB)
 
     train(counting, *[100] * 5)
     session.close()
 
     cache = releases(published)["cache"]
-    assert ((True,), 1, 3900 * MIB) == (counting.emptied, cache["times"], cache["released_bytes"])
-    assert 0 == session.errors.counts["release"]
+    assert (counting.emptied, cache["times"], cache["released_bytes"]) == ((True,), 1, 3900 * MIB)
+    assert session.errors.counts["release"] == 0
 
 
 def test_steady_training_keeps_its_cache(
@@ -148,7 +148,7 @@ def test_steady_training_keeps_its_cache(
     session.close()
 
     cache = releases(published)["cache"]
-    assert ((), 0, 0) == (counting.emptied, cache["times"], cache["released_bytes"])
+    assert (counting.emptied, cache["times"], cache["released_bytes"]) == ((), 0, 0)
 
 
 def test_checks_are_rate_limited(counting: CountingBackend, open_session: Opener) -> None:
@@ -167,7 +167,7 @@ def test_peaks_stay_high_water_marks(
     train(counting, 3900, 100, 100)
     session.close()
 
-    assert 3900 * MIB == published()[0]["devices"][0]["allocator"]["active_peak_bytes"]
+    assert published()[0]["devices"][0]["allocator"]["active_peak_bytes"] == 3900 * MIB
 
 
 def test_a_failing_release_never_reaches_training(gpu: SimulatedGpu, open_session: Opener) -> None:
@@ -181,7 +181,7 @@ def test_a_failing_release_never_reaches_training(gpu: SimulatedGpu, open_sessio
     session = open_session(backend, interval=1e-9, release=0.3, release_interval=1e-9)
     train(backend, 3900, *[100] * RECENT_WINDOWS)
 
-    assert 1 == session.errors.counts["release"]
+    assert session.errors.counts["release"] == 1
 
 
 class Cache:
@@ -214,8 +214,8 @@ def test_hooks_free_what_is_wanted_and_it_returns_to_the_driver(
 
     done = releases(published)["hooks"]
     assert [int(0.5 * 4096 * MIB) - (4096 - 3100) * MIB] == cache.asked
-    assert (1, 1600 * MIB) == (done["times"], done["released_bytes"])
-    assert 2496 * MIB == gpu.mem_get_info()[0]
+    assert (done["times"], done["released_bytes"]) == (1, 1600 * MIB)
+    assert gpu.mem_get_info()[0] == 2496 * MIB
 
 
 def test_hooks_are_asked_by_priority(counting: CountingBackend, open_session: Opener) -> None:
@@ -226,8 +226,8 @@ def test_hooks_are_asked_by_priority(counting: CountingBackend, open_session: Op
     session.on_pressure(spare, priority=1)
     train(counting, 10)
 
-    assert 1000 * MIB == spare.asked[0] - precious.asked[0]
-    assert ([], 1) == (spare.blocks, len(precious.blocks))
+    assert spare.asked[0] - precious.asked[0] == 1000 * MIB
+    assert (spare.blocks, len(precious.blocks)) == ([], 1)
 
 
 @pytest.mark.parametrize(("wanted", "kept"), [(None, 0), (400 * MIB, 500)])
@@ -255,7 +255,7 @@ def test_what_the_script_releases_is_counted(
     session.close()
 
     done = releases(published)["request"]
-    assert (1, 100 * MIB) == (done["times"], done["released_bytes"])
+    assert (done["times"], done["released_bytes"]) == (1, 100 * MIB)
 
 
 def test_the_script_releases_nothing_during_a_capture(
@@ -268,7 +268,7 @@ def test_the_script_releases_nothing_during_a_capture(
     train(counting, 100)
     counting.is_capturing = lambda: True  # type: ignore[method-assign]
 
-    assert (0, [], ()) == (session.release(), cache.asked, counting.emptied)
+    assert (session.release(), cache.asked, counting.emptied) == (0, [], ())
 
 
 def test_a_removed_hook_is_never_called(counting: CountingBackend, open_session: Opener) -> None:
@@ -278,7 +278,7 @@ def test_a_removed_hook_is_never_called(counting: CountingBackend, open_session:
     session.on_pressure(cache).remove()
     train(counting, 10, 10)
 
-    assert [] == cache.asked
+    assert cache.asked == []
 
 
 def raising(wanted: int) -> int:
@@ -333,7 +333,7 @@ def test_a_hook_that_allocates_is_dropped(
     session.on_pressure(lambda wanted: taken.append(counting.allocator.malloc(MIB)))
     train(counting, *[10] * 6)
 
-    assert (3, True) == (len(taken), "no longer calls the pressure hook" in caplog.text)
+    assert (len(taken), "no longer calls the pressure hook" in caplog.text) == (3, True)
 
 
 def test_a_slow_hook_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
@@ -342,7 +342,7 @@ def test_a_slow_hook_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     hooks = PressureHooks(lambda: next(times))
     hooks.add(lambda wanted: 10, 0.0)
 
-    assert (0, 0) == (hooks.call(10, lambda: 0), hooks.call(10, lambda: 0))
+    assert (hooks.call(10, lambda: 0), hooks.call(10, lambda: 0)) == (0, 0)
     assert "it took 5.1 s, more than 5 s" in caplog.text
 
 
@@ -352,8 +352,8 @@ def test_a_hook_may_take_longer_for_what_it_frees(caplog: pytest.LogCaptureFixtu
     hooks = PressureHooks(lambda: next(times))
     hooks.add(lambda wanted: 1024 * MIB, 0.0)
 
-    assert [1024 * MIB] * 2 == [hooks.call(1, lambda: next(allocated)) for _ in range(2)]
-    assert "" == caplog.text
+    assert [hooks.call(1, lambda: next(allocated)) for _ in range(2)] == [1024 * MIB] * 2
+    assert caplog.text == ""
 
 
 def test_an_interruption_in_a_hook_reaches_the_script(
@@ -394,9 +394,9 @@ def test_what_a_hook_does_in_the_session_releases_nothing_twice(
     session.close()
 
     done = releases(published)
-    assert {"hooks": 1, "cache": 0, "neighbors": 0} == {t: r["times"] for t, r in done.items()}
-    assert (1000 * MIB, 1) == (done["hooks"]["released_bytes"], len(counting.emptied))
-    assert 0 == session.errors.counts["release"]
+    assert {t: r["times"] for t, r in done.items()} == {"hooks": 1, "cache": 0, "neighbors": 0}
+    assert (done["hooks"]["released_bytes"], len(counting.emptied)) == (1000 * MIB, 1)
+    assert session.errors.counts["release"] == 0
 
 
 def test_a_hook_may_close_the_session(counting: CountingBackend, open_session: Opener) -> None:
@@ -412,7 +412,7 @@ def test_a_hook_may_close_the_session(counting: CountingBackend, open_session: O
     session.on_pressure(close)
     train(counting, 10, 10)
 
-    assert (1, 0) == (len(asked), session.errors.counts["release"])
+    assert (len(asked), session.errors.counts["release"]) == (1, 0)
 
 
 def test_a_hook_that_hangs_can_be_seen_while_it_hangs(
@@ -459,9 +459,9 @@ def test_several_devices_share_the_hooks_and_the_time(
     session.close()
 
     done = [device["releases"]["hooks"] for device in published()[0]["devices"]]
-    assert [(3000 - 2048) * MIB] == asked
-    assert [3000 * MIB, 2000 * MIB, 0] == [each["released_bytes"] for each in done]
-    assert [1, 1, 0] == [each["times"] for each in done]
+    assert asked == [(3000 - 2048) * MIB]
+    assert [each["released_bytes"] for each in done] == [3000 * MIB, 2000 * MIB, 0]
+    assert [each["times"] for each in done] == [1, 1, 0]
     assert 0.02 <= sum(each["seconds"] for each in done) <= spent
 
 
@@ -483,14 +483,14 @@ def test_after_an_oom_hooks_and_cache_are_released(
     session.on_pressure(cache)
     with pytest.raises(OutOfMemoryError):
         counting.allocator.malloc(2000 * MIB)
-    assert [] == cache.asked
+    assert cache.asked == []
 
     counting.step()
     counting.allocator.malloc(2000 * MIB)
     session.close()
 
     done = releases(published)["emergency"]
-    assert ([2000 * MIB], 1, 3000 * MIB) == (cache.asked, done["times"], done["released_bytes"])
+    assert (cache.asked, done["times"], done["released_bytes"]) == ([2000 * MIB], 1, 3000 * MIB)
 
 
 def free(backend: CountingBackend, block: Block, wanted: int) -> None:
@@ -514,7 +514,7 @@ def test_an_emergency_is_not_given_up_because_the_retry_takes_the_memory(
     session.close()
 
     emergency = releases(published)["emergency"]
-    assert (2 * MAX_UNPAID, False) == (emergency["times"], emergency["given_up"])
+    assert (emergency["times"], emergency["given_up"]) == (2 * MAX_UNPAID, False)
 
 
 def test_an_oom_in_a_hook_calls_no_hooks(counting: CountingBackend, open_session: Opener) -> None:
@@ -532,7 +532,7 @@ def test_an_oom_in_a_hook_calls_no_hooks(counting: CountingBackend, open_session
     counting.step()
     counting.step()
 
-    assert [8192 * MIB] == asked
+    assert asked == [8192 * MIB]
 
 
 class CollectingBackend(CountingBackend):
@@ -559,7 +559,7 @@ def test_the_gradual_tier_follows_the_shortage(gpu: SimulatedGpu, open_session: 
     train(backend, 100)
 
     # 1,700 MiB reserved and nearly none free: 2,048 MiB are wanted, more than there are.
-    assert [0.999, 0.01, 0.999] == [shares[0] for shares in backend.shares]
+    assert [shares[0] for shares in backend.shares] == [0.999, 0.01, 0.999]
 
 
 def test_what_the_allocator_collects_is_counted(
@@ -574,7 +574,7 @@ def test_what_the_allocator_collects_is_counted(
     session.close()
 
     done = releases(published)["gradual"]
-    assert (1, 1000 * MIB, None) == (done["times"], done["released_bytes"], done["seconds"])
+    assert (done["times"], done["released_bytes"], done["seconds"]) == (1, 1000 * MIB, None)
 
 
 def test_a_gradual_tier_that_cannot_act_says_so(
@@ -586,7 +586,7 @@ def test_a_gradual_tier_that_cannot_act_says_so(
     open_session(backend, interval=1e-9, release="gradual=0.9")
     train(backend, 1000, 100, 1000)
 
-    assert (1, 1) == (len(backend.shares), caplog.text.count("the tier gradual of release is off"))
+    assert (len(backend.shares), caplog.text.count("the tier gradual of release is off")) == (1, 1)
 
 
 def test_a_tier_that_never_pays_is_given_up(
@@ -598,7 +598,7 @@ def test_a_tier_that_never_pays_is_given_up(
     session.close()
 
     cache = releases(published)["cache"]
-    assert (MAX_UNPAID, True) == (cache["times"], cache["given_up"])
+    assert (cache["times"], cache["given_up"]) == (MAX_UNPAID, True)
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.integers(0, 100)), max_size=40))
@@ -647,9 +647,9 @@ def test_after_a_release_the_sample_is_true_at_once(
     else:
         session.release()
     until(lambda: layout()["releasable_bytes"] == 0)
-    assert 4086 * MIB == layout()["headroom_bytes"]
+    assert layout()["headroom_bytes"] == 4086 * MIB
     until(lambda: layout()["timestamp"] > snapshot)
-    assert 4086 * MIB == layout()["headroom_bytes"]
+    assert layout()["headroom_bytes"] == 4086 * MIB
     assert layout()["free_block_counts"] is not None
 
 

@@ -152,8 +152,8 @@ def test_a_request_is_served_at_the_end_of_a_step(rank: Callable[..., Rank]) -> 
     asked.train(3000)
     answer = asked.give(ReleaseRequest("request"))
 
-    assert {UUID: 3100 * MIB} == answer.released
-    assert 4096 * MIB == asked.gpu.mem_get_info()[0]
+    assert answer.released == {UUID: 3100 * MIB}
+    assert asked.gpu.mem_get_info()[0] == 4096 * MIB
 
 
 def test_a_request_can_ask_the_hooks_too(rank: Callable[..., Rank]) -> None:
@@ -170,7 +170,7 @@ def test_a_request_can_ask_the_hooks_too(rank: Callable[..., Rank]) -> None:
     while not wanted:  # only a step calls them
         answer = asked.give(ReleaseRequest("request", 500 * MIB))
 
-    assert [500 * MIB] == wanted
+    assert wanted == [500 * MIB]
     assert answer.released[UUID] >= 1000 * MIB
 
 
@@ -180,7 +180,7 @@ def test_an_idle_process_is_served_without_a_step(rank: Callable[..., Rank]) -> 
     asked.train(3000)
     asked.ask(ReleaseRequest("request"))
 
-    assert {UUID: 3100 * MIB} == asked.answer("done").released
+    assert asked.answer("done").released == {UUID: 3100 * MIB}
 
 
 def test_a_neighbor_needs_the_tier(rank: Callable[..., Rank]) -> None:
@@ -189,11 +189,11 @@ def test_a_neighbor_needs_the_tier(rank: Callable[..., Rank]) -> None:
     asked.train(3000)
 
     answer = asked.give(ReleaseRequest("neighbors"))
-    assert ("refused", "its setting release does not name neighbors.") == (
+    assert (
         answer.state,
         answer.reason,
-    )
-    assert 996 * MIB == asked.gpu.mem_get_info()[0]
+    ) == ("refused", "its setting release does not name neighbors.")
+    assert asked.gpu.mem_get_info()[0] == 996 * MIB
 
 
 class Requests:
@@ -244,8 +244,8 @@ def test_a_neighbor_gets_what_the_next_step_does_not_need(tmp_path: Path) -> Non
     asked.requests.tick(is_idle=False)
     asked.train(60)
 
-    assert "its next step is expected to need its cache." == refused.reason
-    assert {UUID: 3000 * MIB} == asked.answer.released
+    assert refused.reason == "its next step is expected to need its cache."
+    assert asked.answer.released == {UUID: 3000 * MIB}
 
 
 def test_a_process_that_says_it_is_idle_gives_at_once(tmp_path: Path) -> None:
@@ -253,11 +253,11 @@ def test_a_process_that_says_it_is_idle_gives_at_once(tmp_path: Path) -> None:
     asked = Requests(tmp_path)
     asked.ask()
     asked.requests.tick(is_idle=False)
-    assert ("waiting", True) == (asked.answer.state, asked.requests.is_busy)
+    assert (asked.answer.state, asked.requests.is_busy) == ("waiting", True)
 
     asked.requests.tick(is_idle=False, waits=True)
-    assert ("done", False) == (asked.answer.state, asked.requests.is_busy)
-    assert 0 == asked.allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"]
+    assert (asked.answer.state, asked.requests.is_busy) == ("done", False)
+    assert asked.allocator.memory_stats_as_nested_dict()["reserved_bytes"]["all"]["current"] == 0
 
 
 def test_memory_is_counted_once_while_nothing_is_read(tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_memory_is_counted_once_while_nothing_is_read(tmp_path: Path) -> None:
         asked.ask()
         asked.requests.tick(is_idle=False, waits=True)
 
-    assert {} == asked.answer.released
-    assert 1 == asked.release.devices.by_index()[0].accounts["neighbors"].times
+    assert asked.answer.released == {}
+    assert asked.release.devices.by_index()[0].accounts["neighbors"].times == 1
 
 
 def test_an_idle_process_keeps_what_it_has_waited_for(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_an_idle_process_keeps_what_it_has_waited_for(tmp_path: Path) -> None:
     asked.ask()
     asked.requests.tick(is_idle=False, waits=True)
 
-    assert "refused" == asked.answer.state
+    assert asked.answer.state == "refused"
 
 
 BAD_KINDS = ["stale", "future", "huge", "junk", "deep", "link", "pipe", "folder"]
@@ -318,7 +318,7 @@ def test_a_bad_request_is_refused(rank: Callable[..., Rank], tmp_path: Path, kin
     asked.train(10)
 
     assert str(refused.reason).endswith(".")
-    assert 996 * MIB == asked.gpu.mem_get_info()[0]
+    assert asked.gpu.mem_get_info()[0] == 996 * MIB
 
 
 @pytest.fixture
@@ -338,14 +338,14 @@ def test_a_process_that_waits_gets_its_neighbors_memory(other: tuple[Rank, Neigh
     asked, neighbors = other
     asked.train(3000, 10)
     worker = threading.Thread(target=asked.train, args=[10] * 200)
-    assert 996 * MIB == asked.gpu.mem_get_info()[0]
+    assert asked.gpu.mem_get_info()[0] == 996 * MIB
 
     worker.start()
     got = neighbors.wait(3000 * MIB, 30.0, 0, lambda: None)
     worker.join()
 
     assert got
-    assert [] == list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}"))
+    assert list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}")) == []
 
 
 def test_waiting_has_an_end(other: tuple[Rank, Neighbors]) -> None:
@@ -362,7 +362,7 @@ def test_waiting_costs_nothing_when_there_is_memory(other: tuple[Rank, Neighbors
     asked, neighbors = other
 
     assert neighbors.wait(1000 * MIB, 30.0, None, lambda: None)
-    assert [] == list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}"))
+    assert list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}")) == []
 
 
 def test_two_processes_that_wait_for_each_other_both_serve(other: tuple[Rank, Neighbors]) -> None:
@@ -395,7 +395,7 @@ def test_only_living_neighbors_on_the_gpu_are_asked(
     assert changed != text
 
     assert not neighbors.wait(8192 * MIB, 0.05, 0, lambda: None)
-    assert [] == list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}"))
+    assert list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}")) == []
 
 
 def test_dead_processes_do_not_hide_a_neighbor(other: tuple[Rank, Neighbors]) -> None:
@@ -457,7 +457,7 @@ def test_an_interrupted_wait_is_counted(other: tuple[Rank, Neighbors]) -> None:
     with pytest.raises(KeyboardInterrupt):
         neighbors.wait(8192 * MIB, 30.0, 0, lambda: None)
 
-    assert 2.0 == devices.by_index()[0].wait_seconds
+    assert devices.by_index()[0].wait_seconds == 2.0
 
 
 @pytest.mark.parametrize("place", ["replace_file", "read_untrusted"])
@@ -532,7 +532,7 @@ def test_a_request_during_a_capture_is_refused(
         asked.ask(ReleaseRequest("request"))
         answer = asked.answer("refused")
 
-    assert "a CUDA graph is being captured." == answer.reason
+    assert answer.reason == "a CUDA graph is being captured."
     assert asked.gpu.mem_get_info()[0] < 4000 * MIB
 
 
@@ -572,8 +572,8 @@ def test_a_neighbor_that_is_stopped_or_killed_keeps_no_process_waiting(tmp_path:
         giver.wait()
         killed = neighbors.wait(8192 * MIB, 0.1, 0, lambda: None)
 
-    assert (False, True, False) == (stopped, is_asked, has_answered)
-    assert (False, False) == (killed, request.exists())
+    assert (stopped, is_asked, has_answered) == (False, True, False)
+    assert (killed, request.exists()) == (False, False)
 
 
 def until_some(directory: Path, suffix: str, content: bytes) -> list[Path]:

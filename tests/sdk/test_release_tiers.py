@@ -21,7 +21,7 @@ def test_every_tier_of_the_setting_acts() -> None:
     """No tier can be named in the setting and do nothing, and each can be named."""
     idle = vars(TierAction).keys() & {"end_window", "at_step", "relieve", "at_oom"}
 
-    assert list(SETTING_TIERS) == [action.tier for action in ACTIONS]
+    assert [action.tier for action in ACTIONS] == list(SETTING_TIERS)
     assert all(vars(action).keys() & idle for action in ACTIONS)
     assert all(action.acts_when_short == ("relieve" in vars(action)) for action in ACTIONS)
 

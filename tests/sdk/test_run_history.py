@@ -58,5 +58,5 @@ def test_the_first_components_are_those_after_the_first_steps() -> None:
     history = recorder.published()
 
     assert history is not None
-    assert {"held": 2, "optimizer_state": 5} == history.first_components
-    assert {"held": 7, "optimizer_state": 5} == history.last_components
+    assert history.first_components == {"held": 2, "optimizer_state": 5}
+    assert history.last_components == {"held": 7, "optimizer_state": 5}

@@ -50,7 +50,7 @@ def test_the_step_hook_reads_what_pytorch_knows(
         == device["allocator"]["reserved_bytes"]["large"]
     )
     assert stats["allocated_bytes"]["all"]["peak"] == device["allocator"]["allocated_peak_bytes"]
-    assert (1, "exited") == (sample["steps"]["count"], sample["ended"])
+    assert (sample["steps"]["count"], sample["ended"]) == (1, "exited")
 
 
 def test_nothing_happens_before_cuda_is_up(
@@ -61,13 +61,13 @@ def test_nothing_happens_before_cuda_is_up(
     session = open_session(backend, interval=0.01)
     backend.step()
 
-    assert [] == list(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == []
     assert session.url is None
 
     backend.init()
     backend.step()
     session.close()
-    assert 1 == len(list(tmp_path.iterdir()))
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_provisional_session_yields_until_cuda_is_up(
@@ -84,7 +84,7 @@ def test_a_provisional_session_yields_until_cuda_is_up(
     third = instrument(backend=backend, run="late", run_dir=tmp_path)
     third.close()
 
-    assert (True, "script") == (first.closed, second.settings.run)
+    assert (first.closed, second.settings.run) == (True, "script")
     assert second is third is current_session()
 
 
@@ -103,13 +103,13 @@ def test_a_process_group_created_after_cuda_gives_the_rank(
     """The rank in torch.distributed is published once it is known, and kept to the end."""
     backend = Distributed([allocator])
     session = open_session(backend, {"RANK": "1"}, interval=0.01)
-    until(lambda: [1] == _ranks(published()))
+    until(lambda: _ranks(published()) == [1])
     backend.group = (5, 8)
-    until(lambda: [5] == _ranks(published()))
+    until(lambda: _ranks(published()) == [5])
     backend.group = None
     session.close()
 
-    assert [(5, 8)] == [(s["process"]["rank"], s["process"]["world_size"]) for s in published()]
+    assert [(s["process"]["rank"], s["process"]["world_size"]) for s in published()] == [(5, 8)]
 
 
 def _ranks(samples: list[dict[str, Any]]) -> list[int]:
@@ -133,7 +133,7 @@ def test_a_phase_before_cuda_is_up(allocator: DeviceCachingAllocator, open_sessi
     with session.phase("data"):
         pass
 
-    assert 0 == backend.calls
+    assert backend.calls == 0
 
 
 def test_peaks_survive_other_tools_resets(
@@ -151,7 +151,7 @@ def test_peaks_survive_other_tools_resets(
     backend.step()
     session.close()
 
-    assert 100 * MIB == published()[0]["devices"][0]["allocator"]["allocated_peak_bytes"]
+    assert published()[0]["devices"][0]["allocator"]["allocated_peak_bytes"] == 100 * MIB
 
 
 @given(st.lists(st.tuples(st.integers(0, 100), st.booleans()), max_size=30))
@@ -182,11 +182,11 @@ def test_an_oom_is_published_before_the_exception_reaches_the_script(
 
     (sample,) = published()
     device = sample["devices"][0]
-    assert {"capacity": 1} == device["counters"]["ooms"]
-    assert (2048 * MIB, "capacity") == (
+    assert device["counters"]["ooms"] == {"capacity": 1}
+    assert (
         device["last_oom"]["requested_bytes"],
         device["last_oom"]["cause"],
-    )
+    ) == (2048 * MIB, "capacity")
     assert sample["oom_pending"]
 
 
@@ -206,7 +206,7 @@ def test_an_oom_despite_stranded_bytes_is_fragmentation(
         allocator.malloc(700 * MIB)
 
     (device,) = published()[0]["devices"]
-    assert {"fragmentation": 1} == device["counters"]["ooms"]
+    assert device["counters"]["ooms"] == {"fragmentation": 1}
     assert device["layout"]["headroom_flush_bytes"] < device["last_oom"]["requested_bytes"]
     assert device["layout"]["stranded_bytes"] > device["last_oom"]["requested_bytes"]
 
@@ -231,11 +231,11 @@ def test_an_oom_while_a_fitting_block_waits_is_pending(
     allocator.malloc(500 * MIB)
 
     (device,) = published()[0]["devices"]
-    assert {"pending": 1} == device["counters"]["ooms"]
-    assert (0, "pending") == (
+    assert device["counters"]["ooms"] == {"pending": 1}
+    assert (
         device["layout"]["pending_free_bytes"],
         device["last_oom"]["cause"],
-    )
+    ) == (0, "pending")
 
 
 def test_a_survived_oom_is_not_a_death(
@@ -252,8 +252,8 @@ def test_a_survived_oom_is_not_a_death(
     session.close()
 
     (sample,) = published()
-    assert (False, "exited") == (sample["oom_pending"], sample["ended"])
-    assert {"capacity": 1} == sample["devices"][0]["counters"]["ooms"]
+    assert (sample["oom_pending"], sample["ended"]) == (False, "exited")
+    assert sample["devices"][0]["counters"]["ooms"] == {"capacity": 1}
 
 
 class FailingBackend(SimulatedBackend):
@@ -280,7 +280,7 @@ def test_a_broken_reader_never_reaches_training(
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(2048 * MIB)
 
-    assert (1, 1) == (session.errors.counts["stats"], session.errors.counts["oom"])
+    assert (session.errors.counts["stats"], session.errors.counts["oom"]) == (1, 1)
 
 
 def test_explicit_steps_replace_the_optimizer_hook(
@@ -293,7 +293,7 @@ def test_explicit_steps_replace_the_optimizer_hook(
     session.step(samples=32)
     session.close()
 
-    assert (2, 64) == (published()[0]["steps"]["count"], published()[0]["steps"]["samples"])
+    assert (published()[0]["steps"]["count"], published()[0]["steps"]["samples"]) == (2, 64)
 
 
 def test_the_session_is_a_context_manager(
@@ -305,7 +305,7 @@ def test_the_session_is_a_context_manager(
     session.close()
 
     assert session.closed
-    assert "exited" == published()[0]["ended"]
+    assert published()[0]["ended"] == "exited"
 
 
 def test_an_unwritable_run_directory_is_counted_and_recovers(
@@ -339,9 +339,9 @@ def test_statistics_and_layout_come_without_any_step(
 
     devices = until(lambda: [d for sample in published() for d in sample["devices"] if d["layout"]])
 
-    assert 420 * MIB == devices[0]["allocator"]["reserved_bytes"]["large"]
-    assert 400 * MIB == devices[0]["layout"]["releasable_bytes"]
-    assert 1004 * MIB == devices[0]["layout"]["headroom_flush_bytes"]
+    assert devices[0]["allocator"]["reserved_bytes"]["large"] == 420 * MIB
+    assert devices[0]["layout"]["releasable_bytes"] == 400 * MIB
+    assert devices[0]["layout"]["headroom_flush_bytes"] == 1004 * MIB
 
 
 def test_a_snapshot_follows_soon_when_memory_is_taken(
@@ -404,9 +404,9 @@ def test_nothing_is_logged_while_the_script_is_interrupted(
     finally:
         logger.removeHandler(handler)
 
-    assert {
+    assert handler.messages == {
         "torchmem: snapshot failed and was skipped (RuntimeError: no layout)": False
-    } == handler.messages
+    }
 
 
 def test_instrument_logs_once_what_it_monitors(
@@ -423,13 +423,13 @@ def test_instrument_logs_once_what_it_monitors(
         instrument()
 
     identity = f"rank 3 of run 'resnet', pid {os.getpid()}"
-    assert [f"torchmem: {identity}, waiting for CUDA, {tmp_path}"] == caplog.messages
+    assert caplog.messages == [f"torchmem: {identity}, waiting for CUDA, {tmp_path}"]
     backend.init()
     assert f"<torchmem.sdk.Session: {identity}, monitoring, {tmp_path}" in repr(session)
     session.close()
     assert "closed" in repr(session)
     with instrument(enabled=False) as idle:
-        assert "<torchmem.sdk.Session: inactive>" == repr(idle)
+        assert repr(idle) == "<torchmem.sdk.Session: inactive>"
 
 
 def test_the_sampler_survives_extreme_intervals(

@@ -17,11 +17,11 @@ def test_keyword_beats_environment_beats_default() -> None:
 
     settings = resolve({"run": "from-keyword"}, environment)
 
-    assert ("from-keyword", 2.5, 10.0) == (
+    assert (
         settings.run,
         settings.interval,
         settings.snapshot_interval,
-    )
+    ) == ("from-keyword", 2.5, 10.0)
 
 
 def test_a_misspelled_setting_gets_a_suggestion() -> None:
@@ -84,7 +84,7 @@ def test_an_unknown_environment_variable_is_logged(caplog: pytest.LogCaptureFixt
         settings = resolve({}, {"TORCHMEM_COLOR": "blue", **others})
 
     assert Settings() == settings
-    assert ["TORCHMEM_COLOR is not a setting of torchmem and is ignored"] == caplog.messages
+    assert caplog.messages == ["TORCHMEM_COLOR is not a setting of torchmem and is ignored"]
 
 
 def test_a_bad_environment_variable_is_logged_and_ignored(caplog: pytest.LogCaptureFixture) -> None:
@@ -92,7 +92,7 @@ def test_a_bad_environment_variable_is_logged_and_ignored(caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING, "torchmem"):
         settings = resolve({}, {"TORCHMEM_INTERVAL": "fast", "TORCHMEM_ENABLED": "0"})
 
-    assert (1.0, False) == (settings.interval, settings.enabled)
+    assert (settings.interval, settings.enabled) == (1.0, False)
     assert "TORCHMEM_INTERVAL is ignored" in caplog.text
 
 
@@ -111,6 +111,6 @@ def test_release_names_tiers_with_thresholds() -> None:
     """The setting `release` is a share for the cache, or tiers with or without a share."""
     named = resolve({}, {"TORCHMEM_RELEASE": "gradual=0.3, hooks,emergency"}).release
 
-    assert {"cache": 0.1} == resolve({"release": 0.1}, {}).release
-    assert {"gradual": 0.3, "hooks": 0.1, "emergency": 0.0} == named
+    assert resolve({"release": 0.1}, {}).release == {"cache": 0.1}
+    assert named == {"gradual": 0.3, "hooks": 0.1, "emergency": 0.0}
     assert resolve({}, {}).release is None

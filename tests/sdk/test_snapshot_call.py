@@ -54,7 +54,7 @@ def test_what_is_taken_comes_back(numbers: int, flag: int, traces: bool) -> None
         call()
 
     now = sys.getrefcount(False), sys.getrefcount(True)
-    assert [0, 0] == pytest.approx([b - n for b, n in zip(before, now, strict=True)], abs=50)
+    assert pytest.approx([b - n for b, n in zip(before, now, strict=True)], abs=50) == [0, 0]
     assert first == fake.lowest > 1
 
 
@@ -64,9 +64,9 @@ def test_the_pool_and_the_flag_arrive() -> None:
 
     snapshot = SnapshotCall(fake, 7, traces=True)()
 
-    assert 10 == len(snapshot["segments"])
-    assert "(7, 7, True)" == fake.arguments.pop()
-    assert {f"({NO_POOL}, {NO_POOL}, False)"} == set(fake.arguments)
+    assert len(snapshot["segments"]) == 10
+    assert fake.arguments.pop() == "(7, 7, True)"
+    assert set(fake.arguments) == {f"({NO_POOL}, {NO_POOL}, False)"}
 
 
 def test_an_interrupted_call_loses_nothing() -> None:

@@ -40,7 +40,7 @@ def growing(by: int, steps: int) -> Iterator[int]:
 @pytest.mark.parametrize("mib", [8, 16, 85])
 def test_steady_growth_is_found_at_once(mib: int) -> None:
     """Five rises after the first steps are enough, however fast the job."""
-    assert WARM_UP_STEPS + STEADY_READS == found_at(growing(mib * MIB, 100))
+    assert found_at(growing(mib * MIB, 100)) == WARM_UP_STEPS + STEADY_READS
 
 
 def test_growth_of_the_peaks_alone_is_found() -> None:

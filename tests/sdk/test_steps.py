@@ -40,7 +40,7 @@ def test_a_new_optimizer_takes_over() -> None:
 
     begun = [counter.begins(optimizer) for optimizer in (1, 1, 1, 2, 2, 2)]
 
-    assert [True, True, True, False, True, True] == begun
+    assert begun == [True, True, True, False, True, True]
 
 
 def test_a_gan_steps_once_an_iteration(
@@ -53,7 +53,7 @@ def test_a_gan_steps_once_an_iteration(
         backend.step(optimizer=2)
     session.close()
 
-    assert 5 == published()[0]["steps"]["count"]
+    assert published()[0]["steps"]["count"] == 5
 
 
 @given(
@@ -94,9 +94,10 @@ def test_a_phase_shows_its_own_peak(
         allocator.free(kept)
     session.close()
 
-    assert {"forward": 300 * MIB, "backward": 100 * MIB} == published()[0]["devices"][0][
-        "phase_peaks"
-    ]
+    assert published()[0]["devices"][0]["phase_peaks"] == {
+        "forward": 300 * MIB,
+        "backward": 100 * MIB,
+    }
 
 
 def test_reset_peaks_makes_a_later_lower_phase_exact(
@@ -116,8 +117,8 @@ def test_reset_peaks_makes_a_later_lower_phase_exact(
     session.close()
 
     (device,) = published()[0]["devices"]
-    assert {"outer": 200 * MIB, "inner": 100 * MIB} == device["phase_peaks"]
-    assert 500 * MIB == device["allocator"]["allocated_peak_bytes"]
+    assert device["phase_peaks"] == {"outer": 200 * MIB, "inner": 100 * MIB}
+    assert device["allocator"]["allocated_peak_bytes"] == 500 * MIB
 
 
 def test_phases_before_cuda_and_too_many_of_them_do_nothing(
@@ -137,8 +138,8 @@ def test_phases_before_cuda_and_too_many_of_them_do_nothing(
     session.close()
 
     (device,) = published()[0]["devices"]
-    assert 32 == len(device["phase_peaks"])
-    assert 0 == sum(session.errors.counts.values())
+    assert len(device["phase_peaks"]) == 32
+    assert sum(session.errors.counts.values()) == 0
 
 
 class Memory:

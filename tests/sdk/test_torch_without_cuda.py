@@ -50,7 +50,7 @@ def test_a_cpu_run_is_left_alone(environment: dict[str, str], tmp_path: Path) ->
         check=False,
     )
 
-    assert (0, "3.02 1 None 0\n", "") == (done.returncode, done.stdout, done.stderr)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3.02 1 None 0\n", "")
     assert not (tmp_path / "run").exists()
 
 
@@ -79,7 +79,7 @@ def test_a_session_may_be_closed_during_a_step(environment: dict[str, str]) -> N
         check=False,
     )
 
-    assert (0, "True True\n", "") == (done.returncode, done.stdout, done.stderr)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True True\n", "")
 
 
 def test_importing_the_sdk_does_not_import_torch(environment: dict[str, str]) -> None:
@@ -89,4 +89,4 @@ def test_importing_the_sdk_does_not_import_torch(environment: dict[str, str]) ->
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False
     )
 
-    assert "False\n" == done.stdout
+    assert done.stdout == "False\n"

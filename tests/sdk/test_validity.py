@@ -107,8 +107,8 @@ def test_what_the_sdk_writes_the_exporter_accepts(wrong: dict[Any, int]) -> None
         directory = RunDirectory(Path(folder))
         served = directory.read(sample.timestamp + 1)
 
-    assert () == faults
-    assert [3] == [item.sample.steps.count for item in served]
+    assert faults == ()
+    assert [item.sample.steps.count for item in served] == [3]
     assert not any(directory.rejections.values())
     pinned = served[0].sample.pinned
     assert pinned is None or pinned.timestamp is not None
@@ -201,9 +201,9 @@ def test_too_many_components_are_left_out() -> None:
 
     found, faults = decode_possible(encode(replace(sample, devices=(device,))))
 
-    assert {} == found.devices[0].components
+    assert found.devices[0].components == {}
     assert sample.devices[0].component_peaks == found.devices[0].component_peaks
-    assert ["components"] == [fault.field for fault in faults]
+    assert [fault.field for fault in faults] == ["components"]
 
 
 def test_a_sample_without_a_possible_time_is_refused() -> None:

@@ -69,11 +69,11 @@ def test_what_a_process_waits_for_it_takes(open_session: Opener, published: Publ
     rank = Rank(open_session, release="neighbors")
 
     assert rank.session.wait_for_memory(3000 * MIB)
-    assert [100, 1500, 1500] == rank.segments
+    assert rank.segments == [100, 1500, 1500]
     assert rank.session.wait_for_memory(3000 * MIB), "it is there already"
-    assert [100, 1500, 1500] == rank.segments
+    assert rank.segments == [100, 1500, 1500]
     rank.session.close()
-    assert 100 * MIB == published()[0]["devices"][0]["allocator"]["active_peak_bytes"]
+    assert published()[0]["devices"][0]["allocator"]["active_peak_bytes"] == 100 * MIB
 
 
 def test_segments_in_the_way_go_back_first(open_session: Opener) -> None:
@@ -82,8 +82,8 @@ def test_segments_in_the_way_go_back_first(open_session: Opener) -> None:
     rank.train(*range(100, 900, 100))
 
     assert rank.session.wait_for_memory(4000 * MIB)
-    assert [2000, 2000] == rank.segments
-    assert 0 == rank.allocator.memory_stats_as_nested_dict()["num_alloc_retries"]
+    assert rank.segments == [2000, 2000]
+    assert rank.allocator.memory_stats_as_nested_dict()["num_alloc_retries"] == 0
 
 
 def test_what_is_cached_in_large_segments_is_not_taken_again(open_session: Opener) -> None:
@@ -92,9 +92,9 @@ def test_what_is_cached_in_large_segments_is_not_taken_again(open_session: Opene
     rank.train(2000)
 
     assert rank.session.wait_for_memory(3900 * MIB)
-    assert [100, 1900, 2000] == rank.segments
+    assert rank.segments == [100, 1900, 2000]
     assert rank.session.wait_for_memory(4000 * MIB)
-    assert [100, 1900, 2000] == rank.segments, "the driver has no more"
+    assert rank.segments == [100, 1900, 2000], "the driver has no more"
 
 
 def test_expandable_segments_are_taken_in_one_piece(open_session: Opener) -> None:
@@ -116,7 +116,7 @@ def test_nothing_is_taken_unasked(
     rank = Rank(open_session, release=release)
 
     assert rank.session.wait_for_memory(2000 * MIB, **keywords)
-    assert [100] == rank.segments
+    assert rank.segments == [100]
 
 
 def test_a_memory_fraction_limits_what_is_taken(open_session: Opener) -> None:
@@ -160,8 +160,8 @@ def test_a_faster_process_costs_nothing_but_time(
     rank.session.close()
 
     counters = published()[0]["devices"][0]["counters"]
-    assert 0 == counters["alloc_retries"]
-    assert 1 == rank.allocator.memory_stats_as_nested_dict()["num_alloc_retries"]
+    assert counters["alloc_retries"] == 0
+    assert rank.allocator.memory_stats_as_nested_dict()["num_alloc_retries"] == 1
 
 
 def test_an_idle_session_is_not_stalled(open_session: Opener, published: Published) -> None:
@@ -180,4 +180,4 @@ def test_an_idle_session_is_not_stalled(open_session: Opener, published: Publish
     with rank.session.idle():
         assert stall_after(idle=True) is None
     rank.train(100)
-    assert 60.0 == stall_after(idle=False)
+    assert stall_after(idle=False) == 60.0

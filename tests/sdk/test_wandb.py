@@ -93,7 +93,7 @@ def last_statistics(file: Path) -> dict[str, float]:
     pattern = re.compile(r"openmetrics\.torchmem\.(\w+)\.(\d+)")
     matches = {pattern.fullmatch(key): value for key, value in values.items()}
     found = {match: value for match, value in matches.items() if match}
-    assert {"0"} == {match[2] for match in found}
+    assert {match[2] for match in found} == {"0"}
     return {match[1]: value for match, value in found.items()}
 
 

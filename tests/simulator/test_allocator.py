@@ -25,7 +25,7 @@ def test_a_request_takes_the_head_of_a_block(allocator: DeviceCachingAllocator) 
     """3 MiB come from the head of a new 20 MiB segment, and 17 MiB stay free."""
     block = allocator.malloc(3 * MIB)
     (segment,) = allocator.memory_snapshot()
-    assert [[(3, "acti"), (17, "inac")]] == layout([segment])
+    assert layout([segment]) == [[(3, "acti"), (17, "inac")]]
     assert block.address == segment["address"]
 
 
@@ -60,9 +60,9 @@ def test_free_neighbors_become_one_block(allocator: DeviceCachingAllocator) -> N
     first, middle, last = (allocator.malloc(4 * MIB) for _ in range(3))
     allocator.free(first)
     allocator.free(last)
-    assert [[(4, "inac"), (4, "acti"), (12, "inac")]] == layout(allocator.memory_snapshot())
+    assert layout(allocator.memory_snapshot()) == [[(4, "inac"), (4, "acti"), (12, "inac")]]
     allocator.free(middle)
-    assert [[(20, "inac")]] == layout(allocator.memory_snapshot())
+    assert layout(allocator.memory_snapshot()) == [[(20, "inac")]]
 
 
 def test_streams_do_not_share_blocks(allocator: DeviceCachingAllocator) -> None:
@@ -82,10 +82,10 @@ def test_a_retry_releases_cached_segments_first(
     assert gpu.mem_get_info()[0] == 0
     allocator.malloc(50 * MIB, stream=1)
     stats = allocator.memory_stats_as_nested_dict()
-    assert [1, 0, 1, 1] == [
+    assert [
         stats[name]
         for name in ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_free")
-    ]
+    ] == [1, 0, 1, 1]
     assert stats["reserved_bytes"]["all"]["current"] == 90 * MIB
     assert pinned.allocated
 
@@ -102,9 +102,9 @@ def test_fragmentation_ends_in_an_oom_with_memory_to_spare(
         allocator.malloc(16 * MIB)
     details = caught.value.details
     sizes = details.requested, details.free, details.allocated, details.unallocated
-    assert (16 * MIB, 0, 25 * MIB, 75 * MIB) == sizes
+    assert sizes == (16 * MIB, 0, 25 * MIB, 75 * MIB)
     stats = allocator.memory_stats_as_nested_dict()
-    assert (1, 1) == (stats["num_alloc_retries"], stats["num_ooms"])
+    assert (stats["num_alloc_retries"], stats["num_ooms"]) == (1, 1)
 
 
 def test_the_error_has_the_text_of_pytorch(allocator: DeviceCachingAllocator) -> None:
@@ -154,7 +154,7 @@ def test_observers_see_the_released_state(allocator: DeviceCachingAllocator) -> 
     allocator.free(allocator.malloc(50 * MIB))
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(61 * MIB)
-    assert [(0, 62 * MIB, 100 * MIB, 60 * MIB, 1, 1)] == seen
+    assert seen == [(0, 62 * MIB, 100 * MIB, 60 * MIB, 1, 1)]
 
 
 def test_the_memory_fraction_limits_what_is_reserved(allocator: DeviceCachingAllocator) -> None:
@@ -166,7 +166,7 @@ def test_the_memory_fraction_limits_what_is_reserved(allocator: DeviceCachingAll
     allocator.malloc(50 * MIB)
     with pytest.raises(OutOfMemoryError, match=r"50\.00 MiB allowed; "):
         allocator.malloc(12 * MIB)
-    assert [(0, 12 * MIB, 50 * MIB, 50 * MIB)] == seen
+    assert seen == [(0, 12 * MIB, 50 * MIB, 50 * MIB)]
     allocator.set_memory_fraction(1.0)
     assert allocator.malloc(12 * MIB).allocated
 

@@ -22,11 +22,11 @@ def test_it_reads_every_device(allocator: DeviceCachingAllocator) -> None:
     assert [Device(0, "GPU-1", "Small", 100 * MIB), Device(1, None, None, 50 * MIB)] == list(
         backend.devices()
     )
-    assert [80 * MIB, 10 * MIB] == [backend.free_bytes(index) for index in (0, 1)]
-    assert [100 * MIB, 45 * MIB] == [backend.limit_bytes(index) for index in (0, 1)]
+    assert [backend.free_bytes(index) for index in (0, 1)] == [80 * MIB, 10 * MIB]
+    assert [backend.limit_bytes(index) for index in (0, 1)] == [100 * MIB, 45 * MIB]
     assert second.memory_stats_as_nested_dict() == backend.memory_stats(1)
     assert allocator.memory_snapshot() + second.memory_snapshot() == backend.memory_snapshot()
-    assert "simulated" == backend.versions()["torch"]
+    assert backend.versions()["torch"] == "simulated"
 
 
 def test_callbacks_wait_for_cuda(allocator: DeviceCachingAllocator) -> None:
@@ -34,11 +34,11 @@ def test_callbacks_wait_for_cuda(allocator: DeviceCachingAllocator) -> None:
     backend = SimulatedBackend([allocator], initialized=False)
     seen: list[str] = []
     backend.on_init(lambda: seen.append("early"))
-    assert ([], False) == (seen, backend.is_initialized())
+    assert (seen, backend.is_initialized()) == ([], False)
     backend.init()
     backend.on_init(lambda: seen.append("late"))
     backend.init()
-    assert (["early", "late"], True) == (seen, backend.is_initialized())
+    assert (seen, backend.is_initialized()) == (["early", "late"], True)
 
 
 def test_step_callbacks_run_until_removed(allocator: DeviceCachingAllocator) -> None:
@@ -55,7 +55,7 @@ def test_step_callbacks_run_until_removed(allocator: DeviceCachingAllocator) -> 
     backend.on_step(lambda _: seen.append("last"))
     for _ in range(2):
         backend.step()
-    assert ["first", "removed", "last", "first", "last"] == seen
+    assert seen == ["first", "removed", "last", "first", "last"]
 
 
 def test_observers_are_called_for_any_device(allocator: DeviceCachingAllocator) -> None:
@@ -66,4 +66,4 @@ def test_observers_are_called_for_any_device(allocator: DeviceCachingAllocator) 
     for full in (allocator, second):
         with pytest.raises(OutOfMemoryError):
             full.malloc(200 * MIB)
-    assert [(0, 200 * MIB, 100 * MIB, 100 * MIB), (1, 200 * MIB, 50 * MIB, 50 * MIB)] == seen
+    assert seen == [(0, 200 * MIB, 100 * MIB, 100 * MIB), (1, 200 * MIB, 50 * MIB, 50 * MIB)]

@@ -27,11 +27,11 @@ def test_a_freed_block_waits_for_the_other_stream(
     allocator.free(block)
     stats = allocator.memory_stats_as_nested_dict()
     counts = stats["allocation"]["all"]["current"], stats["active"]["all"]["current"]
-    assert (0, 1) == counts
-    assert ["active_pending_free"] == states(allocator)
+    assert counts == (0, 1)
+    assert states(allocator) == ["active_pending_free"]
     assert allocator.malloc(20 * MIB).address != block.address
     gpu.hold_events(False)
-    assert ["active_pending_free", "active_allocated"] == states(allocator)
+    assert states(allocator) == ["active_pending_free", "active_allocated"]
     assert allocator.malloc(20 * MIB) is block
 
 
@@ -43,7 +43,7 @@ def test_use_on_its_own_stream_needs_no_event(
     block = allocator.malloc(20 * MIB, stream=7)
     allocator.record_stream(block, 7)
     allocator.free(block)
-    assert ["inactive"] == states(allocator)
+    assert states(allocator) == ["inactive"]
 
 
 def test_a_block_waits_for_every_stream(
@@ -55,7 +55,7 @@ def test_a_block_waits_for_every_stream(
         allocator.record_stream(block, stream)
     gpu.hold_events(True)
     allocator.free(block)
-    assert 2 == block.event_count
+    assert block.event_count == 2
 
 
 def test_a_retry_waits_for_the_events(allocator: DeviceCachingAllocator, gpu: SimulatedGpu) -> None:
@@ -65,7 +65,7 @@ def test_a_retry_waits_for_the_events(allocator: DeviceCachingAllocator, gpu: Si
     gpu.hold_events(True)
     allocator.free(block)
     assert allocator.malloc(50 * MIB).allocated
-    assert 1 == allocator.memory_stats_as_nested_dict()["num_sync_all_streams"]
+    assert allocator.memory_stats_as_nested_dict()["num_sync_all_streams"] == 1
 
 
 def test_after_the_wait_the_pool_is_not_searched(

@@ -37,12 +37,12 @@ def layout(allocator: DeviceCachingAllocator) -> list[list[tuple[int, str]]]:
 def test_requests_follow_one_another_in_one_range(expandable: DeviceCachingAllocator) -> None:
     """Pages of 20 MiB are mapped as needed; the free end of the last one is used first."""
     blocks = [expandable.malloc(size * MIB) for size in (15, 15, 35)]
-    assert [[(15, "acti"), (15, "acti"), (35, "acti"), (15, "inac")]] == layout(expandable)
-    assert [0, 15 * MIB, 30 * MIB] == [block.address - blocks[0].address for block in blocks]
+    assert layout(expandable) == [[(15, "acti"), (15, "acti"), (35, "acti"), (15, "inac")]]
+    assert [block.address - blocks[0].address for block in blocks] == [0, 15 * MIB, 30 * MIB]
     stats = expandable.memory_stats_as_nested_dict()
-    assert 3 == stats["num_device_alloc"]
-    assert 0 == stats["segment"]["all"]["current"]
-    assert 0 == stats["inactive_split"]["all"]["current"]
+    assert stats["num_device_alloc"] == 3
+    assert stats["segment"]["all"]["current"] == 0
+    assert stats["inactive_split"]["all"]["current"] == 0
 
 
 def test_only_entirely_free_pages_are_released(expandable: DeviceCachingAllocator) -> None:
@@ -51,30 +51,31 @@ def test_only_entirely_free_pages_are_released(expandable: DeviceCachingAllocato
     hole = expandable.malloc(55 * MIB)
     expandable.malloc(5 * MIB)
     expandable.free(hole)
-    assert 80 == reserved(expandable)
+    assert reserved(expandable) == 80
     expandable.empty_cache()
-    assert [[(15, "acti"), (5, "inac")], [(10, "inac"), (5, "acti"), (5, "inac")]] == layout(
-        expandable
-    )
-    assert 40 == reserved(expandable)
+    assert layout(expandable) == [
+        [(15, "acti"), (5, "inac")],
+        [(10, "inac"), (5, "acti"), (5, "inac")],
+    ]
+    assert reserved(expandable) == 40
 
 
 def test_a_gap_is_filled_before_the_end_grows(expandable: DeviceCachingAllocator) -> None:
     """Released pages are mapped again for the next request that fits there."""
     test_only_entirely_free_pages_are_released(expandable)
     start = expandable.memory_snapshot()[0]["address"]
-    assert 15 * MIB == expandable.malloc(50 * MIB).address - start
-    assert [[(15, "acti"), (50, "acti"), (5, "inac"), (5, "acti"), (5, "inac")]] == layout(
-        expandable
-    )
+    assert expandable.malloc(50 * MIB).address - start == 15 * MIB
+    assert layout(expandable) == [
+        [(15, "acti"), (50, "acti"), (5, "inac"), (5, "acti"), (5, "inac")]
+    ]
 
 
 def test_an_empty_range_disappears(expandable: DeviceCachingAllocator, gpu: SimulatedGpu) -> None:
     """When every page was released, nothing is left and all memory is free."""
     expandable.free(expandable.malloc(70 * MIB))
     expandable.empty_cache()
-    assert [] == layout(expandable)
-    assert (100 * MIB, 100 * MIB) == gpu.mem_get_info()
+    assert layout(expandable) == []
+    assert gpu.mem_get_info() == (100 * MIB, 100 * MIB)
 
 
 def test_pages_mapped_before_a_failure_stay(gpu: SimulatedGpu) -> None:
@@ -89,8 +90,8 @@ def test_pages_mapped_before_a_failure_stay(gpu: SimulatedGpu) -> None:
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(60 * MIB)
     assert other.allocated
-    assert 60 == reserved(allocator)
-    assert 2 == allocator.memory_stats_as_nested_dict()["num_alloc_retries"] + 1
+    assert reserved(allocator) == 60
+    assert allocator.memory_stats_as_nested_dict()["num_alloc_retries"] + 1 == 2
 
 
 def test_a_block_that_waits_does_not_grow(
@@ -108,5 +109,5 @@ def test_small_pages_have_2_mib(expandable: DeviceCachingAllocator) -> None:
     """The small pool has its own range, which grows by 2 MiB."""
     for _ in range(3):
         expandable.malloc(MIB)
-    assert 4 == reserved(expandable)
-    assert [[(1, "acti"), (1, "acti"), (1, "acti"), (1, "inac")]] == layout(expandable)
+    assert reserved(expandable) == 4
+    assert layout(expandable) == [[(1, "acti"), (1, "acti"), (1, "acti"), (1, "inac")]]

@@ -18,10 +18,10 @@ def test_the_context_and_every_segment_count() -> None:
     """Free bytes are the total minus the context and the segments in use."""
     gpu = SimulatedGpu(TOTAL, context_bytes=10 * MIB)
     address = gpu.cuda_malloc(40 * MIB)
-    assert (50 * MIB, TOTAL) == gpu.mem_get_info()
+    assert gpu.mem_get_info() == (50 * MIB, TOTAL)
     assert address is not None
     gpu.cuda_free(address)
-    assert (90 * MIB, TOTAL) == gpu.mem_get_info()
+    assert gpu.mem_get_info() == (90 * MIB, TOTAL)
 
 
 def test_the_driver_refuses_only_what_does_not_fit() -> None:
@@ -65,7 +65,7 @@ def test_processes_share_a_gpu() -> None:
     process = context.Process(target=hold, args=(cells,))
     process.start()
     process.join(60)
-    assert [10 * MIB, 30 * MIB] == cells[:]
+    assert cells[:] == [10 * MIB, 30 * MIB]
     assert gpu.cuda_malloc(61 * MIB) is None
     assert gpu.use.own() == 10 * MIB
     cells[1] = 0

@@ -39,7 +39,7 @@ def test_its_blocks_serve_only_its_requests(allocator: DeviceCachingAllocator) -
     with use_mem_pool(allocator):
         assert allocator.malloc(60 * MIB) is block
     reserved = allocator.memory_stats_as_nested_dict()["reserved_bytes_by_private_pools"][POOL]
-    assert (60 * MIB, 60 * MIB) == (reserved["all"]["current"], reserved["large_pool"]["peak"])
+    assert (reserved["all"]["current"], reserved["large_pool"]["peak"]) == (60 * MIB, 60 * MIB)
 
 
 def test_a_pool_without_users_releases_its_cache(allocator: DeviceCachingAllocator) -> None:
@@ -49,17 +49,17 @@ def test_a_pool_without_users_releases_its_cache(allocator: DeviceCachingAllocat
         kept, freed = allocator.malloc(30 * MIB), allocator.malloc(MIB)
     allocator.free(freed)
     allocator.empty_cache()
-    assert [POOL, POOL] == pools(allocator)
+    assert pools(allocator) == [POOL, POOL]
     allocator.release_pool(POOL)
     allocator.empty_cache(POOL)
-    assert [POOL] == pools(allocator)
+    assert pools(allocator) == [POOL]
     allocator.free(kept)
     allocator.empty_cache()
-    assert [] == pools(allocator)
+    assert pools(allocator) == []
     reserved = allocator.memory_stats_as_nested_dict()["reserved_bytes_by_private_pools"][POOL][
         "all"
     ]
-    assert (0, 32 * MIB) == (reserved["current"], reserved["freed"])
+    assert (reserved["current"], reserved["freed"]) == (0, 32 * MIB)
 
 
 def test_a_route_can_be_limited_to_a_stream(allocator: DeviceCachingAllocator) -> None:
@@ -68,7 +68,7 @@ def test_a_route_can_be_limited_to_a_stream(allocator: DeviceCachingAllocator) -
     allocator.begin_allocate_to_pool(POOL, lambda stream: stream == 7)
     allocator.malloc(20 * MIB, stream=7)
     allocator.malloc(20 * MIB)
-    assert [POOL, (0, 0)] == pools(allocator)
+    assert pools(allocator) == [POOL, (0, 0)]
 
 
 def test_an_overflow_pool_serves_other_requests(allocator: DeviceCachingAllocator) -> None:
@@ -79,7 +79,7 @@ def test_an_overflow_pool_serves_other_requests(allocator: DeviceCachingAllocato
     address = block.address
     allocator.free(block)
     assert address == allocator.malloc(50 * MIB).address
-    assert 0 == allocator.memory_stats_as_nested_dict()["num_alloc_retries"]
+    assert allocator.memory_stats_as_nested_dict()["num_alloc_retries"] == 0
 
 
 def test_an_overflow_pool_without_users_serves_no_request(
@@ -102,7 +102,7 @@ def test_a_pool_without_splitting(allocator: DeviceCachingAllocator) -> None:
     """With `no_split`, a request gets the whole segment."""
     allocator.create_or_incref_pool(POOL, no_split=True)
     with use_mem_pool(allocator):
-        assert 20 * MIB == allocator.malloc(3 * MIB).size
+        assert allocator.malloc(3 * MIB).size == 20 * MIB
 
 
 def test_a_route_is_opened_and_closed_once(allocator: DeviceCachingAllocator) -> None:

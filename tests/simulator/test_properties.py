@@ -142,7 +142,7 @@ def test_statistics_agree_with_the_snapshot(program: list[tuple[str, int, int]])
                 "inactive_split": len(split),
                 "inactive_split_bytes": sum(block["size"] for block in split),
             }
-            assert expected == {name: nested[name][f"{pool}_pool"]["current"] for name in expected}
+            assert {name: nested[name][f"{pool}_pool"]["current"] for name in expected} == expected
         assert len(live) == nested["allocation"]["all"]["current"]
 
 
@@ -237,11 +237,11 @@ def test_freeing_everything_empties_the_gpu(program: list[tuple[str, int, int]])
     allocator.empty_cache()
     nested = allocator.memory_stats_as_nested_dict()
     assert allocator.memory_snapshot() == []
-    assert {0} == {
+    assert {
         value["all"]["current"]
         for value in nested.values()
         if isinstance(value, dict) and "all" in value
-    }
+    } == {0}
     assert allocator.gpu.mem_get_info()[0] == GPU_BYTES - CONTEXT_BYTES
 
 

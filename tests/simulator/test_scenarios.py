@@ -235,7 +235,7 @@ def test_healthy_slack(rank: int) -> None:
     assert run.steps[-1].retries == 0
     assert 0.31 <= run.slack_at_peak <= 0.43
     at_step_end = [layout for _, layout in run.layouts[1::2]]
-    assert {0} == {layout.stranded_bytes for layout in at_step_end}
+    assert {layout.stranded_bytes for layout in at_step_end} == {0}
     assert (at_step_end[-1].fragmentation_ratio or 0) > 0.9
 
 
@@ -245,9 +245,9 @@ def test_interleaved() -> None:
     assert run.oom is not None
     blocks = [block for segment in run.allocator.memory_snapshot() for block in segment["blocks"]]
 
-    assert 52 * MIB == run.oom.requested
+    assert run.oom.requested == 52 * MIB
     assert pytest.approx(13 * GIB, rel=0.02) == run.oom.unallocated
-    assert 48 * MIB == max(block["size"] for block in blocks if block["state"] == "inactive")
+    assert max(block["size"] for block in blocks if block["state"] == "inactive") == 48 * MIB
 
 
 def test_qkv() -> None:
@@ -274,7 +274,7 @@ def test_checkpointing() -> None:
     assert pytest.approx(0.30, abs=0.01) == run.slack_at_peak
     assert run.steps[0].allocated_peak > 0.99 * run.steps[0].reserved_peak
     assert run.steps[-1].allocated_peak < 1.05 * run.steps[0].allocated_peak
-    assert 0 == run.steps[-1].retries
+    assert run.steps[-1].retries == 0
 
 
 def test_variable_length() -> None:
@@ -291,7 +291,7 @@ def test_rl_phases() -> None:
     steps = play("rl-phases", FIRST, 60).steps
     before, after = steps[:30], steps[30:]
 
-    assert {60_900} == {round(step.allocated / GB, 1) * 1000 for step in steps}
+    assert {round(step.allocated / GB, 1) * 1000 for step in steps} == {60_900}
     assert pytest.approx([127 * GB] * len(before), rel=0.005) == [step.reserved for step in before]
     assert pytest.approx([96.6 * GB] * len(after), rel=0.005) == [step.reserved for step in after]
 
@@ -303,7 +303,7 @@ def test_retry_storm() -> None:
     epochs = [retries[end - 1] - retries[end - 30] for end in (30, 60, 90)]
 
     assert epochs[0] < 10 < 2 * epochs[0] < epochs[1] < epochs[2]
-    assert {2} == {after - before for before, after in pairwise(retries[60:])}
+    assert {after - before for before, after in pairwise(retries[60:])} == {2}
     peak = max(step.reserved_peak for step in run.steps[61:])
     assert pytest.approx(0.91, abs=0.01) == peak / SCENARIOS["retry-storm"].gpu_bytes
 
@@ -315,9 +315,9 @@ def test_leak(steps: int) -> None:
     growth = {after.allocated - before.allocated for before, after in pairwise(run.steps)}
     assert run.oom is not None
 
-    assert 1 == len(growth)
-    assert 0 == growth.pop() % LEAKED_BYTES
-    assert 20 * MIB == run.oom.requested
+    assert len(growth) == 1
+    assert growth.pop() % LEAKED_BYTES == 0
+    assert run.oom.requested == 20 * MIB
     assert run.oom.free + run.oom.unallocated < 20 * MIB
     assert 0.85 < len(run.steps) / steps < 0.95
     assert len({step.allocated_peak - step.allocated for step in run.steps}) == 1
@@ -341,8 +341,8 @@ def test_neighbor() -> None:
     cells = run.allocator.gpu.use.cells
     assert run.oom is not None
 
-    assert 572 * MIB == run.oom.requested
-    assert [NEIGHBOR_BYTES] * 3 == [cells[slot] for slot in range(1, len(cells))]
+    assert run.oom.requested == 572 * MIB
+    assert [cells[slot] for slot in range(1, len(cells))] == [NEIGHBOR_BYTES] * 3
     assert pytest.approx(321 * MIB, abs=100 * MIB) == run.oom.free
     assert {run.steps[0].reserved_peak} == {step.reserved_peak for step in run.steps}
 
@@ -365,7 +365,7 @@ def test_colocated() -> None:
     # The first value is from before the first update, and the ninth update fails.
     assert pytest.approx([30.1, 34.0], abs=0.05) == [climbed[1] / GIB, climbed[5] / GIB]
     assert pytest.approx(38.2, abs=0.05) == (use.cells[1] - CONTEXT_BYTES) / GIB
-    assert (970 * MIB, 758 * MIB) == (run.oom.requested, run.oom.free)
+    assert (run.oom.requested, run.oom.free) == (970 * MIB, 758 * MIB)
     assert {run.steps[0].allocated} == {step.allocated for step in run.steps}
 
 
@@ -374,8 +374,8 @@ def test_phase_change() -> None:
     run = play("phase-change", LAST, 390)
     start = run.steps[:300]
 
-    assert {8.0} == {round(step.reserved / GB, 1) for step in start}
-    assert {8.0, 15.5} == {round(step.reserved_peak / GB, 1) for step in start}
+    assert {round(step.reserved / GB, 1) for step in start} == {8.0}
+    assert {round(step.reserved_peak / GB, 1) for step in start} == {8.0, 15.5}
     assert pytest.approx(39) == len(run.steps) / (390 * TRAINED / EPOCHS)
     assert run.oom is not None
     assert run.oom.requested < run.oom.unallocated

@@ -25,10 +25,10 @@ def test_oversize_blocks_stay_whole() -> None:
     oversize = allocator("max_split_size_mb:64")
     oversize.free(oversize.malloc(100 * MIB))
     small, far, near = (oversize.malloc(size * MIB) for size in (40, 79, 81))
-    assert [40 * MIB, 80 * MIB, 100 * MIB] == [block.size for block in (small, far, near)]
+    assert [block.size for block in (small, far, near)] == [40 * MIB, 80 * MIB, 100 * MIB]
     stats = oversize.memory_stats_as_nested_dict()
     counts = [stats[f"oversize_{kind}"]["current"] for kind in ("allocations", "segments")]
-    assert ([2, 2], 64 * MIB) == (counts, stats["max_split_size"])
+    assert (counts, stats["max_split_size"]) == ([2, 2], 64 * MIB)
 
 
 def test_oversize_blocks_are_released_first() -> None:
@@ -38,9 +38,9 @@ def test_oversize_blocks_are_released_first() -> None:
         oversize.free(block)
     oversize.malloc(120 * MIB)
     stats = oversize.memory_stats_as_nested_dict()
-    assert (0, 2, 0) == tuple(
+    assert tuple(
         stats[name] for name in ("num_alloc_retries", "num_device_free", "num_sync_all_streams")
-    )
+    ) == (0, 2, 0)
 
 
 def test_garbage_collection_releases_the_oldest() -> None:
@@ -52,10 +52,12 @@ def test_garbage_collection_releases_the_oldest() -> None:
     collecting.malloc(62 * MIB)
     collecting.free(collecting.malloc(32 * MIB))
     collecting.malloc(70 * MIB)
-    assert [62, 32, 70] == [
-        segment["total_size"] // MIB for segment in collecting.memory_snapshot()
+    assert [segment["total_size"] // MIB for segment in collecting.memory_snapshot()] == [
+        62,
+        32,
+        70,
     ]
-    assert 0 == collecting.memory_stats_as_nested_dict()["num_alloc_retries"]
+    assert collecting.memory_stats_as_nested_dict()["num_alloc_retries"] == 0
 
 
 def test_requests_may_be_rejected_before_the_driver_is_asked() -> None:
@@ -67,9 +69,9 @@ def test_requests_may_be_rejected_before_the_driver_is_asked() -> None:
     ):
         strict.malloc(70 * MIB)
     stats = strict.memory_stats_as_nested_dict()
-    assert (1, 0, 0) == tuple(
+    assert tuple(
         stats[name] for name in ("num_oom_rejections", "num_ooms", "num_alloc_retries")
-    )
+    ) == (1, 0, 0)
 
 
 @pytest.mark.parametrize(("order", "taken"), [("segment", 0), ("address", 1), ("block", 0)])
@@ -114,4 +116,4 @@ def test_the_best_fit_is_found_among_many_blocks() -> None:
         block = free.pop_best_fit(size)
         assert block is not None
         assert size == block.size
-    assert [] == list(pool)
+    assert list(pool) == []

@@ -63,10 +63,10 @@ def test_a_snapshot_has_pool_stream_and_requested_bytes(
     allocator.malloc(1000)
     allocator.malloc(3 * MIB + 1, stream=7)
     small, large = allocator.memory_snapshot()
-    assert ("small", 0) == (small["segment_type"], small["stream"])
-    assert (1000, 1024) == (small["requested_size"], small["allocated_size"])
-    assert ("large", 7) == (large["segment_type"], large["stream"])
-    assert (3 * MIB + 1, 3 * MIB + 512) == (large["requested_size"], large["active_size"])
+    assert (small["segment_type"], small["stream"]) == ("small", 0)
+    assert (small["requested_size"], small["allocated_size"]) == (1000, 1024)
+    assert (large["segment_type"], large["stream"]) == ("large", 7)
+    assert (large["requested_size"], large["active_size"]) == (3 * MIB + 1, 3 * MIB + 512)
 
 
 def test_resetting_the_peak(allocator: DeviceCachingAllocator) -> None:
@@ -89,12 +89,18 @@ def test_resetting_the_sums_also_resets_the_counters(allocator: DeviceCachingAll
     allocator.empty_cache()
     allocator.reset_accumulated_memory_stats()
     stats = allocator.memory_stats_as_nested_dict()
-    assert {"current": 20 * MIB, "peak": 20 * MIB, "allocated": 0, "freed": 0} == stats[
-        "allocated_bytes"
-    ]["all"]
-    assert {0} == {stats[name] for name in COUNTERS - {"max_split_size"}}
+    assert stats["allocated_bytes"]["all"] == {
+        "current": 20 * MIB,
+        "peak": 20 * MIB,
+        "allocated": 0,
+        "freed": 0,
+    }
+    assert {stats[name] for name in COUNTERS - {"max_split_size"}} == {0}
     allocator.free(block)
     stats = allocator.memory_stats_as_nested_dict()
-    assert {"current": 0, "peak": 20 * MIB, "allocated": 0, "freed": 20 * MIB} == stats[
-        "allocated_bytes"
-    ]["all"]
+    assert stats["allocated_bytes"]["all"] == {
+        "current": 0,
+        "peak": 20 * MIB,
+        "allocated": 0,
+        "freed": 20 * MIB,
+    }

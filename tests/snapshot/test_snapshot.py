@@ -129,10 +129,11 @@ def test_the_line_is_the_users_own(tmp_path: Path) -> None:
     found = holders(Lifetimes.of(only(write(job(), tmp_path / "job.pickle"))), "peak")
 
     assert found is not None
-    assert [("/job/model.py:1  forward", 512 * MIB), ("/job/model.py:2  forward", 104 * MIB)] == [
-        (group.key, group.size_bytes) for group in found.by_line
+    assert [(group.key, group.size_bytes) for group in found.by_line] == [
+        ("/job/model.py:1  forward", 512 * MIB),
+        ("/job/model.py:2  forward", 104 * MIB),
     ]
-    assert "model.py:1 > linear.py:134" == found.by_module[0].key
+    assert found.by_module[0].key == "model.py:1 > linear.py:134"
 
 
 def test_memory_from_before_the_recording_is_named_so(tmp_path: Path) -> None:
@@ -145,8 +146,8 @@ def test_memory_from_before_the_recording_is_named_so(tmp_path: Path) -> None:
     found = holders(Lifetimes.of(only(write(snapshot, tmp_path / "job.pickle"))), "end")
 
     assert found is not None
-    assert [BEFORE_RECORDING] == [group.key for group in found.by_line]
-    assert [BEFORE_RECORDING] == [group.key for group in found.by_age]
+    assert [group.key for group in found.by_line] == [BEFORE_RECORDING]
+    assert [group.key for group in found.by_age] == [BEFORE_RECORDING]
 
 
 def test_a_leak_is_a_line_that_keeps_memory_throughout(tmp_path: Path) -> None:
@@ -155,13 +156,13 @@ def test_a_leak_is_a_line_that_keeps_memory_throughout(tmp_path: Path) -> None:
     leaking = Lifetimes.of(only(write(job(leak=5 * MIB, kept_steps=4), tmp_path / "leak.pickle")))
     [leak] = leaks(leaking)
 
-    assert () == leaks(steady)
-    assert ("/job/model.py", 3, 36 * 5 * MIB, 36) == (
+    assert leaks(steady) == ()
+    assert (
         leak.line.file,
         leak.line.line,
         leak.size_bytes,
         leak.blocks,
-    )
+    ) == ("/job/model.py", 3, 36 * 5 * MIB, 36)
     assert len(leak.parts) == PARTS
     assert not is_long_enough(Lifetimes.of(only(write(job(steps=2), tmp_path / "short.pickle"))))
 
@@ -176,8 +177,8 @@ def test_growth_is_by_line(tmp_path: Path) -> None:
     assert after is not None
     [change] = growth(before, after)
 
-    assert (3, 40 * 3 * MIB) == (change.line.line, change.size_bytes)
-    assert () == growth(before, before)
+    assert (change.line.line, change.size_bytes) == (3, 40 * 3 * MIB)
+    assert growth(before, before) == ()
 
 
 def test_the_request_that_failed_is_named(tmp_path: Path, run: Run) -> None:
@@ -189,7 +190,7 @@ def test_the_request_that_failed_is_named(tmp_path: Path, run: Run) -> None:
     code, out, _ = run(write(recorded.snapshot(), tmp_path / "oom.pickle"), "--json")
     answer = json.loads(out)
 
-    assert (0, "oom", 600 * MIB) == (code, answer["at"], answer["bytes"])
+    assert (code, answer["at"], answer["bytes"]) == (0, "oom", 600 * MIB)
     assert {"file": "/job/model.py", "line": 7, "function": "forward"}.items() <= answer[
         "request"
     ].items()
@@ -208,7 +209,7 @@ def test_the_page_is_the_recorded_one(tmp_path: Path, run: Run, name: str) -> No
     }
     code, out, error = run(*arguments[name])
 
-    assert (0, "") == (code, error)
+    assert (code, error) == (0, "")
     golden(GOLDEN / f"{name}.txt", out)
 
 
@@ -226,7 +227,7 @@ def test_segments_without_a_trace_are_enough(tmp_path: Path, run: Run) -> None:
     for number, content in enumerate((snapshot | {"device_traces": [[]]}, snapshot["segments"])):
         code, out, _ = run(write(content, tmp_path / f"{number}.pickle"), "--json")
         answer = json.loads(out)
-        assert (0, 512 * MIB, None) == (code, answer["bytes"], answer["seconds"])
+        assert (code, answer["bytes"], answer["seconds"]) == (0, 512 * MIB, None)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_odd_content_is_one_sentence(
     change(snapshot)
     code, out, error = run(write(snapshot, tmp_path / "odd.pickle"))
 
-    assert (2, "") == (code, out)
+    assert (code, out) == (2, "")
     assert words in error
     assert error.count("\n") == 1
 
@@ -270,7 +271,7 @@ def test_a_flag_that_cannot_be_used_is_one_sentence(
     path = write(job(steps=2), tmp_path / "job.pickle")
     code, out, error = run(*(argument.format(path) for argument in arguments))
 
-    assert (2, "") == (code, out)
+    assert (code, out) == (2, "")
     assert words in error
 
 
@@ -295,6 +296,6 @@ def test_a_plot_is_drawn(tmp_path: Path, run: Run) -> None:
     lifetimes = Lifetimes.of(only(path))
     curves = series(lifetimes, [0, lifetimes.events])
 
-    assert (0, "") == (code, error)
+    assert (code, error) == (0, "")
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
     assert lifetimes.totals()[-1] == sum(sizes[-1] for _, sizes in curves)

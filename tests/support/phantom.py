@@ -55,7 +55,7 @@ def json_of_script(script: str, folder: Path, *arguments: str) -> Any:
     done = run_on_phantom(
         path, *arguments, memory=SCRIPT_MEMORY, state=folder / "phantom", environment=caches
     )
-    assert 0 == done.returncode, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 
 

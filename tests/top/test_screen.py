@@ -112,7 +112,7 @@ def test_the_selected_rank_is_in_sight() -> None:
     for _ in range(64):
         assert view is not None
         text = draw(Screen(node, URL, view))
-        assert 1 == text.count("▶")
+        assert text.count("▶") == 1
         assert "of 72" in text.splitlines()[-1]
         view = press(view, "j", view.groups(node))
 
@@ -154,7 +154,7 @@ def _background(style: Any) -> str | None:
 
 def test_every_part_has_a_letter_of_its_own() -> None:
     """Without colors, the parts of a bar can still be told apart."""
-    assert set(LETTERS) == set(UseStyles([], has_colors=False).names)
+    assert set(UseStyles([], has_colors=False).names) == set(LETTERS)
     assert len(set(LETTERS.values())) == len(LETTERS)
 
 
@@ -241,7 +241,7 @@ def test_orders(node: Node) -> None:
         view = press(view, "s", [])
 
     assert view == View()
-    assert [0, 1, 2, 3] == [rank.rank for rank in seen["rank"]]
+    assert [rank.rank for rank in seen["rank"]] == [0, 1, 2, 3]
     headrooms = [rank.headroom_flush_bytes or 0 for rank in seen["headroom"]]
     assert headrooms == sorted(headrooms)
     reserved = [rank.reserved_bytes or 0 for rank in seen["reserved"]]
@@ -265,7 +265,7 @@ def test_the_filter(node: Node) -> None:
         assert view is not None
         view = press(view, key, view.groups(node))
     assert view is not None
-    assert "qx" == view.filter
+    assert view.filter == "qx"
     assert "No run has 'qx' in its name" in draw(Screen(node, URL, view))
     assert View() == press(view, "escape", [])
-    assert 4 == len(keys(View(filter="NIGHT").groups(node)))
+    assert len(keys(View(filter="NIGHT").groups(node))) == 4

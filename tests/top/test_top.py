@@ -94,7 +94,7 @@ def test_the_end_puts_the_terminal_back(tmp_path: Path, end: str | signal.Signal
         terminal.read_until(LEAVE_SCREEN)
         terminal.read_until(SHOW_CURSOR)
 
-        assert 0 == terminal.process.wait(TIMEOUT_SECONDS)
+        assert terminal.process.wait(TIMEOUT_SECONDS) == 0
         assert during != terminal.modes
         assert termios.tcgetattr(terminal.theirs) == terminal.modes
         assert "Traceback" not in terminal.seen
@@ -122,7 +122,7 @@ def test_it_waits_for_the_exporter(tmp_path: Path) -> None:
         with exporter(tmp_path / "run", port):
             terminal.read_until("night")
         terminal.type("\x1b[Bjzq")
-        assert 0 == terminal.process.wait(TIMEOUT_SECONDS)
+        assert terminal.process.wait(TIMEOUT_SECONDS) == 0
 
 
 def test_without_a_terminal_it_prints_once(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_without_a_terminal_it_prints_once(tmp_path: Path) -> None:
             [*COMMAND, server.url], capture_output=True, text=True, timeout=60, check=False
         )
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     assert "\x1b" not in done.stdout
     assert "GPU 0" in done.stdout
     assert "night" in done.stdout

@@ -18,7 +18,7 @@ def test_the_classifiers_are_the_supported_pythons(root: Path) -> None:
     """pyproject.toml names each of them, and pip refuses older ones."""
     text = (root / "pyproject.toml").read_text()
 
-    assert PYTHONS == re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
+    assert re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text) == PYTHONS
     assert f'requires-python = ">={PYTHONS[0]}"' in text
 
 

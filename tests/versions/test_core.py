@@ -160,8 +160,8 @@ def test_loop(run: Run, sample: Sample, conf: str) -> None:
     )
     (device,) = sample()["devices"]
 
-    assert "" == done.stderr
-    assert (STEPS, "exited") == (sample()["steps"]["count"], sample()["ended"])
+    assert done.stderr == ""
+    assert (sample()["steps"]["count"], sample()["ended"]) == (STEPS, "exited")
     assert int(done.stdout) == device["allocator"]["allocated_peak_bytes"]
 
 
@@ -220,11 +220,11 @@ def test_history_recording(run: Run) -> None:
 def test_private_calls(python: str, torch: tuple[int, ...], own: dict[str, str]) -> None:
     """PyTorch has the private functions that the SDK's table says, and none loses a reference."""
     done = run_on_phantom(PRIVATE, memory=MEMORY, environment=own, python=python)
-    assert 0 == done.returncode, (done.returncode, done.stderr)
+    assert done.returncode == 0, (done.returncode, done.stderr)
     lost = json.loads(done.stdout.splitlines()[-1])
     newest = "999.0"
 
-    assert {} == {name: changes for name, changes in lost.items() if changes}
+    assert {name: changes for name, changes in lost.items() if changes} == {}
     assert {
         call.name
         for call in PRIVATE_CALLS
@@ -242,11 +242,11 @@ def test_oom(run: Run, ended: Run, tmp_path: Path) -> None:
     (path,) = (tmp_path / "run").rglob(f"*{REPORT_SUFFIX}")
     shown = ended("-m", "torchmem.cli", "oom")
 
-    assert ("capacity", 4000 << 20) == (
+    assert (
         decode(path.read_bytes()).oom.cause,
         decode(path.read_bytes()).oom.requested_bytes,
-    )
-    assert (0, True) == (shown.returncode, "train.py" in shown.stdout), shown
+    ) == ("capacity", 4000 << 20)
+    assert (shown.returncode, "train.py" in shown.stdout) == (0, True), shown
 
 
 def test_capture(started: Callable[..., Any], ended: Run, tmp_path: Path) -> None:
@@ -262,8 +262,8 @@ def test_capture(started: Callable[..., Any], ended: Run, tmp_path: Path) -> Non
     done = ended("-m", "torchmem.cli", "capture", "--seconds", "1", "--out", "taken.pickle")
     (tmp_path / "stop").touch()
 
-    assert ("False\n", "") == training.communicate(timeout=600)
-    assert 0 == done.returncode, done.stderr
+    assert training.communicate(timeout=600) == ("False\n", "")
+    assert done.returncode == 0, done.stderr
     (trace,) = load_snapshot(tmp_path / "taken.pickle")["device_traces"]
     frames = [frame for entry in trace for frame in entry.get("frames", ())]
     assert any(frame["filename"] == str(script) for frame in frames)
@@ -303,7 +303,7 @@ torch.cuda.memory._dump_snapshot("snapshot.pickle")
 
     assert done.stdout, done.stderr
     fidelity = json.loads(done.stdout.splitlines()[0])["fidelity"]
-    assert (400, 1.0) == (fidelity["allocations"], fidelity["share"])
+    assert (fidelity["allocations"], fidelity["share"]) == (400, 1.0)
 
 
 RELEASING = """
@@ -321,7 +321,7 @@ print(torch.cuda.memory_reserved() >> 20)
 @pytest.mark.parametrize(("setting", "reserved"), [("cache=0.5", 12), (None, 12802)])
 def test_release(run: Run, setting: str | None, reserved: int) -> None:
     """The cache goes back to the driver if the setting asks for it, and stays otherwise."""
-    assert f"{reserved}\n" == run(RELEASING.format(setting) + NO_ERRORS).stdout
+    assert run(RELEASING.format(setting) + NO_ERRORS).stdout == f"{reserved}\n"
 
 
 def test_gradual_release(run: Run, needs: Callable[[str], None]) -> None:
@@ -339,7 +339,7 @@ def test_crash(run: Run, sample: Sample) -> None:
 
     assert done.stderr.endswith("\nValueError: mine\n")
     assert "torchmem" not in done.stderr
-    assert "failed" == sample()["ended"]
+    assert sample()["ended"] == "failed"
 
 
 def test_fork(run: Run, sample: Sample) -> None:
@@ -352,8 +352,8 @@ print(sum(len(batch) for _ in range(2) for batch in loader))
 """)
     (device,) = sample()["devices"]
 
-    assert ("128\n", "") == (done.stdout, done.stderr)
-    assert 32 << 20 == device["allocator"]["allocated_peak_bytes"]
+    assert (done.stdout, done.stderr) == ("128\n", "")
+    assert device["allocator"]["allocated_peak_bytes"] == 32 << 20
 
 
 UNCHANGED = f"""
@@ -371,8 +371,8 @@ def test_run(python: str, ended: Run, sample: Sample) -> None:
     done = ended("-m", "torchmem.cli", "run", "--", python, "-W", "ignore", "-c", UNCHANGED)
     shown = ended("-m", "torchmem.cli", "exporter", "--once")
 
-    assert (0, "", "") == (done.returncode, done.stdout, done.stderr)
-    assert (STEPS, "exited") == (sample()["steps"]["count"], sample()["ended"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (sample()["steps"]["count"], sample()["ended"]) == (STEPS, "exited")
     series = [line for line in shown.stdout.splitlines() if line.startswith("torchmem_steps_total")]
     assert [str(float(STEPS))] == [line.split()[-1] for line in series], shown
 
@@ -382,8 +382,8 @@ def test_variable_and_exit(ended: Run, sample: Sample) -> None:
     settings = {"TORCHMEM_SNAPSHOT_INTERVAL": "1e-6", "TORCHMEM_SNAPSHOT_BUDGET": "1"}
     done = ended("-c", f"{UNCHANGED}raise SystemExit(7)", TORCHMEM="1", **settings)
 
-    assert (7, "", "") == (done.returncode, done.stdout, done.stderr)
-    assert (STEPS, "exited") == (sample()["steps"]["count"], sample()["ended"])
+    assert (done.returncode, done.stdout, done.stderr) == (7, "", "")
+    assert (sample()["steps"]["count"], sample()["ended"]) == (STEPS, "exited")
 
 
 MODULES = """
@@ -399,4 +399,4 @@ for module in pkgutil.walk_packages(torchmem.__path__, "torchmem."):
 
 def test_modules(run: Run) -> None:
     """Every module can be imported with the exporter's extra, except the integrations and OTLP."""
-    assert "" == run(MODULES).stderr
+    assert run(MODULES).stderr == ""

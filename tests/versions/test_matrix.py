@@ -20,15 +20,15 @@ def test_the_newest_patch_of_each_minor_release_is_tried() -> None:
     """Builds for the CPU, release candidates, and what is older than the oldest are left out."""
     listed = ["2.15.0", "2.13.1", "2.13.10", "2.9.1", "2.13.0+cpu", "2.16.0rc1", "2.1.2", "2.0.1"]
 
-    assert ["2.15.0", "2.13.10", "2.9.1", "2.1.2"] == releases(listed)
+    assert releases(listed) == ["2.15.0", "2.13.10", "2.9.1", "2.1.2"]
 
 
 def test_a_python_that_is_missing_is_reported() -> None:
     """It yields no pair, and one line says what to install."""
     said: list[str] = []
 
-    assert [] == list(pairs(["3.99"], [], said.append))
-    assert ["Python 3.99: not tried, it is not installed (pyenv install 3.99)"] == said
+    assert list(pairs(["3.99"], [], said.append)) == []
+    assert said == ["Python 3.99: not tried, it is not installed (pyenv install 3.99)"]
 
 
 def test_a_report_of_pytest_is_read(tmp_path: Path) -> None:
@@ -51,8 +51,9 @@ def test_a_new_result_replaces_that_of_the_same_minor_versions(tmp_path: Path) -
     for python, torch in [("3.9.1", "2.13.0"), ("3.11.1", "2.4.1"), ("3.9.2", "2.13.1")]:
         record(result(python, torch), path)
 
-    assert [("3.11.1", "2.4.1"), ("3.9.2", "2.13.1")] == [
-        (row.python, row.torch) for row in results(path)
+    assert [(row.python, row.torch) for row in results(path)] == [
+        ("3.11.1", "2.4.1"),
+        ("3.9.2", "2.13.1"),
     ]
 
 
@@ -70,7 +71,7 @@ def test_what_failed_or_was_not_tried_is_not_supported() -> None:
         result("3.12.1", "2.15.0", passed=0),
     ]
 
-    assert (["3.10"], ["2.4"]) == supported(rows)
+    assert supported(rows) == (["3.10"], ["2.4"])
     assert table(rows).splitlines() == [
         "| PyTorch | Python 3.10.1 | Python 3.11.1 | Python 3.12.1 |",
         "|---|---|---|---|",
@@ -82,6 +83,6 @@ def test_what_failed_or_was_not_tried_is_not_supported() -> None:
 
 def test_a_gap_between_versions_is_shown() -> None:
     """Only versions without a gap are written as a range."""
-    assert "2.9 to 2.11" == span(["2.9", "2.10", "2.11"])
-    assert "2.9, 2.11" == span(["2.9", "2.11"])
-    assert "2.9" == span(["2.9"])
+    assert span(["2.9", "2.10", "2.11"]) == "2.9 to 2.11"
+    assert span(["2.9", "2.11"]) == "2.9, 2.11"
+    assert span(["2.9"]) == "2.9"

@@ -65,7 +65,7 @@ def test_the_page_of_a_real_replay(snapshot: Path) -> None:
     """The page of a recorded job equals the golden file, with exit code 0."""
     done = whatif(snapshot, "--gpu-model", "1.5GiB")
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     check_golden("replay.txt", done.stdout)
 
 
@@ -75,10 +75,10 @@ def test_the_json_of_a_real_replay(snapshot: Path) -> None:
     answer = json.loads(done.stdout)
     for outcome in answer["outcomes"]:
         timeline = outcome.pop("timeline")
-        assert {"event", "reserved", "allocated", "stranded"} == timeline.keys()
-        assert 1 == len({len(column) for column in timeline.values()})
+        assert timeline.keys() == {"event", "reserved", "allocated", "stranded"}
+        assert len({len(column) for column in timeline.values()}) == 1
 
-    assert (0, "", 1) == (done.returncode, done.stderr, len(done.stdout.splitlines()))
+    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
     check_golden("replay.json", json.dumps(answer, indent=1) + "\n")
 
 
@@ -111,9 +111,9 @@ def test_several_snapshots_are_answered_in_order(snapshot: Path, tmp_path: Path)
     missing = tmp_path / "missing.pickle"
     done = whatif(snapshot, missing, snapshot, "--json")
 
-    assert (2, 2) == (done.returncode, len(done.stdout.splitlines()))
+    assert (done.returncode, len(done.stdout.splitlines())) == (2, 2)
     assert f"torchmem: {missing} does not exist: name a file" in done.stderr
-    assert 1 == len(done.stderr.splitlines())
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_a_device_is_chosen(tmp_path: Path) -> None:
@@ -135,8 +135,8 @@ def test_a_device_is_chosen(tmp_path: Path) -> None:
     ]
     refused = whatif(path, "--gpu", "7")
 
-    assert [[0, 1], [1]] == devices
-    assert (2, "") == (refused.returncode, refused.stdout)
+    assert devices == [[0, 1], [1]]
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert (
         f"{path} has no allocation trace of cuda:7: pass --gpu with one of 0, 1." in refused.stderr
     )
@@ -152,9 +152,9 @@ def test_no_recommendation_without_fidelity(snapshot: Path, tmp_path: Path) -> N
     plot = tmp_path / "plot.png"
     done = whatif(write(content, tmp_path / "odd.pickle"), "--plot", plot)
 
-    assert 1 == done.returncode
+    assert done.returncode == 1
     assert (
-        "torchmem: no plot is drawn: the replay does not reproduce the recording.\n" == done.stderr
+        done.stderr == "torchmem: no plot is drawn: the replay does not reproduce the recording.\n"
     )
     assert not plot.exists()
     assert "No recommendation" in done.stdout
@@ -168,7 +168,7 @@ def test_a_plot_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"plot{suffix}"
     done = whatif(snapshot, "--gpu-model", "1.5GiB", "--plot", path, "--json")
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
     if suffix == ".png":
         assert path.read_bytes().startswith(b"\x89PNG")
         return
@@ -218,7 +218,7 @@ def test_an_invalid_flag_is_one_sentence(
     """It is reported before anything is replayed, and the exit code is 2."""
     done = whatif(snapshot, *arguments)
 
-    assert (2, "", 1) == (done.returncode, done.stdout, len(done.stderr.splitlines()))
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert sentence in done.stderr
 
 
@@ -235,8 +235,8 @@ def test_without_matplotlib_the_extra_is_named(snapshot: Path, tmp_path: Path) -
         [*command, "--plot", "a.png"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
 
-    assert (0, "") == (plain.returncode, plain.stderr)
-    assert (2, "") == (drawn.returncode, drawn.stdout)
+    assert (plain.returncode, plain.stderr) == (0, "")
+    assert (drawn.returncode, drawn.stdout) == (2, "")
     assert "needs the Python package 'matplotlib'" in drawn.stderr
     assert "run pip install 'torchmem[plot]'" in drawn.stderr
 
@@ -245,7 +245,7 @@ def test_a_terminal_without_unicode_gets_the_page(snapshot: Path) -> None:
     """With the ASCII character set, the page is printed without an error."""
     done = whatif(snapshot, encoding="ascii")
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 class Terminal(io.StringIO):
@@ -268,7 +268,7 @@ def test_progress_appears_on_a_terminal_after_a_second(seconds: float, drawn: bo
         progress(1, 2)
         shown = stream.getvalue()
     assert drawn == ("replaying rank0.pickle [===============               ]  50%" in shown)
-    assert "" == stream.getvalue().split("\r")[-1].strip()
+    assert stream.getvalue().split("\r")[-1].strip() == ""
 
 
 def test_progress_without_a_terminal_is_a_few_lines() -> None:
@@ -279,8 +279,8 @@ def test_progress_without_a_terminal_is_a_few_lines() -> None:
             now[0] = tenth / 10
             progress(tenth, 400)
 
-    assert [
+    assert stream.getvalue().splitlines() == [
         "torchmem: replaying rank0.pickle: 25% after 10 s, about 40 s in all",
         "torchmem: replaying rank0.pickle: 50% after 20 s, about 40 s in all",
         "torchmem: replaying rank0.pickle: 75% after 30 s, about 40 s in all",
-    ] == stream.getvalue().splitlines()
+    ]

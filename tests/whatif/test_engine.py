@@ -119,7 +119,7 @@ def test_a_complete_recording_predicts_every_setting(
         answer = what_if(recorded.recording({CONF: conf}), gpu_bytes=gpu, settings=CONFS)
         if not answer.fidelity.allocations:
             continue
-        assert 1.0 == answer.fidelity.share
+        assert answer.fidelity.share == 1.0
         found = answer.fidelity.block_order
         assert found in (order, None)
         for outcome in answer.outcomes[1:]:
@@ -211,16 +211,16 @@ def test_expandable_segments_are_recommended_if_they_prevent_the_oom() -> None:
     by_name = {replay.name: replay for replay in answer.outcomes}
     recorded = by_name["recorded"]
 
-    assert (FRAGMENTING_GPU, "oom") == (answer.gpu_bytes, answer.gpu_source)
+    assert (answer.gpu_bytes, answer.gpu_source) == (FRAGMENTING_GPU, "oom")
     assert recorded.oom is not None
-    assert ("fragmentation", "stranded") == (recorded.oom.cause, recorded.oom.detail)
-    assert 300 * MIB == recorded.oom.requested
+    assert (recorded.oom.cause, recorded.oom.detail) == ("fragmentation", "stranded")
+    assert recorded.oom.requested == 300 * MIB
     assert recorded.oom.event == answer.events - 1
     assert by_name["expandable segments"].oom is None
-    assert ("change", "expandable segments") == (
+    assert (
         answer.verdict.decision,
         answer.verdict.recommended,
-    )
+    ) == ("change", "expandable segments")
     assert answer.verdict.line == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
     allocator = recording_allocator("expandable_segments:True", FRAGMENTING_GPU)
     fragmenting(allocator)
@@ -277,11 +277,11 @@ def test_the_settings_stay_if_none_helps() -> None:
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(30 * MIB)
     answer = what_if(allocator.recording({CONF: ""}))
-    assert ("keep", None, None) == (
+    assert (
         answer.verdict.decision,
         answer.verdict.recommended,
         answer.verdict.line,
-    )
+    ) == ("keep", None, None)
     assert "smaller batch" in answer.verdict.sentence
 
 
@@ -294,8 +294,8 @@ def test_a_trace_that_is_not_reproduced_gets_no_recommendation() -> None:
     )
     answer = what_if(replace(recording, events=moved))
     assert not answer.fidelity.trusted
-    assert "none" == answer.verdict.decision
-    assert ["recorded"] == [outcome.name for outcome in answer.outcomes]
+    assert answer.verdict.decision == "none"
+    assert [outcome.name for outcome in answer.outcomes] == ["recorded"]
     assert "No recommendation" in answer.verdict.sentence
 
 
@@ -306,8 +306,8 @@ def test_without_a_gpu_no_setting_runs_out_of_memory() -> None:
     answer = what_if(allocator.recording({CONF: ""}))
     assert answer.gpu_bytes is None
     assert answer.outcomes[0].sufficient == allocator.stats.reserved_bytes.peak
-    assert {"garbage collection"} == {
-        outcome.name for outcome in answer.outcomes if outcome.refused
+    assert {outcome.name for outcome in answer.outcomes if outcome.refused} == {
+        "garbage collection"
     }
     assert "not known" in answer.caveats[0]
 
@@ -316,7 +316,7 @@ def test_settings_that_pytorch_rejects_are_not_replayed() -> None:
     """A setting that would stop the program at its start has PyTorch's reason."""
     answer = what_if(fragmented(), settings=("max_split_size_mb:16", "max_split_size_mb:64"))
     _, refused, tried = answer.outcomes
-    assert "max_split_size_mb must be a whole number, 20 or more." == refused.refused
+    assert refused.refused == "max_split_size_mb must be a whole number, 20 or more."
     assert tried.refused is None
 
 
@@ -326,7 +326,7 @@ def test_progress_never_falls() -> None:
     what_if(fragmented(), progress=lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
     assert 0 < seen[-1][0] <= seen[-1][1]
-    assert 1 == len({total for _, total in seen})
+    assert len({total for _, total in seen}) == 1
 
 
 def test_a_gpu_without_memory_is_rejected() -> None:
@@ -341,7 +341,7 @@ def test_recordings_of_real_gpus_are_reproduced(name: str, tmp_path: Path) -> No
     for recording in read(of_real_gpu(name, tmp_path)):
         answer = what_if(recording, settings=())
         assert answer.fidelity.allocations
-        assert 1.0 == answer.fidelity.share
+        assert answer.fidelity.share == 1.0
         assert answer.fidelity.block_order in {"address", None}
 
 
@@ -355,9 +355,9 @@ def test_a_smaller_gpu_is_compared_with_the_recorded_settings_on_it() -> None:
         settings=["expandable_segments:True"],
     )
     recorded, here, expandable = answer.outcomes
-    assert ("recorded", None) == (recorded.name, recorded.oom)
+    assert (recorded.name, recorded.oom) == ("recorded", None)
     assert here.oom is not None
-    assert ("recorded, this GPU", 300 * MIB) == (here.name, here.oom.requested)
+    assert (here.name, here.oom.requested) == ("recorded, this GPU", 300 * MIB)
     assert expandable.name == answer.verdict.recommended
 
 

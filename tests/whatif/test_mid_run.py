@@ -71,9 +71,9 @@ def test_the_order_of_the_segments_is_needed() -> None:
 def test_cycles_of_pairs_have_an_order_too() -> None:
     """Every key occurs once; the lowest rank comes first where pairs allow it or contradict."""
     ranks = {-1: 10, -2: 20, -3: 30, -4: 40}
-    assert [-1, -2, -3, -4] == topological_order([], ranks)
-    assert [-1, -3, -2, -4] == topological_order([(-3, -2)], ranks)
-    assert [-4, -1, -2, -3] == topological_order([(-1, -2), (-2, -1), (-2, -3)], ranks)
+    assert topological_order([], ranks) == [-1, -2, -3, -4]
+    assert topological_order([(-3, -2)], ranks) == [-1, -3, -2, -4]
+    assert topological_order([(-1, -2), (-2, -1), (-2, -3)], ranks) == [-4, -1, -2, -3]
 
 
 def test_slack_is_found_where_a_block_starts() -> None:
@@ -89,4 +89,4 @@ def test_slack_is_found_where_a_block_starts() -> None:
     recording = allocator.recording({CONF: ""}, allocator.events[seen:])
     (segment,) = infer(recording, AllocatorConfig.parse(""), "segment")[0].before.segments
 
-    assert [4 * MIB, 16 * MIB] == [block["size"] for block in segment["blocks"]]
+    assert [block["size"] for block in segment["blocks"]] == [4 * MIB, 16 * MIB]

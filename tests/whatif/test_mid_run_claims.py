@@ -74,7 +74,7 @@ def test_an_estimate_grows_with_the_peak_before_the_trace() -> None:
     """If more was allocated before the trace, a restart reserves proportionally more."""
     grown = restart(EXPANDABLE, 6 * GIB, 7 * GIB, growth=1.25)
     assert grown is not None
-    assert 7.5 * GIB == grown.peak_reserved
+    assert grown.peak_reserved == 7.5 * GIB
 
 
 def test_a_restart_that_saves_is_recommended_against_the_recorded_peak() -> None:
@@ -85,13 +85,13 @@ def test_a_restart_that_saves_is_recommended_against_the_recorded_peak() -> None
         assert decision == verdict.decision
     verdict = decide(FAITHFUL, RECORDED, [], [Restart(EXPANDABLE, EXPANDABLE, 7 * GIB)])
     assert "estimated to be 30% lower" in verdict.sentence
-    assert EXPANDABLE == verdict.recommended
+    assert verdict.recommended == EXPANDABLE
 
 
 def test_a_direction_alone_is_no_recommendation() -> None:
     """Without a number, a setting that may reserve less is not recommended."""
     verdict = decide(FAITHFUL, RECORDED, [switched(ROUNDED)], [Restart(SPLIT, SPLIT, None, "less")])
-    assert ("keep", None) == (verdict.decision, verdict.recommended)
+    assert (verdict.decision, verdict.recommended) == ("keep", None)
 
 
 def test_a_switch_that_prevents_the_oom_comes_first() -> None:
@@ -99,20 +99,20 @@ def test_a_switch_that_prevents_the_oom_comes_first() -> None:
     failed = replace(RECORDED, oom=OOM, ooms=1, retries=3)
     restarts = [Restart(EXPANDABLE, EXPANDABLE, 7 * GIB)]
     verdict = decide(FAITHFUL, failed, [switched(EXPANDABLE), switched(ROUNDED)], restarts)
-    assert (EXPANDABLE, "change") == (verdict.recommended, verdict.decision)
+    assert (verdict.recommended, verdict.decision) == (EXPANDABLE, "change")
     assert "the requests that failed would have succeeded" in verdict.sentence
     assert any("After a restart" in reason for reason in verdict.reasons)
 
     hopeless = [replace(switched(EXPANDABLE), oom=OOM, ooms=1)]
     verdict = decide(FAITHFUL, failed, hopeless, [])
-    assert "keep" == verdict.decision
+    assert verdict.decision == "keep"
     assert "Request less memory" in verdict.sentence
 
 
 def test_without_fidelity_nothing_is_said() -> None:
     """The verdict is the reason."""
     verdict = decide(replace(FAITHFUL, reason="it differs."), RECORDED, [], [])
-    assert ("none", "No recommendation: it differs.") == (verdict.decision, verdict.sentence)
+    assert (verdict.decision, verdict.sentence) == ("none", "No recommendation: it differs.")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_the_facts_of_a_capture_are_used() -> None:
         what_if(replace(recording, facts=each), settings=[EXPANDABLE])
         for each in (CaptureFacts(), facts)
     )
-    assert "block" == captured.fidelity.block_order
+    assert captured.fidelity.block_order == "block"
     assert ("oom" if captured.gpu_source == "oom" else "capture") == captured.gpu_source
     estimates = [
         each.peak_reserved or 0 for answer in (plain, captured) for each in answer.restarts

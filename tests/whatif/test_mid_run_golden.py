@@ -53,7 +53,7 @@ def counts(replay: ReplayResult) -> Counts:
 def test_there_are_recordings_of_each_order_of_blocks() -> None:
     """PyTorch 2.11, 2.12 and 2.13 are among them."""
     versions = {file.removesuffix(".pickle.xz").rpartition("-")[2] for file in FILES}
-    assert {"address", "block", "segment"} == {block_order(version) for version in versions}
+    assert {block_order(version) for version in versions} == {"address", "block", "segment"}
 
 
 def test_a_capture_is_reproduced(case: tuple[dict[str, Any], Recording]) -> None:
@@ -68,7 +68,7 @@ def test_a_capture_is_reproduced(case: tuple[dict[str, Any], Recording]) -> None
     assert without_version.fidelity.landed == answer.fidelity.allocations
     assert without_version.fidelity.block_order in {order, None}
     expected = {name: truth["recorded"][name] for name in counts(answer.outcomes[0])}
-    assert expected == counts(answer.outcomes[0])
+    assert counts(answer.outcomes[0]) == expected
 
 
 def test_a_switch_is_predicted_exactly(case: tuple[dict[str, Any], Recording]) -> None:
@@ -80,7 +80,7 @@ def test_a_switch_is_predicted_exactly(case: tuple[dict[str, Any], Recording]) -
     assert any("addresses of new memory" in caveat for caveat in answer.caveats) == is_address
     for replay in answer.outcomes[1:]:
         expected = truth["switched"][replay.conf]
-        assert "switched" == replay.start
+        assert replay.start == "switched"
         if not is_address:
             assert {name: expected[name] for name in counts(replay)} == counts(replay)
 
@@ -99,6 +99,6 @@ def test_a_restart_with_expandable_segments_is_estimated(
     assert abs(expandable.peak_reserved / real["peak_reserved"] - 1) <= ESTIMATE_ERROR
     assert [None] * len(others) == [other.peak_reserved for other in others]
     if saved > 0.2:
-        assert "change" == answer.verdict.decision
+        assert answer.verdict.decision == "change"
     split = next(each for each in answer.outcomes if each.conf == "max_split_size_mb:128")
     assert split.refused is not None

@@ -73,4 +73,4 @@ class Worker:
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Take as much memory again at the same addresses."""
-        assert 0 == ctypes.CDLL(LIBRARY).wake_up()
+        assert ctypes.CDLL(LIBRARY).wake_up() == 0
