@@ -18,7 +18,7 @@ from torchmem.sdk.parts import build
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import Settings
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.backend import SimulatedBackend, SimulatedOptimizer
 from torchmem.simulator.errors import OutOfMemoryError
 
 MIB = 1 << 20
@@ -80,6 +80,17 @@ class Indifferent(Toy):
 
     def wants(self, step: int) -> Wish:
         return None
+
+
+class Reading(Toy):
+    """Wants a read at a step after the first ones."""
+
+    def __init__(self, wish: Wish) -> None:
+        super().__init__()
+        self._wish = wish
+
+    def wants(self, step: int) -> Wish:
+        return self._wish if step == 120 else None
 
 
 def monitored(backend: SimulatedBackend, run_dir: Path, toy: Toy) -> Session:
@@ -144,3 +155,25 @@ def test_a_part_asks_for_the_end_of_a_step(backend: SimulatedBackend, tmp_path: 
     expected = ["read 1", "step", "early read 2", "early read 3", "step", "early read 4"]
     assert calls == expected
     assert other.calls.count("step") == 1
+
+
+@pytest.mark.parametrize(
+    ("wish", "reads"), [("read", ["read 120"]), ("watch", ["read 120", "read 121"])]
+)
+def test_a_part_asks_for_a_read(
+    allocator: DeviceCachingAllocator,
+    backend: SimulatedBackend,
+    tmp_path: Path,
+    wish: Wish,
+    reads: list[str],
+) -> None:
+    """The step after it is read too only if the part asks for that."""
+    toy, settings = Reading(wish), Settings(run_dir=tmp_path, interval=3600.0)
+    session = Session(settings, backend, {}, lambda _context, _monitor: (toy,))
+    optimizer = SimulatedOptimizer([allocator.malloc(MIB)])
+    for _ in range(124):
+        backend.step(optimizer)
+    session.close()
+
+    calls = [call for call in toy.calls if call.startswith("read 12")]
+    assert calls == reads
