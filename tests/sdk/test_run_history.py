@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import count, pairwise
+from types import FrameType
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,3 +64,25 @@ def test_the_first_components_are_those_after_the_first_steps() -> None:
     assert history is not None
     assert history.first_components == {"held": 2, "optimizer_state": 5}
     assert history.last_components == {"held": 7, "optimizer_state": 5}
+
+
+@pytest.mark.parametrize("at", range(20))
+def test_the_other_thread_may_read_at_any_time(at: int) -> None:
+    """Between any two lines of `add`, the published history is consistent."""
+    recorder, seen, events = RunHistoryRecorder(), list[bool](), count()
+
+    def look(frame: FrameType, event: str, _: Any) -> Any:
+        if next(events) == at:
+            sys.settrace(None)
+            history = recorder.published()
+            seen.append(history is None or history.is_consistent)
+        return look
+
+    for steps in range(1, 200):
+        events = count()
+        sys.settrace(look)
+        recorder.add(steps, steps, steps)
+        sys.settrace(None)
+
+    assert all(seen)
+    assert seen or at > 10

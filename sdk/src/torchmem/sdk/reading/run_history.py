@@ -61,27 +61,28 @@ class RunHistoryRecorder:
         if outside is None and self._points:
             outside = self._points[-1].outside
         point = Point(steps, round(now - self._started, 3), allocated, peak, stranded, outside)
+        self._take(point)
         self._published = None
-        if self._points and self._points[-1].steps == steps and steps:
+
+    def _take(self, point: Point) -> None:
+        """Add a point. The other thread may read at any time, so each change is one assignment."""
+        if self._points and self._points[-1].steps == point.steps and point.steps:
             self._points[-1] = point
             return
         if self._unkept:
             self._points[-1] = point
+        elif len(self._points) == MAX_POINTS:
+            self._points = [*self._points, point][::2]
+            self._stride *= 2
+            return
         else:
             self._points.append(point)
         self._unkept = (self._unkept + 1) % self._stride
-        if len(self._points) > MAX_POINTS:
-            self._halve()
 
     @property
     def newest(self) -> Point | None:
         """The latest point."""
         return self._points[-1] if self._points else None
-
-    def _halve(self) -> None:
-        self._points = self._points[::2]
-        self._stride *= 2
-        self._unkept = 0
 
     def add_components(self, steps: int, components: dict[str, int]) -> None:
         """Take the components at a step's end; those that are not kept between steps are left."""
