@@ -14,6 +14,7 @@ import pytest
 
 from torchmem import sdk
 from torchmem.cli.main import COMMANDS
+from torchmem.exporter.collect import COLLECTORS
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import PREFIX, Settings
 
@@ -190,3 +191,24 @@ def test_every_package_is_in_the_layout(root: Path) -> None:
     packages = {path.parent for path in root.glob("*/src/torchmem/*/*.py")}
 
     assert {path.relative_to(root).as_posix() for path in packages} == named
+
+
+def test_every_path_for_contributors_exists(root: Path) -> None:
+    """Each path in CONTRIBUTING.md exists, in the repository or below a source root's package."""
+    text = re.sub(r"```.*?```", "", (root / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    quoted = " ".join(re.findall(r"`([^`]+)`", text))
+    paths = {word for word in quoted.split() if re.fullmatch(r"\w[\w.-]*/[\w./-]*", word)}
+    written = {path for path in paths if "NAME" not in path and not path.startswith("build/")}
+    places = [root, *root.glob("*/src/torchmem")]
+
+    assert len(written) > 40
+    assert {path for path in written if not any((place / path).exists() for place in places)} == {
+        "torchmem/__init__.py"
+    }
+
+
+def test_every_collector_is_documented(root: Path) -> None:
+    """The table in docs/collectors.md has a row for each collector that reads NVML."""
+    page = (root / "docs" / "collectors.md").read_text()
+
+    assert COLLECTORS.keys() <= set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
