@@ -58,7 +58,7 @@ class ExporterSettings:
         host, colon, port = self.listen.rpartition(":")
         if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
             raise UsageError(
-                f"The listen address {self.listen!r} is not HOST:PORT: "
+                f"the listen address {self.listen!r} is not HOST:PORT: "
                 f"give an address such as {DEFAULT_LISTEN}."
             )
         return host.strip("[]") or ALL_INTERFACES, int(port)

@@ -121,7 +121,7 @@ def serve_until_signal(
         notify_systemd("STOPPING=1")
         if server.stopped.is_set():
             raise TorchmemError(
-                "The HTTP server stopped by itself: see the error above, then start it again."
+                "the HTTP server stopped by itself: see the error above, then start it again."
             )
 
 
