@@ -127,7 +127,7 @@ def serve_until_signal(
 
 @contextmanager
 def sending(exporter: Exporter, *, otlp: bool) -> Iterator[None]:
-    """Send by OTLP until the end of the block, if the setting says so.
+    """Send by OTLP until the end of the block, if the setting is on.
 
     Raises MissingExtraError, or UsageError for environment variables that cannot be used.
     """
