@@ -23,7 +23,7 @@ fraction (`set_per_process_memory_fraction`) if that is less. As a share of the 
 block that is allocated to a tensor (`torchmem_largest_allocated_block_bytes`, the highest of 10
 minutes). A prediction, `rank:torchmem_peak_margin_exhaustion:seconds`, exists only if
 
-- at the pace of the last 5 or 15 minutes, twice the largest block is left within another 4 minutes;
+- at the pace of the last 5 or 15 minutes, only twice the largest block is left within 4 minutes;
 - each third of these 5 or 15 minutes took more than 0.15% of the GPU, the last at least half as
   much as the first;
 - less is left than at any time in the hour before the last 10 minutes, because growth to a level
@@ -36,7 +36,7 @@ minutes). A prediction, `rank:torchmem_peak_margin_exhaustion:seconds`, exists o
 
 The alert fires if this lasts for half a minute, and keeps firing for 10 minutes after it has ended.
 The values are thresholds (`torchmem rules --defaults`). Otherwise no prediction is shown, because
-extrapolating every fall would at some time predict an OOM within the hour for most ranks.
+extrapolating every fall would sooner or later predict an OOM within the hour for most ranks.
 
 ## Measured
 
@@ -64,7 +64,7 @@ PLAN = """\
 
 ## Batches that the script plans
 
-Nothing grows before one long batch comes, and no trend tells of it. But the script often knows the
+Nothing grows before one long batch comes, so no trend predicts it. But the script often knows the
 largest batch that will come: the maximum length, the last stage of a curriculum, the longest
 document. `session.plan(largest)` tells the SDK its size, in any unit, and `session.batch(size)`
 that of each batch; see [plan](../sdk.md#plan). The SDK draws a line through the peaks of the
@@ -77,12 +77,12 @@ Every script of the benchmark reports its batches, as tokens that it counts with
 
 """
 TAIL = """\
-- Batches of one length tell nothing of longer ones, and lengths drawn at random too little: points
-  of the line are only batches that raised the peak, or were the largest so far. So the line is
-  found where batches grow, and seldom for a single long batch.
+- Batches of one length say nothing about longer ones, and random lengths say too little: only
+  batches that raised the peak, or were the largest so far, are points of the line. So the line is
+  found if batches grow, and rarely for a single long batch.
 - It is a line. Where memory grows with the square of the length (attention without a fused kernel),
   it is too low at first, and rises as longer batches come.
-- What grows besides, such as a leak or stranded memory, is not foreseen.
+- Other growth, such as a leak or stranded memory, is not predicted.
 
 ## Limits
 
@@ -92,8 +92,8 @@ TAIL = """\
 - Runs are compared by the label `run`. Give different jobs different names: if they share one, a
   job that used more memory and finished can delay the warning of another.
 - Long batches without a plan, first evaluations, and neighbors that come within a minute are not
-  told. Nothing announces them.
-- Sequences that get longer at random are told late: their peak is a matter of chance.
+  predicted. Nothing announces them.
+- Sequences that get longer at random are predicted late: their peak is a matter of chance.
 - Allocators without snapshots (`backend:cudaMallocAsync`) have no prediction.
 - The jobs are synthetic. Measure your own: the alert's history and `torchmem_ooms_total` are in
   your Prometheus.
@@ -104,7 +104,7 @@ Run it yourself; the first run takes 40 minutes on two cores:
     PYTHONPATH=tests python -m benchmarks.prediction --promtool 20  # the same alerts by Prometheus
 
 The rules are evaluated as PromQL, by a small evaluator that agrees with Prometheus' own rule engine
-at every scrape of the jobs that were compared.
+at every scrape of the compared jobs.
 """
 COLUMNS = (
     "rule",
@@ -130,7 +130,11 @@ def rendered() -> dict[Path, str]:
         "was used to choose the rule or its values:"
     )
     rows = [_row(COLUMNS), "|---" * len(COLUMNS) + "|", *map(_score, results["rules"])]
-    kinds = ["| what ended the job | told 2 min ahead |", "|---|---|", *_kinds(shipped["by_kind"])]
+    kinds = [
+        "| what ended the job | predicted 2 min ahead |",
+        "|---|---|",
+        *_kinds(shipped["by_kind"]),
+    ]
     parts = [jobs, "", *rows, "", f"{worth()} {_precision(shipped)}", ""]
     parts += [*_apart(results["before"]), "", *kinds, ""]
     planned = [_planned(results["plan"]), "", *_plan_kinds(results["plan"]), ""]
@@ -159,7 +163,7 @@ def _precision(score: dict[str, Any]) -> str:
     rate = 10 * math.sqrt(score["false_alarms"] / hours)
     return (
         f"Other jobs give other figures: the standard error is {100 * share:.0f} points for the "
-        f"OOMs told, and {rate:.1f} for the false alarms per 100 hours."
+        f"OOMs predicted, and {rate:.1f} for the false alarms per 100 hours."
     )
 
 
@@ -167,12 +171,12 @@ def _planned(plan: dict[str, Any]) -> str:
     return (
         f"It warned {plan['warned']} of the jobs. {planned_worth()} It has "
         f"{plan['false_alarms']:.1f} false alarms per 100 healthy hours; jobs that were to get "
-        "such a batch, and had not when the recording ended, count, too."
+        "such a batch, and had not when the recording ended, also count."
     )
 
 
 def _plan_kinds(plan: dict[str, Any]) -> list[str]:
-    head = ["| what ended the job | told 2 min ahead |", "|---|---|"]
+    head = ["| what ended the job | predicted 2 min ahead |", "|---|---|"]
     return [*head, *_kinds({kind: each for kind, each in plan["by_kind"].items() if each[1]})]
 
 

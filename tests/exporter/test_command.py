@@ -240,7 +240,7 @@ def test_server_that_stops_by_itself_is_a_failure() -> None:
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert ended.returncode == 1, ended.stderr
-    assert "torchmem: The HTTP server stopped by itself" in ended.stderr
+    assert "torchmem: the HTTP server stopped by itself" in ended.stderr
 
 
 def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
@@ -250,19 +250,19 @@ def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
         ended = run("--listen", address, "--run-dir", str(run_dir))
 
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"torchmem: Cannot listen on {address}")
+    assert ended.stderr.startswith(f"torchmem: cannot listen on {address}")
     assert ended.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("lisen: x", "Unknown key 'lisen' in {file}, line 1: did you mean 'listen'?"),
+        ("lisen: x", "unknown key 'lisen' in {file}, line 1: did you mean 'listen'?"),
         (
             "colour: red",
-            "Unknown key 'colour' in {file}, line 1: known keys are listen, systemd_socket",
+            "unknown key 'colour' in {file}, line 1: known keys are listen, systemd_socket",
         ),
-        ("\n\n3: x", "Unknown key '3' in {file}, line 3"),
+        ("\n\n3: x", "unknown key '3' in {file}, line 3"),
         ("listen: 9847", "listen in {file}, line 1, is 9847: give text"),
         ("ttl_seconds: soon", "ttl_seconds in {file}, line 1, is 'soon': give a positive number"),
         ("ttl_seconds: -1", "ttl_seconds in {file}, line 1, is -1: give a positive number"),
@@ -276,16 +276,16 @@ def test_taken_port_is_one_sentence_and_code_2(run_dir: Path) -> None:
             "processes_per_gpu in {file}, line 1, is 1.5: give a whole number of processes",
         ),
         ("listen: {host: a}", "listen in {file}, line 1, is a mapping: give text"),
-        ("listen: :1\nlisten: :2", "Duplicate key 'listen' in {file}, line 2: keep one."),
+        ("listen: :1\nlisten: :2", "duplicate key 'listen' in {file}, line 2: keep one."),
         ('run_dir: "a\\0b"', "run_dir in {file}, line 1, is not a path"),
         ('run_dir: "a\\eb"', "run_dir in {file}, line 1, is not a path"),
         ("listen: 2001-99-99", "{file} is not valid YAML"),
         ("listen: !!timestamp today", "{file} is not valid YAML"),
-        ("ttl_seconds: " + "9" * 5000, "The number in {file}, line 1, is too long"),
-        ("ttl_seconds: 0x" + "f" * 5000, "The number in {file}, line 1, is too long"),
-        ("\nlisten: [1" + ":1" * 50_000 + "]", "The number in {file}, line 2, is too long"),
+        ("ttl_seconds: " + "9" * 5000, "the number in {file}, line 1, is too long"),
+        ("ttl_seconds: 0x" + "f" * 5000, "the number in {file}, line 1, is too long"),
+        ("\nlisten: [1" + ":1" * 50_000 + "]", "the number in {file}, line 2, is too long"),
         ("ttl_seconds: " + "9" * 40, "ttl_seconds in {file}, line 1, is 9999"),
-        ("? [a]\n: b", "A key in {file}, line 1, is not text"),
+        ("? [a]\n: b", "a key in {file}, line 1, is not text"),
         ("- listen", "{file} must hold `key: value` lines"),
         ("a: [", "{file} is not valid YAML at line 1"),
     ],

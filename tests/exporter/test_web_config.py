@@ -135,13 +135,13 @@ def test_only_tls_13_suites_require_tls_13(write: Write) -> None:
     [
         (
             "tls_server_confg: {}",
-            "Unknown key 'tls_server_confg' in {file}, line 1: did you mean 'tls_server_config'?",
+            "unknown key 'tls_server_confg' in {file}, line 1: did you mean 'tls_server_config'?",
         ),
         (
             TLS + "  client_ca: x\n  min_versoin: TLS12",
             "'tls_server_config.min_versoin' in {file}, line 5: did you",
         ),
-        (TLS + "  cert_file: other.pem", "Duplicate key 'cert_file' in {file}, line 4"),
+        (TLS + "  cert_file: other.pem", "duplicate key 'cert_file' in {file}, line 4"),
         (
             "tls_server_config: {cert_file: server.pem}",
             "tls_server_config.key_file in {file} is missing",
@@ -215,7 +215,7 @@ def test_only_tls_13_suites_require_tls_13(write: Write) -> None:
         ),
         (
             "http_server_config: {headers: {Server: x}}",
-            "Unknown key 'http_server_config.headers.Server'",
+            "unknown key 'http_server_config.headers.Server'",
         ),
         (
             "http_server_config: {headers: {X-Frame-Options: allow}}",

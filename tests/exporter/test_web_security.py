@@ -348,7 +348,7 @@ def test_invalid_file_at_start_is_one_sentence_and_code_2(run_dir: Path, tmp_pat
 
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert re.search(
-        r"Unknown key 'basic_auth_user' in .*web\.yml, line 1: did you mean 'basic_auth_users'",
+        r"unknown key 'basic_auth_user' in .*web\.yml, line 1: did you mean 'basic_auth_users'",
         ended.stderr,
     )
 

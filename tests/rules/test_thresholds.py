@@ -78,7 +78,7 @@ def test_every_threshold_is_used() -> None:
         ("gpu_ignored_xids: 13", "a list of numbers"),
         ('exporter_job: a"b', "without spaces and quotes"),
         ("- a", "`key: value` lines"),
-        ("stranded_bytes: 1\nstranded_bytes: 2", "Duplicate key 'stranded_bytes'"),
+        ("stranded_bytes: 1\nstranded_bytes: 2", "duplicate key 'stranded_bytes'"),
         ("a: [", "not valid YAML at line"),
         ("overrides: 3", "give a list"),
         ("overrides: [{fragmentation_ratio: 0.8}]", "has no `match`"),

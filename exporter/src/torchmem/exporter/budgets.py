@@ -18,10 +18,10 @@ MAX_SERIES_PER_USER = 30_000
 MAX_PAGE_BYTES_PER_USER = 8 << 20
 
 NODE_SHARES = 2
-"""All users together may take this many times what one user may."""
+"""All users together may take this many times the budget of one user."""
 
 MAX_PAGE_BYTES_PER_FILE_BYTE = 128
-"""An upper bound of what a file gives of the page; the worst file that was found gives 50."""
+"""Upper bound of page bytes per file byte; the worst file that was found has 50."""
 
 _LINE_BYTES = 24  # braces, value, end of line
 _LABEL_BYTES = 4  # =, two quotes, comma
@@ -29,7 +29,7 @@ _LABEL_BYTES = 4  # =, two quotes, comma
 
 @dataclass(slots=True)
 class Budget:
-    """What is left for one user, or for the node."""
+    """The rest of the budget of one user, or of the node."""
 
     files: int = MAX_FILES_PER_USER
     devices: int = MAX_DEVICES_PER_USER

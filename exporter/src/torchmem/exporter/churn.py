@@ -1,8 +1,8 @@
 """How many new series one user may create in an hour.
 
 Prometheus keeps every series in memory for two to three hours after its last value, so names that
-change at each scrape cost it far more than what one page shows. A series that stays on the page is
-free; so is one that comes back within the hour.
+change at each scrape cost it far more than one page shows. A series that stays on the page, or
+comes back within the hour, is free.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ MAX_HOURLY_SERIES_PER_USER = 2 * MAX_SERIES_PER_USER
 MAX_HOURLY_SERIES = NODE_SHARES * MAX_HOURLY_SERIES_PER_USER
 """Of all users together. Beyond it, each user with a live process still gets an equal part of it.
 
-Not so the others: one user may have thousands of user IDs (subuid(5)), but not as many processes.
+Users without one do not: one user may have thousands of user IDs (subuid(5)), but not as many
+processes.
 """
 MAX_USERS = 512  # who are remembered; those with nothing on the page are forgotten first
 MAX_REFUSALS = 8  # of one user at one scan; further new processes are refused unread
@@ -85,7 +86,7 @@ class Churn:
         return len(ids)
 
     def series_of(self, user: str) -> int:
-        """Return how many series the user has had in the current hour."""
+        """Return the number of the user's series in the current hour."""
         return len(self._users[user].known) if user in self._users else 0
 
     def _record(self, user: str, now: float) -> _User | None:
@@ -130,7 +131,7 @@ class Churn:
         return min(MAX_HOURLY_SERIES_PER_USER - used, left)
 
     def end_scan(self, now: float) -> None:
-        """Begin a new hour for those whose hour is over."""
+        """Begin a new hour for users whose hour is over."""
         for start in list(self._forgotten):
             if not 0 <= now - start < WINDOW_SECONDS:
                 del self._forgotten[start]

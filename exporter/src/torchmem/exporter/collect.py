@@ -82,8 +82,8 @@ COLLECTORS: Mapping[str, Callable[[Reading], Iterable[Metric]]] = {
 class Exporter:
     """Collects all metric families on demand; safe to call from several threads.
 
-    `deadline_seconds` limits the wait for the driver. A scrape that reaches it is answered from
-    what has been read so far, and the collectors that did not finish have failed. A GPU whose call
+    `deadline_seconds` limits the wait for the driver. A scrape that reaches it is answered with
+    the values read so far, and the collectors that did not finish have failed. A GPU whose call
     hangs is skipped in later scrapes until the call returns: `nvml_gpu_up` is 0 for it, and a
     collector succeeds if all other GPUs responded. `clock` returns Unix seconds.
     `processes_per_gpu`: how many processes of a GPU have series of their own, the largest first;
@@ -156,7 +156,7 @@ class Exporter:
         return result
 
     def known(self) -> list[Metric]:
-        """Return what the collection in progress has so far, without waiting for the driver."""
+        """Return the results of the collection in progress, without waiting for the driver."""
         return self._families(self._current_reading)
 
     @property
@@ -165,7 +165,7 @@ class Exporter:
         return self._run_directory.path
 
     def found(self) -> NodeReading:
-        """Return what the newest collection has found; before the first one, nothing."""
+        """Return the results of the newest collection; empty before the first one."""
         return self._found
 
     def published(self) -> list[Published]:

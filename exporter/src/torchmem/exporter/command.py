@@ -67,13 +67,13 @@ def _add_serving_arguments(parser: argparse.ArgumentParser) -> None:
         dest="allowed_hosts",
         metavar="NAME",
         action="append",
-        help="host name by which browsers here may open the page, too; can be repeated",
+        help="another host name by which local browsers may open the page; can be repeated",
     )
     group.add_argument(
         "--otlp",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="also send the metrics by OTLP, as the variables OTEL_EXPORTER_OTLP_* say",
+        help="also send the metrics by OTLP, as set by the variables OTEL_EXPORTER_OTLP_*",
     )
 
 

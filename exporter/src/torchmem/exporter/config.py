@@ -21,7 +21,7 @@ from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS, run_directory
 
 DEFAULT_LISTEN = "127.0.0.1:9847"
-ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - what a listen address without a host means
+ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - the meaning of a listen address without a host
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class ExporterSettings:
     `web_ui`: serve the live page at `/`. `allowed_hosts`: further names by which browsers may open
     it on this machine; addresses, localhost and the node's name are always allowed.
     `thresholds`: the file of `torchmem rules`, for the live page.
-    `otlp`: also send the metrics by OTLP, as OpenTelemetry's environment variables say.
+    `otlp`: also send the metrics by OTLP, as set by OpenTelemetry's environment variables.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -58,7 +58,7 @@ class ExporterSettings:
         host, colon, port = self.listen.rpartition(":")
         if not colon or not (port.isascii() and port.isdecimal()) or int(port) > 65535:
             raise UsageError(
-                f"The listen address {self.listen!r} is not HOST:PORT: "
+                f"the listen address {self.listen!r} is not HOST:PORT: "
                 f"give an address such as {DEFAULT_LISTEN}."
             )
         return host.strip("[]") or ALL_INTERFACES, int(port)

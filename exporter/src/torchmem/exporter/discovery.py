@@ -28,7 +28,7 @@ HOST = re.compile(r"(\[[0-9A-Fa-f:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(?::\d{1,5})?
 class ServiceDiscovery:
     """Answers with the endpoints of training processes.
 
-    The whole list or an error: on an error Prometheus keeps the list that it has.
+    The answer is the whole list or an error. On an error, Prometheus keeps its current list.
     """
 
     def __init__(self, collector: Collector) -> None:

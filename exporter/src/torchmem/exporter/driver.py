@@ -132,7 +132,7 @@ class Driver:
     def list_gpus(
         self, hung: Collection[GpuLabels] = (), calling: Calling = nullcontext
     ) -> GpuList:
-        """Identify every GPU but those that are `hung`, each within `calling` of its labels.
+        """Identify every GPU except `hung` ones, each within `calling` of its labels.
 
         Raises NvmlDownError, also before the next attempt is due.
         """

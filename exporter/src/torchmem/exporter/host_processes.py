@@ -1,4 +1,4 @@
-"""Host memory of the ranks as this node's kernel shows it, and what killed those that were killed.
+"""Host memory of the ranks as this node's kernel shows it, and what killed ranks.
 
 A rank reports its own host memory. The exporter reads newer values where it sees the process, and
 remembers how many processes the kernel's OOM killer had ended while the rank was alive.
@@ -34,7 +34,7 @@ class _Kills:
     on_node: int | None
 
     def cause_of_kill(self, on_node: int | None) -> KillCause | None:
-        """Return what killed the process since then; None if it cannot be known.
+        """Return what killed the process since then; None if unknown.
 
         The group's own count decides. Without it, a kill elsewhere on the node proves nothing.
         """
@@ -79,11 +79,11 @@ class HostProcesses:
 
     @property
     def kill_causes(self) -> Mapping[ProcessKey, KillCause]:
-        """What killed the processes of the last `update`, where it is known."""
+        """What killed the processes of the last `update`, if known."""
         return {key: cause for key, cause in self._causes.items() if cause}
 
     def families(self, published: Sequence[Published]) -> Iterator[Metric]:
-        """Yield the causes of death that are known, of the processes of the last `update`."""
+        """Yield the known causes of death of the processes of the last `update`."""
         rows: list[tuple[Labels, Mapping[KillCause, float]]] = []
         for item in published:
             known = self._causes.get(process_key(item.sample.process))

@@ -121,13 +121,13 @@ def serve_until_signal(
         notify_systemd("STOPPING=1")
         if server.stopped.is_set():
             raise TorchmemError(
-                "The HTTP server stopped by itself: see the error above, then start it again."
+                "the HTTP server stopped by itself: see the error above, then start it again."
             )
 
 
 @contextmanager
 def sending(exporter: Exporter, *, otlp: bool) -> Iterator[None]:
-    """Send by OTLP until the end of the block, if the setting says so.
+    """Send by OTLP until the end of the block, if the setting is on.
 
     Raises MissingExtraError, or UsageError for environment variables that cannot be used.
     """

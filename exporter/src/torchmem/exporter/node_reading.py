@@ -1,4 +1,4 @@
-"""What one collection has found on a node, for pages and other programs than Prometheus."""
+"""What one collection has found on a node, for pages and for programs other than Prometheus."""
 
 from __future__ import annotations
 

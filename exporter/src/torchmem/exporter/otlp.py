@@ -172,7 +172,7 @@ def process_starts(collector: Collector, now: float) -> dict[Process, float]:
     """Return the start of each process in Unix seconds, by its labels rank, pid and run."""
     try:
         published = collector.published()
-    except OSError:  # the collection says so, too
+    except OSError:  # the collection reports it too
         return {}
     return {
         (
@@ -200,7 +200,7 @@ class _Source:
 
 
 def start(collector: Collector, environment: Mapping[str, str] = os.environ) -> Push | None:
-    """Send by OTLP from now on, as OpenTelemetry's environment variables say; None if it is off.
+    """Start sending by OTLP, as set by OpenTelemetry's environment variables; None if it is off.
 
     Raises UsageError if the exporter cannot be made from them.
     """

@@ -87,7 +87,7 @@ def is_container(files: Iterable[Path] = _CONTAINER_FILES) -> bool:
 
 
 def cgroup_labels(text: str) -> Mapping[str, str]:
-    """Return those of container_id, pod_uid and slurm_job_id that the control groups name.
+    """Return the container_id, pod_uid and slurm_job_id that the control groups name.
 
     `text` is the content of /proc/PID/cgroup, version 1 or 2.
     """

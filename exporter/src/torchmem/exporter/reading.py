@@ -56,7 +56,7 @@ def run_collector(name: str, collect: Callable[[], Iterable[Metric]]) -> Collect
 def read_and_collect(
     name: str, read: Callable[[], T], families: Callable[[T], Iterable[Metric]], unread: T
 ) -> tuple[T, CollectorResult]:
-    """Run one collector in two steps, and return also what it has read, or else `unread`."""
+    """Run one collector in two steps, and also return what it has read, or `unread`."""
     start = time.perf_counter()
     try:
         value = read()

@@ -58,7 +58,7 @@ class Refusals:
             self._log(path, owner, reason)
 
     def exceed(self, path: str, owner: int, reason: Reason) -> None:
-        """Note something that this scan refuses; only more of them than before are counted."""
+        """Note a refusal of this scan; refusals are only counted if there are more than before."""
         key = owner, reason
         if key not in self._excess and len(self._excess) >= MAX_COUNTED:
             key = _OTHERS, reason
@@ -66,7 +66,7 @@ class Refusals:
         self._log(path, owner, reason)
 
     def end_scan(self, paths: Collection[str]) -> None:
-        """Count what this scan refused and the last one did not; forget all files but `paths`."""
+        """Count what only this scan refused, not the last one; forget all files but `paths`."""
         for (_, reason), more in (self._excess - self._last_excess).items():
             self.counts[reason] += more
         self._last_excess, self._excess = self._excess, Counter()

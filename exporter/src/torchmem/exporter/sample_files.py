@@ -121,7 +121,7 @@ _LIVE, _SHOWN, _NEW = range(3)
 
 msgspec.json.Decoder(Sample)
 # msgspec 0.22 examines a class at its first use, and a second thread that uses the class meanwhile
-# ends the process with signal 11. So it is done here, where only one thread runs.
+# ends the process with signal 11. So the class is used here first, where only one thread runs.
 
 _Claimant = tuple[str, int | None]
 """User and pid namespace of a process."""

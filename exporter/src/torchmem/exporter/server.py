@@ -149,7 +149,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or "not a host name"
         raise UsageError(
-            f"Cannot listen on {host}:{port} ({reason}): give another address."
+            f"cannot listen on {host}:{port} ({reason}): give another address."
         ) from error
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -158,7 +158,7 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"Cannot listen on {host}:{port} ({error.strerror}): "
+            f"cannot listen on {host}:{port} ({error.strerror}): "
             "stop the process that uses the port or give another --listen HOST:PORT."
         ) from error
     return listener

@@ -50,7 +50,7 @@ class Section:
             if known is not None and key not in known:
                 hint = did_you_mean(key, known, f"known keys are {', '.join(known)}.")
                 line = entries[key].line
-                raise UsageError(f"Unknown key {self._path(key)!r} in {file}, line {line}: {hint}")
+                raise UsageError(f"unknown key {self._path(key)!r} in {file}, line {line}: {hint}")
 
     def __contains__(self, key: str) -> bool:
         return key in self._entries and self._entries[key].value is not None
@@ -164,7 +164,7 @@ def _entries(file: Path) -> dict[str, Entry]:
     try:
         content = read_bytes(file)
     except OSError as error:
-        raise UsageError(f"Cannot read {file}: {error.strerror}; check the path.") from error
+        raise UsageError(f"cannot read {file}: {error.strerror}; check the path.") from error
     except ValueError:
         raise UsageError(
             f"{file} is a device or larger than {MAX_BYTES >> 20} MiB: give the right file."
@@ -228,7 +228,7 @@ class _Converter:
             return self._mapping(node)
         if node.tag in _NUMBER_TAGS and len(node.value) > MAX_NUMBER_LENGTH:
             line = node.start_mark.line + 1
-            raise UsageError(f"The number in {self._file}, line {line}, is too long: correct it.")
+            raise UsageError(f"the number in {self._file}, line {line}, is too long: correct it.")
         return self._loader.construct_object(node)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
@@ -236,11 +236,11 @@ class _Converter:
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):
-                raise UsageError(f"A key in {self._file}, line {line}, is not text: correct it.")
+                raise UsageError(f"a key in {self._file}, line {line}, is not text: correct it.")
             name: str = key.value
             if name in entries:
                 place = f"{_shown(name)!r} in {self._file}, line {line}"
-                raise UsageError(f"Duplicate key {place}: keep one.")
+                raise UsageError(f"duplicate key {place}: keep one.")
             entries[name] = replace(self.entry(value), line=line)
         return entries
 

@@ -150,7 +150,7 @@ def _thresholds(content: Mapping[str, Any], where: str, known: Mapping[str, str]
 
 def _unknown(name: object, where: str, known: list[str]) -> UsageError:
     hint = did_you_mean(str(name), known, "`torchmem rules --defaults` lists all.")
-    return UsageError(f"Unknown threshold {name!r} in {where}: {hint}")
+    return UsageError(f"unknown threshold {name!r} in {where}: {hint}")
 
 
 def _value(name: str, value: object, where: str) -> str:
@@ -163,14 +163,14 @@ def _value(name: str, value: object, where: str) -> str:
 def _override(entry: object, where: str, known: Mapping[str, str]) -> Override:
     match = entry.get("match") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(match, dict) or len(match) != 1:
-        raise UsageError(f"The {where} has no `match` with one label: start it with {_EXAMPLE}.")
+        raise UsageError(f"the {where} has no `match` with one label: start it with {_EXAMPLE}.")
     ((label, pattern),) = match.items()
     if label not in {"run", "instance"}:
-        message = f"The {where} matches the label {label!r}: match run, or instance for GPUs."
+        message = f"the {where} matches the label {label!r}: match run, or instance for GPUs."
         raise UsageError(message)
     if not _is_re2(pattern):
         raise UsageError(
-            f"The {where} matches {pattern!r}: give a regular expression (RE2 syntax)."
+            f"the {where} matches {pattern!r}: give a regular expression (RE2 syntax)."
         )
     values = {}
     for name, value in entry.items():

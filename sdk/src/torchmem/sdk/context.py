@@ -19,9 +19,9 @@ from torchmem.sdk.steps import StepClock
 
 
 class Context:
-    """Everything here exists before CUDA is up, and does nothing by itself.
+    """The shared objects. They exist before CUDA is initialized, and do nothing by themselves.
 
-    A forked child gets its own. `is_exiting` is whether the interpreter exits.
+    A forked child gets its own. `is_exiting` is True while the interpreter exits.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what is shared

@@ -1,4 +1,4 @@
-"""What the parts add to a sample. It is made once at the end; a copy for each part costs more."""
+"""What the parts add to a sample, which is created once at the end: a copy per part costs more."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ class Launcher:
     world_size: str | None = None
 
 
-# The one nearest to the process first: a process inherits the variables of all launchers around it.
-# Under mpirun in a Slurm job, SLURM_PROCID is that of the one task that runs mpirun, and
-# SLURM_NTASKS is that of the job even in a process that srun did not start.
+# The launcher nearest to the process first: a process inherits all outer ones' variables.
+# Under mpirun in a Slurm job, SLURM_PROCID belongs to the one task that runs mpirun, and
+# SLURM_NTASKS to the job, even in a process that srun did not start.
 LAUNCHERS = (
     Launcher("RANK", "LOCAL_RANK", "WORLD_SIZE"),  # torchrun, and what is made for torch's env://
     Launcher("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
@@ -157,7 +157,7 @@ class _Place:
 def _launched_place(environment: Mapping[str, str]) -> _Place:
     """Return the innermost launcher's values.
 
-    Values that it lacks come from launchers that set the same rank, or none.
+    Missing values come from launchers that set the same rank, or no rank.
     """
     said = {launcher: _number(environment, launcher.rank) for launcher in LAUNCHERS}
     rank = _first(said.values()) or 0
@@ -197,7 +197,7 @@ def _ray_context() -> Any:
 
 
 def _ray_name(context: Any) -> str | None:
-    """Return the module of the task or actor: the script's name for one that is defined there."""
+    """Return the module of the task or actor: the script's name if the script defines it."""
     with ignore(Exception):
         return str(context.get_task_function_name()).partition(".")[0] if context else None
     return None

@@ -47,7 +47,7 @@ class Iteration:
         return self
 
     def end(self, samples: int | None = None) -> None:
-        """Leave the phase and count `samples`, or those given before; again does nothing."""
+        """Leave the phase and count `samples`, or the samples given before. Only once."""
         if self._is_open:
             self._is_open = False
             self._phase.__exit__(None, None, None)
@@ -62,7 +62,7 @@ class Iteration:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        """End it. A pass that failed consumed no samples; one that a `break` ends did."""
+        """End the pass. If it failed, it consumed no samples; after a `break`, it did."""
         self.end(None if error is None or isinstance(error, GeneratorExit) else 0)
 
 

@@ -1,6 +1,6 @@
 """`Monitor`: follows one process's allocator from CUDA's initialization to the end of the process.
 
-It reads, publishes, and calls the parts of a list; it knows none of them.
+It reads, publishes, and calls a list of parts, without knowing any of them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ LOCK_SECONDS = 1.0
 
 P = TypeVar("P", bound=Part)
 Build = Callable[[Context, "Monitor"], Iterable[Part]]
-"""Returns the parts of a monitor, of which `process` and `file` are known."""
+"""Returns the parts of a monitor whose `process` and `file` are known."""
 Wishes = tuple[tuple[Part, Wish], ...]
 
 
@@ -49,8 +49,8 @@ class Monitor:
     """The monitoring of one process; a forked child gets its own.
 
     Until `start` there is no thread and no file, and nothing is measured. No method lets an error
-    of the SDK escape. `oom_pending` is whether no step has ended since the newest OOM, and
-    `is_step_watched` whether the next optimizer's step is read before and after.
+    of the SDK escape. `oom_pending` is True if no step has ended since the newest OOM, and
+    `is_step_watched` if statistics are read before and after the next optimizer step.
     """
 
     # `start` sets them.
@@ -84,12 +84,12 @@ class Monitor:
 
     @property
     def is_active(self) -> bool:
-        """Whether it was started in this very process."""
+        """Whether the monitor was started in this process."""
         return self._pid == os.getpid()
 
     @property
     def process(self) -> Process:
-        """Who the process is; only after `start`."""
+        """The identity of the process; only after `start`."""
         assert self._process is not None  # noqa: S101 - set before anything that publishes
         return self._process
 
@@ -149,7 +149,7 @@ class Monitor:
             self._to_begin.popleft()
 
     def _watch_ooms(self) -> None:
-        """Attach an observer; one that an interrupted start has left does nothing."""
+        """Attach an observer; an observer left by an interrupted start does nothing."""
 
         def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
             if self._observer is observe:
@@ -233,7 +233,7 @@ class Monitor:
         self._cost.add(time.thread_time() - started)
 
     def rename(self, settings: Settings) -> None:
-        """Publish under the name of the run in these settings from now on."""
+        """From now on, publish under the run name in these settings."""
         self._settings = settings
         if self._process is not None and settings.run is not None:
             self._process = replace(self._process, run=settings.run)
@@ -296,7 +296,7 @@ class Monitor:
             self._keep_oom(None, lambda: ooms.examine_library(failed, about()))
 
     def _about(self, origin: Origin | None) -> Circumstances:
-        """Return what is known of the run when a request fails."""
+        """Return what is known about the run when a request fails."""
         world = self._process.world_size if self._process else None
         return Circumstances(
             steps=self._clock.count,
@@ -341,13 +341,13 @@ class Monitor:
 
     @property
     def newest(self) -> Sample | None:
-        """The sample that was published last."""
+        """The newest published sample."""
         return self.file.newest if self.file else None
 
     def sample(self) -> Sample:
         """Return the current state as it is published; only after `start`.
 
-        What cannot be true is left out and counted.
+        Impossible values are left out and counted.
         """
         draft = Draft(self._recorder.samples())
         for part in self._parts.completing:
@@ -417,7 +417,7 @@ class Monitor:
                 part.close()
 
     def close_in_child(self) -> None:
-        """Close what a forked child has inherited."""
+        """Close what a forked child inherited."""
         for part in self._parts.all:
             with self._errors.suppress(part.stage):
                 part.close_in_child()

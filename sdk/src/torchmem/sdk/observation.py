@@ -51,7 +51,7 @@ class FailedAllocation:
 class OomObservation:
     """What is only known inside the observer.
 
-    `device` is torch's index and `snapshot` that of `layout`; the other fields are those of
+    `device` is torch's index, and `layout` was measured from `snapshot`. For the other fields, see
     `torchmem.explain.oom_report.OomReport`.
     """
 
@@ -72,7 +72,7 @@ class OomObservation:
 class Oom:
     """One OOM. Each part may add to `observation`, for the parts after it.
 
-    failed: what PyTorch's allocator was asked for; None for the OOM of another library.
+    failed: the request to PyTorch's allocator; None for the OOM of another library.
     observation: None if the state could not be read.
     """
 

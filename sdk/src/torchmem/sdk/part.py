@@ -39,7 +39,7 @@ class Part:
     def at_read(self, step: int | None) -> None:
         """Act after a read of the statistics, in the thread that read.
 
-        At the end of `step`, or with None while no step comes.
+        At the end of `step`; None means that no step has ended.
         """
 
     def at_early_read(self, step: int) -> None:

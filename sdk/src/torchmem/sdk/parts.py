@@ -1,7 +1,7 @@
 """The list of all parts. To add one, write its class in a new file, and add a line here.
 
-At a step, a tick and an OOM they are called in this order. At an OOM the report comes first, then
-the map, the recording, and what may release memory. They end in the reverse order.
+At a step, a tick, and an OOM they are called in this order. At an OOM the report comes first, then
+the map, the recording, and the parts that may release memory. They end in the reverse order.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
 
 
 def _outputs(context: Context, monitor: Monitor) -> Iterator[Part]:
-    """Yield what publishes the samples elsewhere than in the file."""
+    """Yield the parts that publish the samples outside the file."""
     settings, errors = context.settings, context.errors
     if settings.textfile is not None:
         yield TextfileOutput(settings.textfile)

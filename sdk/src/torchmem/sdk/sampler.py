@@ -23,7 +23,7 @@ from torchmem.sdk.settings import MAX_SECONDS
 class Sampler:
     """A daemon thread that calls `tick` about every `interval` seconds and meters its CPU time.
 
-    The first call comes earlier: what the process holds on its devices is read before NCCL and
+    The first call comes earlier, to read what the process holds on its devices before NCCL and
     other libraries take more. The pause is short as long as `is_awaited` returns True.
     """
 
@@ -43,7 +43,7 @@ class Sampler:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread; after an interrupted start too."""
+        """Start the thread, also after an interrupted start."""
         if self._thread is not None and self._thread.ident is not None:
             return
         self._running.acquire(blocking=False)
@@ -85,8 +85,8 @@ def run_before_sigterm_handler(flush: Callable[[], None]) -> None:
     """Run `flush` before the script's own SIGTERM handler, which launchers trigger.
 
     Does nothing without such a handler. A handler in Python waits until the main thread is back in
-    Python, so in place of the default action it would keep a rank alive that hangs in a collective.
-    Such a rank must die at once; what it published last is at most one interval old.
+    Python, so if it replaced the default action, it would keep a rank that hangs in a collective
+    alive. Such a rank must die at once; its last published sample is at most one interval old.
     """
     if threading.current_thread() is not threading.main_thread():
         return

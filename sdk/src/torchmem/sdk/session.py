@@ -67,7 +67,7 @@ class Session:
         self._environment = environment
         self._iterations = Iterations()
         self._explicit_steps = False
-        # Weak: a framework's callback that training has failed in never ends its pass.
+        # Weak: if training fails, a framework's callback never ends its pass.
         self._open: list[ref[Iteration]] = []
         self._closers: list[Callable[[], None]] = []
         self._closed = False
@@ -113,7 +113,7 @@ class Session:
 
     @property
     def url(self) -> str | None:
-        """Address of this process's /metrics; None before CUDA is up and without a port."""
+        """Address of this process's /metrics. None before CUDA is initialized or without a port."""
         port = self._monitor.part(OwnPort)
         return port.url if port else None
 
@@ -124,13 +124,13 @@ class Session:
 
     @property
     def replaceable(self) -> bool:
-        """Whether it is provisional, and has published nothing yet."""
+        """Whether the session is provisional and has not published anything yet."""
         return self.provisional and not self._monitor.is_active
 
     def step(self, samples: int | None = None) -> None:
-        """Count a training step, with the number of samples that it consumed.
+        """Count a training step and the number of samples that it consumed.
 
-        From the first call on, only these calls count as steps, and optimizer steps do not.
+        After the first call, only these calls count as steps; optimizer steps do not.
         """
         self._step_by_hand(samples)
         if self.after_step:
@@ -151,12 +151,12 @@ class Session:
     ) -> Iteration:
         """Mark one pass of a loop: `with session.iteration(samples=32):`.
 
-        The pass is measured as a phase, and `samples` are added to those of this process. Optimizer
-        steps within it count as usual. With `made_step`, at most one step counts, if an optimizer
-        steps or `made_step` returns True at the end. This is for frameworks that call an optimizer
-        several times in one step, or use none of torch.optim. The process is not stalled while
-        passes begin and end. After a pass that `waits`, like a server for requests, it is not
-        stalled until the next one begins.
+        The pass is measured as a phase, and `samples` are added to the samples of this process.
+        Optimizer steps within it count as usual. With `made_step`, at most one step counts, if an
+        optimizer steps or `made_step` returns True at the end. This is for frameworks that call an
+        optimizer several times in one step, or do not use torch.optim. The process is not stalled
+        while passes begin and end. After a pass with `waits`, such as a server's, the process is
+        not stalled until the next pass begins.
         """
         iteration = Iteration(self.phase(phase), self._begin_iteration, self._end_iteration)
         iteration.samples, iteration.made_step, iteration.waits = samples, made_step, waits
@@ -174,8 +174,8 @@ class Session:
     def idle(self) -> Iterator[None]:
         """Mark the time that this process waits for others: `with session.idle(): queue.get()`.
 
-        It does not count as stalled, and with the tier `neighbors` of the setting `release` other
-        processes get its cache without delay.
+        The process does not count as stalled. With the tier `neighbors` of the setting `release`,
+        other processes get its cache without delay.
         """
         self._context.clock.note_progress(waits=True)
         try:
@@ -205,23 +205,23 @@ class Session:
     def plan(self, largest: float | None) -> None:
         """Set the size of the largest batch that the script plans, to predict its peak memory.
 
-        Use any unit to which memory is roughly proportional, such as tokens with padding. Pass the
+        Use any unit that memory is roughly proportional to, such as tokens with padding. Pass the
         size of each batch to `batch` in the same unit; `batches` uses the number of elements of the
         first tensor. After batches of different sizes, `torchmem_planned_peak_bytes` predicts the
-        peak of the largest. None removes the plan. A value that is not a number above 0 is logged
-        and ignored.
+        peak of the largest one. None removes the plan. A value that is not a number above 0 is
+        logged and ignored.
         """
         with self.errors.suppress("step"):
             self._context.plan.set(largest)
 
     @shield
     def batch(self, size: float) -> None:
-        """Set the size of the next batch, in the unit of `plan`; it must not be a tensor."""
+        """Set the size of the next batch, in the unit of `plan`. It must not be a tensor."""
         with self.errors.suppress("step"):
             self._context.plan.batch_by_hand(size)
 
     def rename(self, run: str) -> None:
-        """Change the name of the run, unless the setting `run` names it."""
+        """Change the name of the run, unless the setting `run` sets it."""
         with self.errors.suppress("setup"):
             if self.settings.run is None:
                 self.settings = replace(self.settings, run=run)
@@ -249,9 +249,9 @@ class Session:
     def phase(self, name: str) -> Phase:
         """Measure the highest allocated bytes in a part of the program.
 
-        Use it as `with session.phase("forward"):`. The result is a lower bound unless PyTorch's
-        peak rose during the phase, and exact with the setting `reset_peaks`. At most 32 names are
-        measured.
+        Use it as `with session.phase("forward"):`. The result is exact with the setting
+        `reset_peaks`. Otherwise it is a lower bound unless PyTorch's peak rose during the phase. At
+        most 32 names are measured.
         """
         return Phase(self._context.phases, name)
 
@@ -260,9 +260,9 @@ class Session:
         """Show the memory of these tensors as a separate component called `name`.
 
         `tensors` is a tensor, a container or an object that contains tensors, a module, or a
-        callable that returns one of these; None ends the tracking. Tensors are not kept alive, and
+        callable that returns one of these. None ends the tracking. Tensors are not kept alive, and
         count only as this component, even if they are parameters. A callable is called repeatedly,
-        at the end of steps. At most 25 components are tracked. Raises nothing: an invalid name is
+        at the end of steps. At most 25 components are tracked. Never raises: an invalid name is
         logged and ignored.
         """
         with self.errors.suppress("components"):
@@ -272,11 +272,12 @@ class Session:
         """Call `callback` when memory is short, so that the script can free what it does not need.
 
         The tiers `hooks` and `emergency` of the setting `release` call it, in the training thread:
-        at the end of a step, or after an OutOfMemoryError that the script catches. So do `release`
-        and `torchmem release --hooks`. It receives the number of bytes wanted, and may return the
-        number of bytes freed. Callbacks are called in the order of their priority, lowest first,
-        until enough is free. One that raises, takes too long, or frees less than half of what it
-        returned three times in a row is dropped with a warning. `remove()` of the result ends it.
+        at the end of a step, or after an OutOfMemoryError that the script catches. `release` and
+        `torchmem release --hooks` call it too. It receives the number of bytes wanted, and may
+        return the number of bytes freed. Callbacks are called in order of priority, lowest first,
+        until enough is free. A callback is dropped with a warning if it raises, takes too long, or
+        frees less than half of what it returned three times in a row. To remove it, call `remove()`
+        on the result.
         """
         if not any(TIERS[tier].calls_hooks for tier in self.settings.release or {}):
             names = [tier.name for tier in SETTING_TIERS.values() if tier.calls_hooks]
@@ -290,11 +291,11 @@ class Session:
 
     @property
     def newest(self) -> Sample | None:
-        """The sample that was published last; None before CUDA is up. Reading it costs nothing."""
+        """The newest published sample; None before CUDA is initialized. Reading it is free."""
         return self._monitor.newest
 
     def at_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the session ends, after its last state was published.
+        """Call `callback` when the session ends, after its last state is published.
 
         Exceptions that it raises are counted. A forked child does not call it.
         """
@@ -305,11 +306,11 @@ class Session:
     ) -> bool:
         """Wait until this process can get `nbytes` more, and return whether it can.
 
-        Use it where the script can wait, such as before a phase that needs much memory. With
-        the tier `neighbors` of the setting `release`, other processes of this user that have it too
-        return their cache at the end of their step, and with `take` this process takes the memory
-        into its own cache at once, in a few large segments, for the current stream. What the driver
-        has free and what this process has cached counts. `timeout` is in seconds. `device` is
+        Use it where the script can wait, such as before a phase that needs a lot of memory. With
+        the tier `neighbors` of the setting `release`, other processes of this user that have this
+        tier return their cache at the end of their step. With `take`, this process takes the memory
+        into its own cache at once, in a few large segments, for the current stream. Both the
+        driver's free memory and this process's cache count. `timeout` is in seconds. `device` is
         torch's index; by default the device on which this process has the most memory. Returns
         False before CUDA is initialized.
         """
@@ -317,12 +318,12 @@ class Session:
         return release is not None and release.wait(nbytes, timeout, device, take=take)
 
     def release(self, nbytes: int | None = None) -> int:
-        """Return memory to the driver now, whatever the setting `release`; return the bytes.
+        """Release memory to the driver now, whatever the setting `release`; return the bytes.
 
         Use it at the end of a phase, when another process needs the GPU. Calls the callbacks of
-        `on_pressure` until they have freed `nbytes`, by default all of them, and empties the
+        `on_pressure` until they have freed `nbytes` (by default all callbacks), and empties the
         allocator's cache. Raises only interruptions. Returns 0 before CUDA is initialized, and
-        while a CUDA graph is captured.
+        while a CUDA graph is being captured.
         """
         release = self._monitor.part(ReleasePart)
         wanted = MAX_WANTED_BYTES if nbytes is None else nbytes
@@ -331,7 +332,7 @@ class Session:
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.
 
-        An exception that is being handled counts as the reason.
+        If an exception is being handled, it counts as the reason.
         """
         self._close_after(sys.exc_info()[1])
 
@@ -457,11 +458,12 @@ _current: Session | None = None
 
 
 def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKeywords]) -> Session:
-    """Monitor this process's GPU memory; call it once, before or after CUDA starts.
+    """Monitor this process's GPU memory. Call it once, before or after CUDA starts.
 
-    A second call returns the running session. Before CUDA is initialized nothing happens: no
-    thread, no file, no CUDA call. Settings are keywords or `TORCHMEM_*` environment variables; see
-    `torchmem.sdk.settings.Settings`. `backend` replaces PyTorch, for simulations and tests.
+    A second call returns the running session. Before CUDA is initialized, no thread is started, no
+    file is written, and CUDA is not called. Settings are keywords or `TORCHMEM_*` environment
+    variables; see `torchmem.sdk.settings.Settings`. `backend` replaces PyTorch, for simulations and
+    tests.
 
     Raises UsageError for a misspelled setting or an invalid value, and nothing else. Without
     PyTorch, or if anything else fails, the session is idle and one warning is logged.
@@ -480,18 +482,18 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
         elif settings and _current.settings != resolved:
             log(
                 logging.WARNING,
-                "instrument() was called before; its first settings stay in effect",
+                "instrument() was called before; the settings of the first call stay in effect",
             )
         return _current
 
 
 def current_session() -> Session | None:
-    """Return this process's newest session, which may have ended; None without one."""
+    """Return this process's newest session, which may have ended, or None."""
     return _current
 
 
 def _renew_lock() -> None:
-    """Replace the lock in a forked child, which has no thread that could release it."""
+    """Replace the lock in a forked child, where no thread can release it."""
     global _lock  # noqa: PLW0603 - the lock belongs to the module
     _lock = threading.Lock()
 
@@ -516,7 +518,7 @@ def _start(settings: Settings, backend: Backend | None) -> Session:
     log(logging.INFO, "torchmem: %s", description)
     atexit.register(session.at_exit)
     os.register_at_fork(after_in_child=session.after_fork)
-    # Children of multiprocessing leave by os._exit, which skips atexit. torch imports this module.
+    # Multiprocessing children exit by os._exit, which skips atexit. torch imports this module.
     multiprocessing = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
         multiprocessing.register_after_fork(session, _end_with_child)
@@ -526,7 +528,7 @@ def _start(settings: Settings, backend: Backend | None) -> Session:
 
 
 def _end_with_child(session: Session) -> None:
-    """End the session with the child of multiprocessing that calls this."""
+    """End the session when the multiprocessing child that calls this ends."""
     import multiprocessing.util
 
     multiprocessing.util.Finalize(None, session.at_exit, exitpriority=0)

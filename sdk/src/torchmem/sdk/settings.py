@@ -71,36 +71,36 @@ class SettingsKeywords(TypedDict, total=False):
 class Settings:
     """The settings of `instrument`. Each one is also an environment variable: TORCHMEM_RUN etc.
 
-    run: name of the run, a label on every series; default from the scheduler, else the script's
-        name.
+    run: name of the run, a label on every series; by default the scheduler's job name, else the
+        script's name.
     run_dir: run directory; default TORCHMEM_RUN_DIR, else /run/torchmem if it exists, else
         /tmp/torchmem.
     rank: global rank; default from the launcher's environment, else 0.
     interval: seconds between two reads of the statistics, and between two publications; up to five
-        times as long where they are expensive.
+        times as long if they are expensive.
     snapshot_interval: shortest mean time in seconds between two memory snapshots.
     snapshot_budget: share of wall time for snapshots; expensive ones are taken less often.
     reset_peaks: reset PyTorch's peaks at the start of each phase, which makes the peaks of phases
-        exact; your own `torch.cuda.max_memory_*` are not affected.
-    idle_after: seconds without an optimizer step before the background thread has statistics read.
-    stall_after: seconds without a step, once there was one, before the process counts as stalled.
+        exact; your own `torch.cuda.max_memory_*` values are not affected.
+    idle_after: seconds without an optimizer step before the background thread asks for a read.
+    stall_after: seconds without a step, after the first one, before the process counts as stalled.
     capture_on_oom: keep PyTorch's memory snapshot of the newest OutOfMemoryError in the run
-        directory; "trace" records all allocations, without stacks, and keeps those too.
+        directory; "trace" also records and keeps all allocations, without stacks.
     memory_map: publish the addresses and sizes of segments and blocks while the exporter asks for
-        them because someone looks at the live page, and after an OutOfMemoryError.
+        them for a viewer of the live page, and after an OutOfMemoryError.
     history: record the Python stack of each allocation, so that OOM reports name the lines that
-        hold the memory and those that grew: "oom" while memory may run out soon, True always.
+        hold the memory and the lines that grew: "oom" while memory may run out soon, True always.
     release: return memory to the driver when it is short: names of tiers, each with the share of
         the device below which it acts, such as "gradual=0.2,hooks,cache=0.1,emergency". A number
         is the share of the tier `cache`; None never releases. See docs/release.md.
     release_interval: shortest time in seconds between two releases at the end of a step.
     port: also serve /metrics in this process, on port + local rank; 0 takes any free port.
     leader_port: one of this user's processes on this host serves the series of all of them on this
-        port; when it ends, another takes over.
+        port; when it ends, another one takes over.
     address: address that the ports listen on.
     textfile: also write a node_exporter textfile: a .prom file, or a directory for one per rank.
-    otlp: also send the series of this process by OTLP, as OpenTelemetry's environment variables
-        say.
+    otlp: also send the series of this process by OTLP, as configured by OpenTelemetry's environment
+        variables.
     enabled: False makes `instrument` do nothing.
     """
 
@@ -133,9 +133,10 @@ class Settings:
 def resolve(keywords: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
     """Merge keywords and environment.
 
-    Raises UsageError for an unknown keyword, a misspelled environment variable, or an impossible
-    value of a keyword. An impossible value in the environment is logged and ignored, because it may
-    have been set for a thousand processes at once; so is a variable that resembles no setting.
+    Raises UsageError for an unknown keyword, a misspelled environment variable, or an invalid value
+    of a keyword. An invalid value in the environment is logged and ignored, because it may have
+    been set for a thousand processes at once. A variable that does not resemble any setting is also
+    logged and ignored.
     """
     for name in keywords:
         if name not in _PARSERS:
@@ -235,9 +236,9 @@ def _share(value: Any) -> float:
 
 
 def _release(value: Any) -> dict[ReleaseTier, float]:
-    """Return the share of each tier that is named, such as in "gradual=0.2,emergency".
+    """Return the share of each named tier, such as in "gradual=0.2,emergency".
 
-    A number is the share of the tier `cache`; a tier without a share has 0.
+    A number is the share of the tier `cache`. A tier that has no share gets 0.
     """
     with contextlib.suppress(TypeError, ValueError):
         return {"cache": _share(value)}
@@ -272,7 +273,7 @@ def _reject(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Parser:
-    """How a value is converted, and what it must be, for the message of an error."""
+    """How to convert a value, and what it must be, for the error message."""
 
     convert: Callable[[Any], Any]
     expected: str

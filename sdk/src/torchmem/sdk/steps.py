@@ -15,9 +15,9 @@ MIN_LATE_SECONDS = 1.0
 class Iterations:
     """Detects the start of each training iteration when several optimizers step in it.
 
-    An iteration starts when an optimizer steps that has already stepped in the current one. Two
-    optimizers of a GAN therefore count one iteration together, and so do the hundreds of an
-    optimizer-in-backward.
+    An iteration starts when an optimizer that has already stepped in the current one steps again.
+    Together, the two optimizers of a GAN therefore count as one iteration, as do the hundreds of
+    an optimizer-in-backward.
     """
 
     def __init__(self) -> None:
@@ -38,9 +38,9 @@ class Iterations:
 class StepClock:
     """Counts steps in about a microsecond each. Times are seconds of `time.perf_counter`.
 
-    `progress` is the latest beginning or end of a pass of the loop; after one that `waits`, no step
-    is expected until the next one begins. `read_count`: the count at the latest read at a step's
-    end.
+    `progress` is the latest beginning or end of a pass of the loop. After a pass that `waits`, no
+    step is expected until the next pass begins. `read_count`: the count at the latest read at a
+    step's end.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class StepClock:
         self._samples = (self._samples or 0) + samples
 
     def is_late(self, now: float) -> bool:
-        """Return whether no step came for much longer than a step takes, or none ever came."""
+        """Return whether there has been no step for much longer than usual, or none at all."""
         if self.last is None:
             return True
         usual = self._sum / (self.count - 1) if self.count > 1 else MIN_LATE_SECONDS

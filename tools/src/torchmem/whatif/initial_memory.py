@@ -189,7 +189,7 @@ def _claim(owners: Owners, event: Event, config: AllocatorConfig) -> None:
         owners.setdefault(unit, key)
     if len(owners) > MAX_UNITS:
         raise UsageError(
-            "The trace maps more addresses than any GPU has memory, so it is damaged: "
+            "the trace maps more addresses than any GPU has memory, so it is damaged: "
             "record it again."
         )
 

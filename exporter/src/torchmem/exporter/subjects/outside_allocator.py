@@ -1,8 +1,9 @@
 """Memory of a rank outside PyTorch's allocator: NVML's bytes of the process minus reserved bytes.
 
-The SDK read the allocator up to some seconds before a scrape reads NVML, and in between a training
-can allocate or free many GiB. A difference is taken only where both sides are of one moment; until
-the next one it is held. That of the SDK's first read of a device is kept as the start.
+The SDK reads the allocator up to some seconds before a scrape reads NVML, and in between a training
+can allocate or free many GiB. A difference is only taken if both sides are from the same moment,
+and is held until the next one. The difference at the SDK's first read of a device is kept as the
+start.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
 _SAME_BYTES = 32 << 20
-"""Free memory that differs by less is the same. A CUDA context is about 500 MiB."""
+"""A smaller difference in free memory is ignored. A CUDA context is about 500 MiB."""
 
 DeviceProcess = tuple[str, ProcessKey]
 """UUID of the GPU or name of the MIG device, and the process on it."""
@@ -105,7 +106,7 @@ class OutsideBytes:
 
 
 def outside_families(found: OutsideBytes) -> Iterator[Metric]:
-    """Yield the bytes outside the allocator by GPU and rank, and the times that they are from."""
+    """Yield the bytes outside the allocator by GPU and rank, and the times of the values."""
     known = [(row.labels, row.outside) for row in found.rows if row.outside]
     rows = [(labels, outside) for labels, outside in known if outside.timestamp]
     yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
@@ -286,12 +287,12 @@ def _was_alone(use: ProcessUse, before: ProcessUse) -> bool:
 
 
 def _is_same(size: int | None, other: int | None) -> bool:
-    """Return whether both are known and are the same free memory."""
+    """Return whether both are known and equal, apart from small differences."""
     return size is not None and other is not None and abs(size - other) <= _SAME_BYTES
 
 
 def _occupants_by_gpu(reading: Reading, now: float) -> Mapping[str, _Occupants]:
-    """Return who is on each GPU, by UUID; GPUs in MIG mode and with unknown bytes are left out."""
+    """Return each GPU's processes by UUID, without GPUs in MIG mode or with unknown bytes."""
     occupants = {}
     for gpu, processes in reading.values(Processes):
         free, listed = processes.free.get(None), processes.listed

@@ -228,7 +228,7 @@ def _utilization_rows(table: _GpuTable) -> Iterator[Row]:
 
 
 def _unattributed(table: _GpuTable) -> Iterator[Row]:
-    """Yield the used bytes of no process.
+    """Yield the used bytes that do not belong to any process.
 
     Nothing if a value is unknown, or negative because a process allocated between two calls.
     """
@@ -244,7 +244,7 @@ def _unattributed(table: _GpuTable) -> Iterator[Row]:
 def info_families(
     reading: Reading, published: Sequence[Published], owners: ProcessOwners
 ) -> Iterator[Metric]:
-    """Yield who the processes with series of their own are: what the kernel reports, and the rank.
+    """Yield the kernel's facts about the processes with series of their own, and their rank.
 
     NVML's pids must be the exporter's. A rank is named only if the sample certainly comes from the
     process: an equal pid alone does not prove it.

@@ -30,7 +30,7 @@ _BCRYPT_BYTES = 72  # bcrypt ignores the rest of a password; Go and htpasswd cut
 
 
 class Access:
-    """ASGI middleware that answers every request which may not reach the application."""
+    """ASGI middleware that answers every request that may not reach the application."""
 
     def __init__(
         self, app: ASGIApp, config: Callable[[], WebConfig], allowed_hosts: Collection[str] = ()
@@ -173,10 +173,10 @@ def _decoy(cost: int) -> str:
 
 
 class Rates:
-    """The requests that each client may still make, so that none uses up those of another.
+    """The requests that each client may still make, so that no client uses up another's.
 
-    The limit is a token bucket for each client, of those that came last. A changed limit starts
-    with full buckets.
+    The limit is a token bucket for each of the most recent clients. A changed limit starts with
+    full buckets.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Who a client is, so that none takes what the server has from the others."""
+"""The identity of a client, so that no client takes the server's resources from the others."""
 
 from __future__ import annotations
 

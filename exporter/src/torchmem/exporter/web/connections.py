@@ -89,7 +89,7 @@ class Connection:
         self._connections.limit_memory()
 
     async def before_piece(self, size: int) -> None:
-        """Wait until the client's party may have that many more bytes."""
+        """Wait until the client's party may receive this many more bytes."""
         await asyncio.sleep(self._connections.delay(self.client.party, size))
 
     def on_body_sent(self) -> None:
@@ -149,7 +149,7 @@ ProtocolFactory = Callable[[Connection], asyncio.Protocol]
 
 
 class Connections:
-    """Accepts connections. At the limit, a new one replaces one of the client that has most.
+    """Accepts connections. At the limit, a new one replaces one of the client with the most.
 
     `tls` returns the TLS settings for a new connection, None for plain HTTP; `protocol` makes its
     protocol.
@@ -176,9 +176,9 @@ class Connections:
             sweeping.cancel()
 
     async def close(self, seconds: float) -> None:
-        """Close all connections: those that are being answered once they have their answer.
+        """Close all connections, those that are being answered after their answer.
 
-        After so many seconds, close the rest, too.
+        After this many seconds, also close the rest.
         """
         for connection in list(self._open):
             connection.close_after_answer()

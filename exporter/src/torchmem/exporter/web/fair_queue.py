@@ -32,7 +32,7 @@ class BusyError(Exception):
 class FairQueue:
     """Runs functions one at a time in a thread of its own, so that they take at most one core.
 
-    The next one is of the client that was served least recently; one that was never served comes
+    The client that was served least recently comes next; a client that was never served comes
     before all others. A client's own functions run in their order, and at most `max_waiting` of
     them wait. `max_share` is the largest share of the time that functions run: after a long one the
     thread rests, so that scrapes get the interpreter.

@@ -1,8 +1,8 @@
 """The names by which a browser may open the exporter's pages: the defense against DNS rebinding.
 
-A page of another site can have its own name lead to 127.0.0.1, so that the user's browser takes the
-exporter for a part of that site. The Host header then has that name. An address cannot be faked
-that way, and no site owns `localhost`. Only browsers can be misled: scrapers and proxies may use
+A page of another site can make its own name resolve to 127.0.0.1, so that the user's browser treats
+the exporter as part of that site. The Host header then has that name. An address cannot be faked in
+this way, and no site owns `localhost`. Only browsers can be misled: scrapers and proxies may use
 any name.
 """
 

@@ -55,11 +55,11 @@ class HttpProtocol(asyncio.Protocol):
             self._handle_received()
 
     def pause_writing(self) -> None:
-        """Hold further pieces of the answer back."""
+        """Hold back further pieces of the answer."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Go on with the answer."""
+        """Continue the answer."""
         self._writable.set()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's

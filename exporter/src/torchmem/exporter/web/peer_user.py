@@ -30,9 +30,9 @@ _FORWARDING_PREFIX = "x-forwarded-"
 
 
 def may_look(scope: Scope, file_owner: int | None) -> bool:
-    """Return whether a request may see what is meant for one user of the node alone.
+    """Return whether a request may see what only one user of the node may see.
 
-    Those who may are that user and root on this machine, and everyone whom the administrator has
+    Allowed are that user and root on this machine, and everyone to whom the administrator has
     given a password.
     """
     allowed = {0} if file_owner is None else {0, file_owner}

@@ -45,7 +45,7 @@ POINT_SECONDS = 10.0
 # The recording goes on for this time after the last sign, or the last growth from step to step.
 LINGER_SECONDS = 300.0
 GROWTH_LINGER_SECONDS = 30.0
-# What a step holds at its end has a stack once it was recorded in a whole step.
+# The memory that a step holds at its end has stacks once a whole step was recorded.
 STEPS_TO_FIRST_LOOK = 2
 
 
@@ -180,7 +180,7 @@ class LineHistory(Part):
             self._start()
 
     def at_early_read(self, step: int) -> None:
-        """Start if the points of the run's history, of which there is a new one, show growth."""
+        """Start if the run's history, which has a new point, shows growth."""
         if self._setting != "oom" or self._is_recording:
             return
         self._step, now = step, self._clock()
@@ -247,7 +247,7 @@ class LineHistory(Part):
         self._stop()
 
     def at_step(self) -> None:
-        """Look at the lines, if it is time."""
+        """Look at the lines if it is time."""
         now = time.perf_counter()
         if not self._is_recording or not self._is_look_due(now):
             return

@@ -1,7 +1,7 @@
-"""Memory history of this process, with the facts that a replay of it needs and PyTorch leaves out.
+"""Memory history of this process, with the facts that a replay needs and PyTorch leaves out.
 
-Source of the need: a trace that begins in the middle of a run tells neither how long the blocks
-from before it are, nor which limits the process has (docs/capture.md).
+A trace that begins in the middle of a run shows neither the sizes of earlier blocks nor the limits
+of the process (docs/capture.md).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class RecordedHistory:
         self._facts: dict[str, Any] = {}
 
     def start(self) -> bool:
-        """Start recording, and read the memory at this moment.
+        """Start recording, and then read the memory.
 
-        Only then: memory that another thread allocates in between would otherwise be in neither.
+        In this order: memory that another thread allocates in between would otherwise be missed.
         Return False if history is being recorded already.
         """
         if not self.backend.start_history(HISTORY_ENTRIES):
@@ -55,7 +55,7 @@ class RecordedHistory:
         return True
 
     def start_trace(self) -> bool:
-        """Start recording without stacks, likewise. Return False if that is impossible."""
+        """Start recording without stacks in the same way. Return False if that is impossible."""
         is_started = self.backend.start_trace(OOM_TRACE_ENTRIES, complete=True)
         if is_started:
             self._facts = self._read_facts(OOM_TRACE_ENTRIES)
@@ -67,7 +67,7 @@ class RecordedHistory:
         return None if snapshot is None else {**snapshot, FACTS_KEY: self._facts}
 
     def trace(self) -> Mapping[str, Any] | None:
-        """Return the same with the allocated peaks until now, which a full ring has lost."""
+        """Return the history with the allocated peaks so far, which a full ring has lost."""
         for index, peak in self._allocated_peaks().items():
             self._facts["devices"].setdefault(index, {})["allocated_peak_bytes"] = peak
         return self.snapshot()
@@ -94,7 +94,7 @@ class RecordedHistory:
         }
 
     def _device(self, device: Device, allocated_peak: int | None) -> dict[str, int]:
-        """Return bytes by name, without those that are unknown."""
+        """Return the known bytes by name."""
         stats = self.backend.memory_stats(device.index)
         known: dict[str, int | None] = {
             "total_bytes": device.total_bytes,

@@ -36,7 +36,7 @@ class ComponentPeaks:
     def before_optimizer(self, peaks: Bytes, gradients: Bytes | None) -> None:
         """Take the peaks so far, and the gradients if all of them exist now.
 
-        `gradients` are None where an optimizer's step runs forward and backward passes, too.
+        `gradients` is None if an optimizer's step also runs forward and backward passes.
         """
         for device in self._risen(peaks):
             self._set(device, self._before(device))
@@ -91,7 +91,7 @@ class ComponentPeaks:
         self._known[device] = values, time.time()
 
     def _has_same_model(self, device: int, values: Values | None) -> bool:
-        """Return whether parameters and states are those of the step before."""
+        """Return whether parameters and states are the same as in the previous step."""
         before = self._lasting.get(device, {})
         return values is not None and all(values.get(n) == before.get(n) for n in _MODEL)
 

@@ -47,7 +47,7 @@ class Components:
         self._held_version = 0
 
     def track(self, name: str, tensors: Any) -> None:
-        """Count these tensors as a separate component; None ends that."""
+        """Count these tensors as a separate component; None stops it."""
         self.tracked.set(name, tensors)
 
     def see(self, optimizer: Any) -> None:
@@ -62,7 +62,7 @@ class Components:
     def read(self, allocators: Allocators, moment: Moment) -> dict[int, Values]:
         """Return the bytes of each component by device; they add up to the active bytes.
 
-        Devices for which they are not known are missing. `allocators` must be of this moment.
+        Devices with unknown bytes are missing. `allocators` must be from this moment.
         """
         now = self._clock()
         parts = self.tracked.count(now, moment)
@@ -84,7 +84,7 @@ class Components:
 
     @property
     def has_optimizers(self) -> bool:
-        """Whether an optimizer has stepped that still exists."""
+        """Whether an optimizer that still exists has stepped."""
         return bool(self._optimizers)
 
     @property

@@ -18,7 +18,7 @@ from torchmem.sdk.safety.cost import CHANGE_BUDGET
 class GradientBuckets:
     """The buffers that held gradients at the end of a step, as long as they exist.
 
-    `is_current`: whether those of the latest step are known. `clock`: the CPU time of this thread.
+    `is_current`: whether the latest step's are known. `clock`: the CPU time of this thread.
     """
 
     def __init__(self, counter: TensorCounter, clock: Clock = time.thread_time) -> None:
@@ -31,9 +31,9 @@ class GradientBuckets:
     def look(
         self, now: float, sampled: Sequence[Any], parameters: Callable[[], Iterable[Any]]
     ) -> None:
-        """Look for buffers at a step's end, if those of a few `sampled` parameters have changed.
+        """Look for buffers at a step's end, if the buffers of a few `sampled` parameters changed.
 
-        DistributedDataParallel makes new ones in the second step, when the old ones may still live.
+        DistributedDataParallel makes new ones in the second step; the old ones may still exist.
         """
         found, needed = self._found(self._known), self._found(self._viewed(sampled))
         if found.keys() >= needed.keys():

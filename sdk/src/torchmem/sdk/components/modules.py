@@ -29,7 +29,7 @@ SAMPLE_RATIO = 4
 
 
 class Watch:
-    """Shows whether modules were added or are gone since it began, or parameters replaced."""
+    """Shows whether modules were added or removed since it began, or parameters replaced."""
 
     def __init__(self, modules: Modules, counter: TensorCounter) -> None:
         self._modules = modules
@@ -53,7 +53,7 @@ class Watch:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether nothing of that has happened, as far as the sample shows."""
+        """Whether nothing has changed, as far as the sample shows."""
         if self._gone or self._version != self._modules.version:
             return False
         return all(
@@ -127,7 +127,7 @@ class ModuleParameters:
     def read(self, now: float, *, may_count: bool) -> Bytes | None:
         """Return the bytes by device; None while they are unknown, or if there are none.
 
-        `now` is of the clock. `may_count`: whether there is time to count.
+        `now` is a time of the clock. `may_count`: whether there is time to count.
         """
         if self._due is None:
             self._due = now + MODULES_AFTER_SECONDS

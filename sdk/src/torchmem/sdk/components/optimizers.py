@@ -73,7 +73,7 @@ class Count:
         return not self._left
 
     def _count_members(self, end: float) -> bool:
-        """Count one kind of one optimizer; return False if the time is over before its end."""
+        """Count one kind of one optimizer; return False if the time runs out before the end."""
         kind, optimizer = self._left[0]
         members = islice(_members(kind, optimizer()), self._position, None)
         count = self._counter.count_gradients if kind == "gradients" else self._counter.count
@@ -96,7 +96,7 @@ class Count:
         return self._members > MAX_MEMBERS
 
     def bytes(self, kind: Kind) -> Bytes:
-        """Return the bytes of one kind: storages that no earlier kind and no tracked part has."""
+        """Return the bytes of one kind: storages not in any earlier kind or tracked part."""
         earlier = [self._found[other] for other in KINDS[: KINDS.index(kind)]]
         return exclusive_bytes(self._found[kind], [*self._tracked, *earlier])
 
@@ -112,7 +112,7 @@ def _parameters(optimizer: Any) -> Iterator[Any]:
 
 
 def exclusive_bytes(storages: Storages, others: Iterable[Storages]) -> Bytes:
-    """Return the bytes by device of the storages that are in none of the others."""
+    """Return the bytes by device of the storages that are not in any of the others."""
     totals = {}
     for device, sizes in storages.items():
         shared = {
@@ -177,9 +177,9 @@ class Optimizers:
     def read(
         self, now: float, tracked: Sequence[Storages], version: int, moment: Moment
     ) -> dict[str, Bytes] | None:
-        """Return what is known of parameters, optimizer state, and gradients; None without a count.
+        """Return the known bytes of parameters, optimizer state, and gradients; None if uncounted.
 
-        `now` is of the clock. `tracked`: storages that are not counted here; `version`
+        `now` is a time of the clock. `tracked`: storages that are not counted here; `version`
         changes with the parts that they belong to.
         """
         structure = self._structure(version)
@@ -228,7 +228,7 @@ class Optimizers:
         return chain.from_iterable(map(_parameters, self._living()))
 
     def _is_due(self, now: float, structure: Structure) -> bool:
-        """Return whether a count may begin; the first one and that after a change do not wait."""
+        """Return whether a count may begin; the first one and one after a change do not wait."""
         if self._totals is None or self._totals.structure != structure:
             return now >= self._counted + self._spent / CHANGE_BUDGET
         pause = MIN_RECOUNT_SECONDS if self._unexplained else RECOUNT_SECONDS
@@ -289,7 +289,7 @@ class Optimizers:
     def all_gradients(self, now: float, tracked: Sequence[Storages]) -> Bytes | None:
         """Return the bytes of all gradients before the step of the only optimizer.
 
-        None if there are several, which do not have all their gradients at the same time.
+        None if there are several, because not all their gradients exist at the same time.
         """
         if self._totals is None or len(self._known) != 1:
             return None
@@ -298,7 +298,7 @@ class Optimizers:
     def _can_look_at_gradients(self, moment: Moment) -> bool:
         """Return whether no other thread can be writing gradients.
 
-        In an OOM on a script's only device, the thread that writes them is this one or waits.
+        In an OOM on a script's only device, this thread writes them, or the writing thread waits.
         """
         if self._totals and moment == "oom" and len(self._totals.parameters) <= 1:
             return True

@@ -38,7 +38,7 @@ class StepPeak:
     """The moment of the highest requested bytes of a step.
 
     gradients: bytes of the gradients that existed.
-    released: bytes that the step had freed, of what else had lived since before it.
+    released: bytes of other blocks from before the step that the step had freed.
     """
 
     requested: int
@@ -47,7 +47,7 @@ class StepPeak:
 
 
 class StepTrace:
-    """Records one step now and then, in the thread that trains; never while the script records."""
+    """Records a step from time to time, in the training thread; never while the script records."""
 
     def __init__(self, backend: Backend, clock: Callable[[], float] = time.perf_counter) -> None:
         self.is_recording = False
@@ -63,7 +63,7 @@ class StepTrace:
     def begin(self, before: Counts, gradients: Callable[[Storages], None]) -> None:
         """Start to record at a step's end, if that is due.
 
-        `before`: the counts now. `gradients` adds the storages of those that exist.
+        `before`: the counts now. `gradients` adds the storages of existing gradients.
         """
         started = self._clock()
         if started < self._due:
@@ -132,8 +132,8 @@ class StepTrace:
 def step_peak(entries: Sequence[TraceEntry], before: int, old: Sizes, new: Sizes) -> StepPeak:
     """Return the peak of a recorded step that began with `before` requested bytes.
 
-    `old`: gradients at its begin, `new`: those before the optimizer's step. One that is in no
-    entry exists all the time.
+    `old`: gradients at its beginning; `new`: gradients before the optimizer's step. A gradient that
+    is not in any entry exists all the time.
     """
     level = highest = before
     place = -1

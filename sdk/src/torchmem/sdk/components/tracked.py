@@ -47,11 +47,11 @@ class TrackedTensors:
             self._tensors = [ref(tensor) for tensor in counter.tensors(source)]
 
     def count(self, now: float, moment: Moment) -> bool:
-        """Count again if that is due at `now`, in seconds; return whether the part is known.
+        """Count again if a count is due at `now`, in seconds; return whether the part is known.
 
-        The script's callable is called at a step's end only, where the script itself has called
-        the SDK. In between, the tensors that it returned last are counted. A part whose count costs
-        too much, or whose callable was called too long ago, is not known.
+        The script's callable is only called at a step's end, where the script itself has called the
+        SDK. In between, the tensors that it last returned are counted. The part is not known if
+        its count costs too much, or its callable was called too long ago.
         """
         is_awaited = moment == "step" and self._is_old(now)
         if self._call and self._called is None and not is_awaited:
@@ -72,9 +72,9 @@ class TrackedTensors:
 
     @property
     def _pause(self) -> float:
-        """Seconds until the next count, by the cheaper one of the two latest.
+        """Seconds until the next count, based on the cheaper of the two latest counts.
 
-        The garbage collector may have run in the other.
+        The garbage collector may have run in the other one.
         """
         return min(self._costs, default=0.0) / TRACK_BUDGET
 
@@ -110,7 +110,7 @@ class Tracked:
         self._errors = errors
 
     def set(self, name: str, source: Any) -> None:
-        """Track a part from now on, in place of the one with that name; None ends it."""
+        """Track a part from now on. It replaces a part with the same name; None ends tracking."""
         problem = self._problem(name)
         if problem:
             log(logging.WARNING, "track(%.80r) is ignored: %s", name, problem)
@@ -124,13 +124,13 @@ class Tracked:
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             return f"a name is a text of 1 to {MAX_NAME_BYTES} bytes"
         if name in COMPONENTS:
-            return "this name is a component of torchmem's own; choose another one"
+            return "torchmem has a component with this name; choose another one"
         if name not in self.parts and len(self.parts) >= MAX_PARTS:
             return f"{MAX_PARTS} parts are tracked already"
         return None
 
     def storages(self) -> list[Storages]:
-        """Return the storages of all known parts as they were counted last."""
+        """Return the storages of all known parts from the last count."""
         parts = tuple(self.parts.items())
         return [part.storages for name, part in parts if name in self._known]
 

@@ -72,7 +72,7 @@ class OomExaminer(Part):
         return observation and self._counted(observation)
 
     def _completed(self, about: Circumstances, record: DeviceRecord) -> Circumstances:
-        """Return the circumstances with what the record of the device knows."""
+        """Return the circumstances, with what the device's record knows."""
         active = record.allocator.active_bytes.total if record.allocator else None
         is_new = self._is_new_phase(record.device.index, about.phase)
         history = record.run_history.published()
@@ -193,7 +193,7 @@ def _snapshot(
 def _cached(record: DeviceRecord) -> int | None:
     """Return the bytes that PyTorch could have released for a library; None if unknown.
 
-    Without a layout they are at most the reserved bytes that hold no tensor, and unknown.
+    Without a layout they are unknown, but at most the reserved bytes that do not hold a tensor.
     """
     return record.layout.releasable_bytes if record.layout else None
 

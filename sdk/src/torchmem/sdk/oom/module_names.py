@@ -1,10 +1,10 @@
 """Which module ran where memory was allocated, by the calls of `forward` in a recorded stack.
 
 PyTorch records file, line and function, but no object. Each `forward` of the stack belongs to the
-modules whose class has it at that line; what is left of them, inside those of the outer call and
-under the names that the calling line uses, is the answer: `encoder.layers.*.linear1`, where the
-layers of a loop cannot be told apart. Reads code objects and the modules' own dicts only, so that
-nothing of the script is run. Holds the modules, so use it and drop it.
+modules whose class has it at that line. Of these, the answer is the modules inside the modules of
+the outer call, under the names that the calling line uses: `encoder.layers.*.linear1`, where the
+layers of a loop cannot be told apart. Only code objects and the modules' own dicts are read, so
+that no code of the script runs. Holds the modules, so use it and drop it.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _inside(outer: Iterable[_Node], names: frozenset[str], found: Iterable[_Node
 
 
 def _path_below(node: _Node, roots: set[_Node]) -> list[_Node]:
-    """Return a node and those above it, up to below one of `roots`; none if it is in none."""
+    """Return a node and its ancestors below one of `roots`; empty if it is not in any of them."""
     below: list[_Node] = []
     for above in node.lineage():
         if below and above in roots:

@@ -38,7 +38,7 @@ class OwnSocket(Descriptor):
         self.socket = opened
 
     def end(self) -> None:
-        """End the connection, or stop listening, also for forked children that inherited it."""
+        """End the connection, or stop listening, also in forked children that inherited it."""
         with contextlib.suppress(OSError):
             if self.is_open:
                 self.socket.shutdown(socket.SHUT_RDWR)

@@ -132,7 +132,7 @@ class Endpoint:
             self._listener.close()
 
     def _is_over(self) -> bool:
-        """Wait for work, and until the budget allows it; return whether there is none any more."""
+        """Wait for work, and until the budget allows it; return whether there is none left."""
         self._ready = self._wait(time.monotonic())
         pause = max(0.0, self._resumes - time.monotonic())
         return self._running.acquire(timeout=pause) or not self._listener.is_open

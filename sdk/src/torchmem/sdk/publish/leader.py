@@ -39,7 +39,7 @@ from torchmem.sdk.safety.errors import Errors, log
 LOCK_NAME = "leader.lock"
 # Files that a leader reads for one scrape; the newest ones.
 MAX_PROCESSES = 128
-# Attempts to open the port before it counts as an error: a leader that was killed a moment ago may
+# Failed attempts to open the port before an error is reported: a leader that was just killed may
 # still hold it.
 MAX_QUIET_ATTEMPTS = 3
 
@@ -70,7 +70,7 @@ class Leader:
         return self._endpoint.url if self._endpoint else None
 
     def campaign(self) -> None:
-        """Become the leader unless there is one; call it again and again.
+        """Become the leader unless there is one; call it repeatedly.
 
         Raises OSError if the lock cannot be used, and once if another program has the port.
         """

@@ -38,8 +38,8 @@ from torchmem.sdk.safety.interruptions import ignore
 class MapPublisher(Part):
     """Publishes the map of one process. `sample` is the path of its sample file.
 
-    `is_pending` returns whether the process may die of the newest OOM, whose map then stays.
-    `hurry` has the next snapshot taken soon.
+    `is_pending` returns whether the process may die of the newest OOM, whose map is then kept.
+    `hurry` requests the next snapshot soon.
     """
 
     stage: Stage = "memory_map"
@@ -105,7 +105,7 @@ class MapPublisher(Part):
             self._write(snapshot)
 
     def at_oom(self, oom: Oom) -> None:
-        """Write what the OOM left."""
+        """Write the map of the state that the OOM left."""
         if oom.observation and oom.observation.snapshot and self._enabled:
             self._write(oom.observation.snapshot)
 

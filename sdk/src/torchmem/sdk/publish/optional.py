@@ -105,7 +105,7 @@ class OwnPort(Part):
 
 
 class LeaderPort(Part):
-    """The setting `leader_port`: one process serves all of this user's on the node."""
+    """The setting `leader_port`: one process serves all of this user's processes on the node."""
 
     stage: Stage = "endpoint"
 
@@ -147,7 +147,7 @@ class OtlpOutput(Part):
         self._has_started = False
 
     def at_tick(self) -> None:
-        """Start sending; here, because the import would delay the training thread."""
+        """Start sending here, because the import would delay the training thread."""
         if self._has_started:
             return
         self._has_started = True

@@ -1,7 +1,7 @@
 """The page of metrics that the settings `port` and `leader_port` serve, in every form of it.
 
-It is rendered when it is asked for, but then kept for a while, so that a thousand requests cost as
-much as one.
+It is rendered on request and then kept for a while, so that a thousand requests cost as much as
+one.
 """
 
 from __future__ import annotations

@@ -19,13 +19,13 @@ class Reserve:
         self._path = path
 
     def keep(self, size: int) -> None:
-        """Take room for `size` bytes, unless it is taken already or there is none."""
+        """Reserve room for `size` bytes, unless it is already reserved or there is none."""
         with contextlib.suppress(OSError):
             if not self._path.exists():
                 _allocate(self._path, size)
 
     def release(self) -> None:
-        """Give the room back. Raises OSError."""
+        """Release the reserved room. Raises OSError."""
         self._path.unlink(missing_ok=True)
 
     def take(self, path: Path) -> None:

@@ -39,8 +39,8 @@ from torchmem.sdk.safety.cost import HEARTBEAT_SECONDS
 from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.safety.interruptions import ignore, is_interruption
 
-# How long the files of a process stay after the last write: of one that has certainly ended, which
-# the exporter shows for 15 minutes, and of any other.
+# How long the files of a process stay after the last write: if it has certainly ended (the exporter
+# shows it for 15 minutes), and otherwise.
 ENDED_FILE_SECONDS = 3600
 STALE_FILE_SECONDS = 24 * 3600
 TURN_SECONDS = 0.25
@@ -129,7 +129,7 @@ def _as_of(
 def make_user_directory(run_dir: Path) -> Path:
     """Create this user's directory in the run directory, and the latter too, and return its path.
 
-    If another user has taken its name, the directory has a name that cannot be foreseen, under
+    If another user has taken its name, the directory has an unpredictable name, under
     which the user's other processes find it. Safe against other processes that do the same at the
     same time. Raises OSError.
     """
@@ -250,7 +250,7 @@ def remove_stale_files(directory: Path, now: float) -> None:
 
 
 def _has_ended(namespace: int, pid: int, ticks: int) -> bool:
-    """Return whether the process has ended; False in another pid namespace, where it is unknown."""
+    """Return whether the process has ended; False if unknown, as in another pid namespace."""
     return namespace == pid_namespace() and start_ticks(pid) != ticks
 
 

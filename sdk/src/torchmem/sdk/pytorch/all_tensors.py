@@ -1,7 +1,7 @@
 """All tensors of this process that are Python objects, by a walk of what the collector tracks.
 
-For an OutOfMemoryError, where they say what the bytes are. Nothing of the script is run: only
-tensors of exactly PyTorch's own types are read, and of them only what PyTorch keeps itself. The
+For an OutOfMemoryError, where they show what the bytes are. No code of the script runs: only
+tensors of exactly PyTorch's own types are read, and only the values that PyTorch itself keeps. The
 walk does not find tensors that only autograd's graphs hold, which are not Python objects, nor
 objects that `gc.freeze` hides.
 """

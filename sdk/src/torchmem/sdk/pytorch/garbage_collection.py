@@ -48,7 +48,7 @@ class GarbageCollection:
         return True
 
     def pause(self, is_paused: bool) -> None:
-        """Collect nothing while `is_paused`, that is during a capture."""
+        """Collect nothing while `is_paused`, that is, during a capture."""
         self._is_paused = is_paused
         text = None if self._written is None else self._text()
         if text is not None:
@@ -62,7 +62,7 @@ class GarbageCollection:
     def is_own(self, device: int, fraction: float | None) -> bool:
         """Return whether a device's memory fraction is not the user's.
 
-        PyTorch keeps it in bytes, so that it is not read exactly as it was set.
+        PyTorch keeps it in bytes, so the value that is read differs slightly from the one set.
         """
         if fraction is None or device not in self._devices:
             return False

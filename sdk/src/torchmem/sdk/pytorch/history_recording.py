@@ -1,4 +1,4 @@
-"""Records PyTorch's memory history for the SDK, without getting in the way of the script's.
+"""Records PyTorch's memory history for the SDK, without interfering with the script's recording.
 
 PyTorch has one recording for the whole process, and does not say who started it. All Python code
 starts and stops it through two functions of `torch._C` (torch/cuda/memory.py, 2.1 to 2.15). They

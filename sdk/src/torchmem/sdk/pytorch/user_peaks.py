@@ -44,7 +44,7 @@ class UserPeaks:
         self._reset(device)
 
     def discard(self, device: int) -> None:
-        """Reset PyTorch's peaks and forget them, for what was not the user's."""
+        """Reset PyTorch's peaks and forget them: the SDK's own allocations caused them."""
         self._reset(device)
 
     def _stats_for_user(self, device: Any = None) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""What is read of every device, and what is kept of it between reads."""
+"""What is read from every device, and what is kept between reads."""

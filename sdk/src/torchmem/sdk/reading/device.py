@@ -43,7 +43,7 @@ class MonotonicCounter:
 
 
 class DeviceRecord:
-    """What is known of one device, updated at every read."""
+    """What is known about one device, updated at every read."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -68,7 +68,7 @@ class DeviceRecord:
         self.run_history = RunHistoryRecorder()
 
     def update(self, stats: NestedStats) -> None:
-        """Take one nested statistics dict, of which the components are not known yet."""
+        """Take one nested statistics dict whose components are not known yet."""
         self.components, self.component_peaks, self.component_peak_time = {}, {}, None
         self.stats_timestamp = time.time()
         for name in COUNTED:
@@ -84,7 +84,7 @@ class DeviceRecord:
         self.allocator = self._allocator(stats)
 
     def skip_retries(self, retries: int) -> None:
-        """Do not count retries since the last read, up to this value: they were torchmem's own."""
+        """Do not count retries since the last read, up to this value: torchmem caused them."""
         if "num_alloc_retries" in self._counters:
             self._counters["num_alloc_retries"].skip(retries)
 
@@ -140,7 +140,7 @@ class DeviceRecord:
         self.run_history.add(steps, allocated, peak, stranded=stranded, outside=outside)
 
     def add_read_point(self, steps: int) -> None:
-        """Take a point of the run's history from the latest read, which is of this moment."""
+        """Take a point of the run's history from the latest read, which was just made."""
         if self.allocator is not None:
             self.run_history.add_components(steps, self.components)
             outside = outside_bytes(self.bare_sample(), self.driver_free)
@@ -160,7 +160,7 @@ class DeviceRecord:
         )
 
     def end_window(self) -> int:
-        """Start a new window and return the highest active bytes of the one that ends.
+        """Start a new window and return the highest active bytes of the previous one.
 
         Correct only where PyTorch's peaks are reset at the start of each window.
         """

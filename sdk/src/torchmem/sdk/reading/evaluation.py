@@ -1,7 +1,7 @@
 """What a script does beside training steps when a request fails, such as an evaluation.
 
 A phase that the script names, a function with such a name, or modules in evaluation mode show it,
-unless the same is so at the ends of steps.
+unless they are the same at the ends of steps.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchmem.sdk.pytorch.call_stack import calling_stack
 from torchmem.sdk.safety.errors import Stage
 
 LOOKS = 3
-"""Steps at whose ends functions and modules are looked up: those are so in training too."""
+"""Steps at whose ends functions and modules are looked up, to know those of training."""
 MAX_MODULES = 1 << 14
 """With more modules, their mode is not looked up."""
 EVALUATION = "evaluation"
@@ -38,7 +38,7 @@ class Evaluation(Part):
         self._looks = 0
 
     def at_step(self) -> None:
-        """Take what is so while the script trains."""
+        """Note the functions and modules while the script trains."""
         if self._looks < LOOKS:
             self._looks += 1
             self._usual.update(activities(self._stack()))
@@ -50,7 +50,7 @@ class Evaluation(Part):
 
     @property
     def is_on(self) -> bool:
-        """Whether modules are in evaluation mode that were not at the ends of steps."""
+        """Whether modules are now in evaluation mode, but were not at the ends of steps."""
         return self._looks > 0 and bool(self._evaluating() - self._in_training)
 
     def _evaluating(self) -> set[int]:

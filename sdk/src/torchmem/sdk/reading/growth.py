@@ -26,7 +26,7 @@ class GrowthJudge(Part):
         self._growth: dict[int, Growth | None] = {}
 
     def at_tick(self) -> None:
-        """Judge if that is due."""
+        """Judge if a judgment is due."""
         now = time.perf_counter()
         if self._cadence.is_due(now):
             self.judge()

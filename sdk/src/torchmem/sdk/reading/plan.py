@@ -1,7 +1,7 @@
 """The peak to expect of the largest batch that the script plans, by the peaks of earlier ones.
 
-The active peak of a training step is taken as a line over the size of its batch. PyTorch's peak is
-known of the steps that raised it, or had the largest batch so far; these are the points.
+The active peak of a training step is modeled as a line over the size of its batch. The points are
+the steps whose peak is known: those that raised PyTorch's peak or had the largest batch so far.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MIN_POINTS, MAX_POINTS = 4, 16
 MIN_DISTANCE = 1.03
 """Two points whose sizes differ by a smaller factor are one."""
 MIN_RANGE = 1.25
-"""The largest size of the points, divided by the smallest."""
+"""The largest size of the points divided by the smallest."""
 MAX_REACH = 10.0
 """The planned size, divided by the largest that was seen."""
 MAX_DEVIATION = 0.1
@@ -34,10 +34,10 @@ Point = tuple[float, int]
 
 
 class Plan:
-    """What the script says about its batches: the largest one planned, and those that it runs.
+    """What the script says about its batches: the largest one planned, and the ones that it runs.
 
     All sizes have the same unit, such as tokens. `largest` is None without a plan. `is_by_hand` is
-    whether the script gives the size of each batch.
+    True if the script gives the size of each batch.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class PeakBySize:
     def add(self, size: float, peak: int) -> None:
         """Take the peak since the process started, and the largest batch since the last call.
 
-        Without a batch, as in an evaluation, the rise says nothing of the plan.
+        Without a batch, as in an evaluation, the rise says nothing about the plan.
         """
         is_news = size > 0 and (peak > self._peak or size > self._largest)
         self._peak = max(self._peak, peak)
@@ -157,9 +157,9 @@ class PeakBySize:
 
 
 def fitted(points: list[Point]) -> tuple[float, float] | None:
-    """Return base and slope of a line on or above the newest points, as many as lie close to one.
+    """Return base and slope of a line on or above as many of the newest points as lie close to it.
 
-    Older points may be of another time: a model that has grown, or an optimizer without its state.
+    Older points may be outdated: the model has grown, or the optimizer had no state yet.
     None if the newest MIN_POINTS are not close to a line, or do not rise.
     """
     for first in range(len(points) - MIN_POINTS + 1):

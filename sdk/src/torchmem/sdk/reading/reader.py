@@ -1,8 +1,8 @@
 """When the allocator is read.
 
-Statistics are read at steps' ends, and rarely while no step comes. Snapshots are taken at random
-moments. What comes between two steps is asked for by the background thread and read in the main
-thread.
+Statistics are read at the ends of steps, and rarely while there are no steps. Snapshots are taken
+at random moments. Between two steps, the background thread asks for a read and the main thread
+reads.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torchmem.sdk.settings import Settings
 
 
 class Reader:
-    """Reads when it is due, and within the budgets.
+    """Reads when a read is due, and within the budgets.
 
     `after_read` is called after each read of the statistics, with the count of the step that ended
     or None. `next_read` is the time from which a step's end is read, by `time.perf_counter`.
@@ -132,7 +132,7 @@ class Reader:
             self._recorder.take_snapshot()
 
     def measure(self, use: Callable[[MeasuredSnapshot], None]) -> None:
-        """Measure the newest snapshot, if that was not done, without the allocator; and use it."""
+        """Measure and use the newest snapshot unless that was done, without the allocator."""
         with self._errors.suppress("snapshot"):
             snapshot, started = self._recorder.measure_snapshot(), time.perf_counter()
             if snapshot:
@@ -141,6 +141,6 @@ class Reader:
                 self._snapshots.record(time.perf_counter(), spent)
 
     def stop(self) -> None:
-        """Read no more for the background thread."""
+        """Stop reading for the background thread."""
         self._has_stopped = True
         self._main_thread.stop()

@@ -69,7 +69,7 @@ class Recorder:
 
     def _renew_settings(self) -> None:
         self.settings = dict(self.backend.allocator_settings())
-        # Segments that were expandable once stay so, and stay out of inactive_split.
+        # Expandable segments remain expandable, and are never part of inactive_split.
         self.expandable = self.expandable or self.settings.get("expandable_segments") != "False"
 
     def read_stats(self, moment: Moment = "idle") -> None:
@@ -177,7 +177,7 @@ class Recorder:
         self._peaks.before_optimizer(self._requested_peaks(), gradients)
 
     def record_next_step(self) -> None:
-        """Record the next step if that is due and the components are known."""
+        """Record the next step if a recording is due and the components are known."""
         if any(record.components for record in self._records.values()):
             self._trace.begin(self._counts(), self.components.add_gradients)
 
@@ -213,7 +213,7 @@ class Recorder:
             self.backend.reset_peaks(index)
 
     def take_snapshot(self) -> None:
-        """Take a snapshot, with the settings and the available memory of the same time.
+        """Take a snapshot, with the settings and the available memory at that time.
 
         If the backend returns none, the previous snapshot stays.
         """
@@ -250,7 +250,7 @@ class Recorder:
         return max(0, min(free, limit - int(stats["reserved_bytes"]["all"]["current"])))
 
     def measure_snapshot(self) -> MeasuredSnapshot | None:
-        """Measure every device by the newest snapshot and return it; None if that was done."""
+        """Measure every device in the newest snapshot and return it; None if already measured."""
         snapshot, self._snapshot = self._snapshot, None
         if snapshot is None:
             return None

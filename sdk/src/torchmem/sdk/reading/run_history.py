@@ -10,7 +10,7 @@ from torchmem.sample.run_history import MAX_POINTS, RunHistory
 from torchmem.sample.sample import Component
 
 EARLY_STEPS = 100
-"""Steps at the beginning of which each is read: a job may end in its first seconds."""
+"""The first steps, each of which is read: a job may end in its first seconds."""
 SETTLED_STEPS = 3
 """Steps after which the first components are kept: the optimizer's state is there by then."""
 
@@ -85,7 +85,7 @@ class RunHistoryRecorder:
         return self._points[-1] if self._points else None
 
     def add_components(self, steps: int, components: dict[str, int]) -> None:
-        """Take the components at a step's end; those that are not kept between steps are left."""
+        """Take the components at a step's end, except those that are not kept between steps."""
         if not components:
             return
         kept = {name: size for name, size in components.items() if name not in PASSING}

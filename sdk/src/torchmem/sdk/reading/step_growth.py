@@ -1,7 +1,7 @@
 """Growth from step to step, judged by a few steps, so that a job of seconds is judged in time.
 
-A suspicion is enough here, as it only starts a recording of bounded cost: what a user is told about
-growth is judged by the whole run.
+A suspicion is enough here, because it only starts a recording with a bounded cost. What users are
+told about growth is judged by the whole run.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from statistics import median
 
 # The first steps' memory grows in every job: gradients and the optimizer's state appear.
 WARM_UP_STEPS = 2
-# Every one of so many reads in a row is higher than all before, by similar amounts: five random
+# Each of this many reads in a row is higher than all before, by similar amounts: five random
 # values are in this order once in 120 times, and hardly ever after more reads, ...
 STEADY_READS = 5
-# ... similar meaning at least this share of their median.
+# ... where similar means at least this share of their median.
 SIMILAR = 0.5
 # Growth under batches of many lengths: so many of these reads are higher than all before.
 NOISY_READS = 10
@@ -52,7 +52,7 @@ class Series:
         self._highest = value if highest is None else max(highest, value)
 
     def rise(self) -> tuple[Read, Read] | None:
-        """Return the first and the last read of a rise that lasts; None if there is none."""
+        """Return the first and the last read of a lasting rise; None if there is none."""
         reads = list(self._reads)
         if _is_steady(reads[-STEADY_READS - 1 :]):
             return reads[-STEADY_READS - 1], reads[-1]
@@ -102,5 +102,5 @@ def _is_soon(first: Read, last: Read, left: int, total: int) -> bool:
 
 
 def is_soon(steps_left: float, seconds_per_step: float) -> bool:
-    """Return whether so many steps more are soon."""
+    """Return whether this many more steps count as soon."""
     return steps_left < SOON_STEPS or steps_left * seconds_per_step < SOON_SECONDS

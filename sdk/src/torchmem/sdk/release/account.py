@@ -50,7 +50,7 @@ class Stopwatch:
         self._state = (self.seconds, self._clock(), part)
 
     def stop(self) -> None:
-        """Stop, if it was started."""
+        """Stop if it was started."""
         self._state = (self.seconds, None, 1.0)
 
 
@@ -69,14 +69,14 @@ class ReleaseAccount:
         self.given_up = False
         self._seconds = 0.0
         self._is_timed = not TIERS[tier].in_allocator
-        # The others respond to a need, which shows that they pay.
+        # The others respond to a need, so they pay.
         self._is_judged = TIERS[tier].share is not None
         self._unpaid = 0
         self._debt: _Debt | None = None
         self._taken: deque[int] = deque(maxlen=USUAL_WINDOWS)
 
     def add(self, returned: int, taken: int = 0) -> None:
-        """Count a release that returned these bytes to the driver; nothing counts as none.
+        """Count a release that returned these bytes to the driver; 0 bytes are not counted.
 
         `taken` are bytes that the job took from the driver in the same window, and that caused the
         release.

@@ -121,7 +121,7 @@ class Cache:
         ]
 
     def take(self, device: DeviceRelease, wanted: int) -> bool:
-        """Take what this process lacks of `wanted` bytes from the driver into its cache.
+        """Take the missing part of `wanted` bytes from the driver into this process's cache.
 
         Return False if another process was faster. The next step counts as one that needs them.
         """
@@ -134,7 +134,7 @@ class Cache:
         missing = wanted - sum(block.size for block in usable)
         if missing > 0:
             has_all = self._take(index, missing, blocks, usable)
-            device.collected_bytes()  # nothing of this was collected by the allocator itself
+            device.collected_bytes()  # the allocator itself collected none of this
             if not has_all:
                 return False
         device.promise_bytes(wanted)
@@ -157,7 +157,7 @@ class Cache:
             min(missing, self.recorder.obtainable_from_driver(index)),
             expandable=config.expandable_segments,
         )
-        # Cached blocks must not serve what the driver is asked for.
+        # Cached blocks must not serve these requests to the driver.
         occupied = [block for block in blocks if block.size >= min(sizes, default=0)]
         taken = [HeldBlock(index, size) for size in sizes]
         with self._hold([*occupied, *taken]) as held:

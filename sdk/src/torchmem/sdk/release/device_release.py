@@ -1,4 +1,4 @@
-"""What is known of each device to decide whether a release pays, and what releases did there."""
+"""What is known about each device to decide whether a release pays, and what releases did there."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ class DeviceRelease:
     accounts: what each tier returned.
     peaks: active bytes that each of the latest windows reached or was expected to reach.
     promise: what the script has waited for and not used yet.
-    is_short: whether the neighbors are to be asked for memory; the background thread asks them.
-    neighbor_requests, wait_seconds: what `torchmem.sample.sample.Counters` says of them.
+    is_short: whether to ask the neighbors for memory; the background thread asks them.
+    neighbor_requests, wait_seconds: see `torchmem.sample.sample.Counters`.
     """
 
     record: DeviceRecord
@@ -116,9 +116,9 @@ class DeviceRelease:
         return taken
 
     def collected_bytes(self) -> int:
-        """Return the bytes that the allocator has collected by itself since the previous call.
+        """Return the bytes that the allocator itself has collected since the previous call.
 
-        0 if a retry has returned the cache in the meantime.
+        Return 0 if a retry has returned the cache in the meantime.
         """
         retries, by_tiers = self.record.alloc_retries or 0, 0
         for tier, account in self.accounts.items():
@@ -178,7 +178,7 @@ class DeviceRelease:
         self._reserved_after = self.record.stats_timestamp, reserved
 
     def known_reserved(self) -> int:
-        """Return the reserved bytes without a read: of the last one, or after a release since."""
+        """Return the reserved bytes at the last read, or after a later release, without a read."""
         stamp, reserved = self._reserved_after
         is_newer = stamp is not None and stamp == self.record.stats_timestamp
         return reserved if is_newer else self.record.reserved_bytes()

@@ -67,7 +67,7 @@ class Neighbors:
         processes that wait for each other both return memory. `device` is torch's index; by default
         the device on which this process has most memory. With `take` the memory is taken into the
         cache; if another process is faster, the wait goes on. Returns False at once if nothing is
-        known of the device.
+        known about the device.
         """
         self._recorder.read_stats()
         found = self._device(device)
@@ -116,7 +116,7 @@ class Neighbors:
     def ask(self, device: DeviceRelease) -> None:
         """Ask the processes that share memory on this device.
 
-        One that is being asked already is not asked again: what it returns is there for all. Raises
+        A process with a pending request is not asked again: all can use what it returns. Raises
         OSError if the run directory cannot be read.
         """
         device.neighbor_requests = (device.neighbor_requests or 0) + 1
@@ -160,7 +160,7 @@ def _modified(path: Path) -> float:
 
 
 def _is_pending(request: Path) -> bool:
-    """Return whether a request is there that is still served."""
+    """Return whether there is a request that is still being served."""
     with ignore(FileNotFoundError):
         return is_fresh(request.lstat().st_mtime)
     return False

@@ -40,7 +40,7 @@ class PressureHook:
     empty_calls: int = field(default=0, compare=False)
 
     def remove(self) -> None:
-        """Do not call the function any more. Calling this again has no effect."""
+        """Stop calling the function. Calling this again has no effect."""
         self.registry.discard(self)
 
     @property

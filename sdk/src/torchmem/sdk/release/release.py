@@ -57,7 +57,7 @@ class Release:
 
     @property
     def is_calling_hooks(self) -> bool:
-        """Whether a hook runs now. What it does in the session releases nothing by itself."""
+        """Whether a hook runs now. Nothing that it does in the session causes a release."""
         return self.hooks.is_running
 
     def at_step(self) -> None:

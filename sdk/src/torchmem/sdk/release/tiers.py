@@ -52,7 +52,7 @@ class TierAction:
         """Note the end of a window in which the allocator took these bytes from the driver."""
 
     def at_step(self, devices: Devices) -> None:
-        """Act at the end of a step that was read, after the windows ended."""
+        """Act after a read at the end of a step, when the windows have ended."""
 
     def relieve(self, short: Devices) -> bool:
         """Release memory where it is short; return whether something was released."""
@@ -188,7 +188,7 @@ class AskNeighbors(TierAction):
         device.is_short = device.has_retried() or device.is_short
 
     def at_oom(self, oom: Oom) -> None:
-        """Ask if what other processes hold is the cause."""
+        """Ask if memory held by other processes is the cause."""
         seen = oom.observation
         if oom.failed and seen and seen.oom.cause == "external":
             self.cache.devices.by_index()[seen.device].is_short = True

@@ -18,7 +18,7 @@ READ_BUDGET = 0.00005
 IDLE_READ_BUDGET = 0.005
 # Share of wall time for ticks of the background thread.
 TICK_BUDGET = 0.0001
-# A read or a tick over its budget comes less often, but never so late that a scrape would notice.
+# A read or a tick over its budget runs less often, but never so late that a scrape would notice.
 MAX_STRETCH = 5.0
 MAX_STRETCHED_SECONDS = 10.0
 
@@ -30,7 +30,7 @@ SOON_SNAPSHOT_SECONDS = 2.0
 GROWTH_BUDGET = 0.00005
 
 # Counting what holds the memory (`components.optimizers`): the share of wall time for repeated
-# work, that while a count is spread over many steps, and the longest part of it in one step.
+# work, the share while a count is spread over many steps, and the longest part of it in one step.
 COMPONENT_BUDGET = 0.0001
 TRACK_BUDGET = 0.0005
 # A part that would be counted more rarely, or whose callable was last called before that, is left
@@ -84,8 +84,8 @@ HOST_READ_SECONDS = 15.0
 # Rendering a textfile takes milliseconds, and node_exporter is rarely scraped more often.
 TEXTFILE_SECONDS = 10.0
 
-# The settings `port` and `leader_port`: the share of wall time for requests, and that for rendering
-# the page they get, which is kept for this time or longer, but never until the next scrape.
+# The settings `port` and `leader_port`: the shares of wall time for requests and for rendering the
+# page, which is kept for this time or longer, but never until the next scrape.
 ENDPOINT_BUDGET = 0.005
 MAX_ENDPOINT_PAUSE_SECONDS = 1.0
 PAGE_BUDGET = 0.005
@@ -110,8 +110,8 @@ RECORDED_ALLOCATION_SECONDS = 0.000002
 HISTORY_BUDGET = 0.005
 HISTORY_RESERVE_SECONDS = 5.0
 HISTORY_RESUME_SECONDS = 1.0
-# What the comparisons of lines may spend at once, beside the budget for snapshots, so that a job of
-# a few seconds has some.
+# What the comparisons of lines may spend at once, in addition to the budget for snapshots, so that
+# a job of a few seconds has some.
 LOOKS_RESERVE_SECONDS = 0.05
 
 
@@ -166,7 +166,7 @@ class Allowance:
         return self._left > (HISTORY_RESUME_SECONDS if resuming else 0.0)
 
     def spend(self, now: float, seconds: float) -> None:
-        """Take `seconds` away."""
+        """Subtract `seconds`."""
         earned = 0.0 if self._updated is None else self._budget * (now - self._updated)
         self._updated = now
         self._left = min(self._reserve, self._left + earned) - seconds

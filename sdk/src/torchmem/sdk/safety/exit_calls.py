@@ -50,11 +50,11 @@ class ExitCalls:
 
     @property
     def is_oom_or_error(self) -> bool:
-        """Whether it was called while an OOM was handled, or with an error code."""
+        """Whether it was called while an OOM was being handled, or with an error code."""
         return self.handles_oom or self.is_error
 
     def install(self) -> None:
-        """Wrap what `sys.exit` is now, unless it is wrapped."""
+        """Wrap the current `sys.exit`, unless it is already wrapped."""
         if self._exit is None or sys.exit is not self._exit:
             self._previous = sys.exit
             self._exit = sys.exit = _wrapped(shield(self._note), self._previous)

@@ -1,7 +1,7 @@
 """Reading the allocator from the background thread without making any other thread wait.
 
 A read takes the allocator's mutex while it holds the GIL. A thread inside cudaMalloc holds the same
-mutex, possibly without end in a driver that hangs, and then every Python thread would wait. The
+mutex, possibly forever if the driver hangs, and then every Python thread would wait. The
 background thread therefore never reads: it asks the main thread, which reads between two bytecodes,
 as Python runs signal handlers, and so never while it is inside the driver.
 """
