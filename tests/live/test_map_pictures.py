@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.browser import Page
 from support.recordings import varying_lengths
+from support.waiting import until
 
 from torchmem import sdk
 from torchmem.demo.node import SimulatedNode, uuid
@@ -56,7 +57,7 @@ def picture(page: Page, tmp_path: Path, name: str) -> None:
     """Take a picture, for the documentation if asked, once every state is drawn."""
     page.wait("document.querySelector('.map-legend tbody tr')")
     page.wait("document.fonts.status === 'loaded'")
-    assert colors_drawn(page) >= MIN_STATES
+    until(lambda: colors_drawn(page) >= MIN_STATES)
     folder = PICTURES if os.environ.get("WRITE_PICTURES") else tmp_path
     page.screenshot(folder / name)
     assert (folder / name).stat().st_size > 20_000
