@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from torchmem.exporter.pod_names import CONTAINER_LOGS
 from torchmem.sdk.settings import PREFIX, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -191,6 +192,20 @@ def test_only_prometheus_may_connect() -> None:
     assert [EXPORTER["ports"][0]["name"]] == [port["port"] for port in rule["ports"]]
     for client in rule["from"]:
         assert "kubernetes.io/metadata.name" in client["namespaceSelector"]["matchLabels"]
+
+
+def test_the_exporter_sees_the_names_of_containers_only() -> None:
+    """The component mounts the default folder of the exporter read-only, and no folder of logs."""
+    component = manifests(FOLDER / "pod-names" / "kustomization.yaml")[0]
+    (patch,) = component["patches"]
+    added = {step["path"]: step["value"] for step in yaml.safe_load(patch["patch"])}
+    volume = added["/spec/template/spec/volumes/-"]
+    mount = added["/spec/template/spec/containers/0/volumeMounts/-"]
+
+    assert patch["target"] == {"kind": "DaemonSet", "name": DAEMONSET["metadata"]["name"]}
+    assert POD["containers"][0] is EXPORTER
+    assert volume == {"name": mount["name"], "hostPath": {"path": str(CONTAINER_LOGS)}}
+    assert (mount["mountPath"], mount["readOnly"]) == (str(CONTAINER_LOGS), True)
 
 
 def test_the_pod_monitor_finds_the_leader() -> None:

@@ -106,6 +106,18 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         type=_count,
         help="maximum number of processes to export for each GPU (default: 32)",
     )
+    group.add_argument(
+        "--container-logs",
+        metavar="DIR",
+        help="where the kubelet links the logs of containers, for the names of pods; "
+        "no log is read (default: /var/log/containers)",
+    )
+    group.add_argument(
+        "--kubelet-socket",
+        metavar="PATH",
+        help="the kubelet's pod-resources socket, for the names of pods; needs permission to "
+        "connect and the extra `kubernetes`",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@
 
 _shtab_torchmem_subparsers=(exporter run demo top oom report release capture whatif snapshot preflight doctor rules completion)
 
-_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --config --thresholds --print-config --once)
+_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --container-logs --kubelet-socket --config --thresholds --print-config --once)
 _shtab_torchmem_run_option_strings=(-h --help --name --run-dir --apply-advice)
 _shtab_torchmem_demo_option_strings=(-h --help --scenario --list --ranks --duration --loop --seed --listen --real)
 _shtab_torchmem_top_option_strings=(-h --help --once --interval)
@@ -21,6 +21,7 @@ _shtab_torchmem_option_strings=(-h --help --version)
 
 _shtab_torchmem_exporter___web_config_file_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_exporter___run_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_torchmem_exporter___container_logs_COMPGEN=_shtab_compgen_dirs
 _shtab_torchmem_exporter___config_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_exporter___thresholds_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_run_pos_0_COMPGEN=_torchmem_command
