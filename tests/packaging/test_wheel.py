@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
 from support.reports import STRANDED
 
 from torchmem.explain.oom_report import encode
+from torchmem.manifests import shipped
+
+BOARDS = "dashboards/json"
+RELATIVE_LINK = re.compile(r"\]\((?!https?:)[^)]*\)")
+NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", ".stack", "build", "tests")
+
+
+def build(checkout: Path, folder: Path) -> Path:
+    """Build the wheel of a checkout in a folder and return its path."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
+    subprocess.run([*command, folder, checkout], check=True)
+    return next(folder.glob("*.whl"))
 
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
     """Build the wheel from this checkout and return its path."""
-    folder = tmp_path_factory.mktemp("wheel")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--wheel-dir",
-        str(folder),
-        str(root),
-    ]
-    subprocess.run(command, check=True)
-    return next(folder.glob("*.whl"))
+    return build(root, tmp_path_factory.mktemp("wheel"))
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +43,34 @@ def bare(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
         [environment / "bin" / "python", "-m", "pip", "install", "--quiet", str(wheel)], check=True
     )
     return environment / "bin"
+
+
+def torchmem(bare: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run the installed `torchmem`, outside of the checkout."""
+    command = [bare / "torchmem", *arguments]
+    return subprocess.run(command, cwd=bare, capture_output=True, text=True, check=False)
+
+
+def written(folder: Path) -> dict[str, bytes]:
+    """Return every file below a folder by its path."""
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def tracked(root: Path, *paths: str) -> dict[str, bytes]:
+    """Return the files of the repository at these paths, without Python modules."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *paths],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = [name for name in listed.stdout.split("\0") if name and not name.endswith(".py")]
+    return {name: (root / name).read_bytes() for name in names}
 
 
 def test_the_wheel_holds_one_namespace(wheel: Path) -> None:
@@ -126,3 +156,95 @@ def test_a_command_that_needs_an_extra_names_it(bare: Path, command: list[str]) 
     assert done.returncode == 2
     assert "pip install 'torchmem[exporter]'" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_no_configuration_of_the_checkout_is_left_out(root: Path) -> None:
+    """The kinds of `torchmem manifests` have every configuration file of the repository."""
+    configuration = ["alertmanager", "deploy", "docker-compose*.yml", BOARDS, "prometheus"]
+    configuration.append("dashboards/provisioning")
+    left_out = tracked(root, *configuration).keys() - set(shipped.paths(root, *shipped.KINDS))
+
+    assert {name for name in left_out if not name.startswith("prometheus/tests/")} == {
+        "deploy/pin_images.sh"
+    }
+
+
+@pytest.mark.parametrize("kind", shipped.KINDS)
+def test_the_wheel_writes_what_the_checkout_contains(
+    kind: str, bare: Path, root: Path, tmp_path: Path
+) -> None:
+    """Each kind of manifests is equal to the checkout's files, byte for byte."""
+    done = torchmem(bare, "manifests", kind, "--out", tmp_path)
+    files = written(tmp_path)
+    wheels = {name for name in files if name.endswith(".whl")}
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {name: files[name] for name in files.keys() - wheels} == tracked(
+        root, *shipped.KINDS[kind]
+    )
+    assert bool(wheels) == (kind in shipped.NEED_THE_WHEEL)
+    assert done.stdout.startswith(f"Wrote {len(files)} files to {tmp_path}.\n")
+
+
+def test_the_wheel_writes_dashboards_and_rules(bare: Path, root: Path, tmp_path: Path) -> None:
+    """In the base install, dashboards and rules are equal to the checkout's files."""
+    for command, folder in (("dashboards", BOARDS), ("rules", "prometheus/rules")):
+        done = torchmem(bare, command, "--out", tmp_path / command)
+        files = written(tmp_path / command)
+        expected = tracked(root, folder)
+        expected.pop(f"{BOARDS}/kustomization.yaml", None)
+
+        assert (done.returncode, done.stderr) == (0, "")
+        assert {f"{folder}/{name}": content for name, content in files.items()} == expected
+
+
+def test_the_image_is_built_from_the_installed_files(
+    bare: Path, wheel: Path, tmp_path: Path
+) -> None:
+    """The wheel for the image has the files of the wheel that was installed, and pip accepts it."""
+    assert torchmem(bare, "manifests", "image", "--out", tmp_path / "context").returncode == 0
+    (made,) = (tmp_path / "context").glob("*.whl")
+    files = [
+        {name: archive.read(name) for name in archive.namelist() if not name.endswith("/RECORD")}
+        for archive in map(zipfile.ZipFile, (made, wheel))
+    ]
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, "--target", str(tmp_path / "site"), str(made)], check=True)
+    again = shutil.which("torchmem", path=str(tmp_path / "site" / "bin"))
+
+    assert made.name == wheel.name
+    assert files[0] == files[1]
+    assert again is not None
+
+
+def readme(wheel: Path) -> str:
+    """Return the README in the metadata of a wheel."""
+    archive = zipfile.ZipFile(wheel)
+    (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+    metadata = message_from_bytes(archive.read(name))
+    return str(metadata.get_payload())
+
+
+def test_the_readme_on_an_index_has_no_relative_link(wheel: Path) -> None:
+    """Without the URL of a repository, the package's README has no link that leads nowhere."""
+    text = readme(wheel)
+
+    assert text.startswith("# torchmem\n")
+    assert RELATIVE_LINK.findall(text) == []
+
+
+def test_the_readme_on_an_index_links_to_the_repository(root: Path, tmp_path: Path) -> None:
+    """With the URL, pictures and links are absolute, and the rest of the README is the same."""
+    url = "https://git.example.org/torchmem"
+    checkout = tmp_path / "checkout"
+    shutil.copytree(root, checkout, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    project = checkout / "pyproject.toml"
+    section = f'[project.urls]\nRepository = "{url}"\n\n[project.scripts]'
+    project.write_text(project.read_text().replace("[project.scripts]", section))
+    text = readme(build(checkout, tmp_path / "built"))
+    relative = text.replace(f"{url}/raw/main/", "").replace(f"{url}/blob/main/", "")
+
+    assert relative.strip() == (root / "README.md").read_text().strip()
+    assert RELATIVE_LINK.findall(text) == []
+    assert f"]({url}/raw/main/docs/pictures/" in text
+    assert f"]({url}/blob/main/docs/README.md)" in text
