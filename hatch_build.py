@@ -1,4 +1,4 @@
-"""What hatchling does not do by itself: pack the shipped files, and make the README's links work."""
+"""Steps of the build: pack the shipped files, and make the README's links work."""
 
 from __future__ import annotations
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import zipfile
-from email import message_from_bytes
+from email import message_from_string
 from pathlib import Path
 
 import pytest
+import yaml
 from support.reports import STRANDED
 
 from torchmem.explain.oom_report import encode
@@ -186,6 +189,87 @@ def test_the_wheel_writes_what_the_checkout_contains(
     assert done.stdout.startswith(f"Wrote {len(files)} files to {tmp_path}.\n")
 
 
+@pytest.fixture(scope="session")
+def everything(bare: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write all kinds of manifests to one folder."""
+    folder = tmp_path_factory.mktemp("everything")
+    for kind in shipped.KINDS:
+        assert torchmem(bare, "manifests", kind, "--out", folder).returncode == 0
+    return folder
+
+
+def test_the_relative_paths_of_the_compose_files_exist(everything: Path) -> None:
+    """Compose finds every file and folder that it mounts, and what the image is built from."""
+    compose = yaml.safe_load((everything / "docker-compose.yml").read_text())
+    mounted = {
+        everything / mount.split(":")[0]
+        for service in compose["services"].values()
+        for mount in service.get("volumes", [])
+        if mount.startswith(".")
+    }
+    dockerfile = everything / compose["services"]["exporter"]["build"]["dockerfile"]
+    requirements = re.findall(r"-r (\S+\.txt)", dockerfile.read_text())
+
+    assert len(mounted) > 5
+    assert {path for path in mounted if not path.is_dir()} == set()
+    assert {name for name in requirements if not (everything / name).is_file()} == set()
+
+
+def test_the_relative_paths_of_the_kustomizations_exist(everything: Path) -> None:
+    """Each resource and component of each kustomization exists."""
+    missing = []
+    for file in everything.rglob("kustomization.yaml"):
+        content = yaml.safe_load(file.read_text())
+        names = [*content.get("resources", []), *content.get("components", [])]
+        missing += [name for name in names if not (file.parent / name).exists()]
+        generated = content.get("configMapGenerator", [])
+        names = [name for each in generated for name in each["files"]]
+        missing += [name for name in names if not (file.parent / name).is_file()]
+
+    assert missing == []
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize(
+    "check",
+    [
+        "promtool check config prometheus/prometheus.yml",
+        "amtool check-config alertmanager/alertmanager.yml",
+    ],
+)
+def test_the_configuration_is_valid_where_it_is(check: str, everything: Path) -> None:
+    """Prometheus and Alertmanager accept the written configuration with the files it names."""
+    done = subprocess.run(
+        shlex.split(check), cwd=everything, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_programs_are_executable(everything: Path, root: Path) -> None:
+    """A written file is executable if it is so in the checkout."""
+    names = shipped.paths(root, *shipped.KINDS)
+
+    assert [name for name in names if os.access(everything / name, os.X_OK)] == [
+        name for name in names if os.access(root / name, os.X_OK)
+    ]
+
+
+def test_a_changed_manifest_is_kept(bare: Path, tmp_path: Path) -> None:
+    """A file that the user changed is replaced only with --force, which says so."""
+    target = "prometheus/targets/exporters.yml"
+    command = ("manifests", "prometheus", "--out", str(tmp_path))
+    torchmem(bare, *command)
+    (tmp_path / target).write_text("- targets: [mine]\n")
+    refused = torchmem(bare, *command)
+    kept = (tmp_path / target).read_text()
+    forced = torchmem(bare, *command, "--force")
+
+    assert (refused.returncode, kept) == (2, "- targets: [mine]\n")
+    assert refused.stderr.startswith(f"torchmem: {target} in {tmp_path} would be replaced")
+    assert f"Replaced: {target}.\n" in forced.stdout
+
+
 def test_the_wheel_writes_dashboards_and_rules(bare: Path, root: Path, tmp_path: Path) -> None:
     """In the base install, dashboards and rules are equal to the checkout's files."""
     for command, folder in (("dashboards", BOARDS), ("rules", "prometheus/rules")):
@@ -221,7 +305,7 @@ def readme(wheel: Path) -> str:
     """Return the README in the metadata of a wheel."""
     archive = zipfile.ZipFile(wheel)
     (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-    metadata = message_from_bytes(archive.read(name))
+    metadata = message_from_string(archive.read(name).decode())
     return str(metadata.get_payload())
 
 

@@ -41,13 +41,17 @@ class Grafana:
         """Save dashboards in a folder, which is made if it is missing; return their URLs.
 
         `datasource` is the name or UID of a Prometheus data source; None leaves the choice to
-        Grafana. Raises UsageError, and changes nothing, if one exists and `force` is not set.
+        Grafana. Raises UsageError, and changes nothing, if one exists and `force` is not set, and
+        TorchmemError if Grafana refuses.
         """
-        source = self._datasource(datasource) if datasource else None
-        if not force:
-            self._refuse_existing(boards)
-        uid = self._folder(folder)
-        return [self._save(_with_source(board, source), uid, force=force) for board in boards]
+        try:
+            source = self._datasource(datasource) if datasource else None
+            if not force:
+                self._refuse_existing(boards)
+            uid = self._folder(folder)
+            return [self._save(_with_source(board, source), uid, force=force) for board in boards]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise self._not_grafana() from error
 
     def _datasource(self, name: str) -> dict[str, str]:
         """Return the data source as the value of a dashboard's variable."""
@@ -69,8 +73,8 @@ class Grafana:
 
     def _has(self, uid: str) -> bool:
         path = f"/api/dashboards/uid/{uid}"
-        missing = HTTPStatus.NOT_FOUND
-        return self._call(path, "dashboards:read", accepted=(missing,)) is not None
+        found = self._call(path, "dashboards:read", accepted=(HTTPStatus.NOT_FOUND,))
+        return found is not None and bool(found["dashboard"])
 
     def _existing(self, titles: list[str]) -> UsageError:
         return UsageError(
@@ -140,10 +144,13 @@ class Grafana:
         try:
             return json.loads(answer.body)
         except ValueError as error:
-            raise TorchmemError(
-                f"{self.url} does not answer as Grafana does: give the URL of Grafana itself, "
-                "behind any login page."
-            ) from error
+            raise self._not_grafana() from error
+
+    def _not_grafana(self) -> TorchmemError:
+        return TorchmemError(
+            f"{self.url} does not answer as Grafana does: give the URL of Grafana itself, behind "
+            "any login page."
+        )
 
     def _problem(self, answer: http.HttpAnswer, permission: str) -> TorchmemError:
         known = _PROBLEMS.get(answer.status, "refuses the request: see its log")
