@@ -44,7 +44,7 @@ def test_a_missing_prometheus_is_named(root: Path, tmp_path: Path) -> None:
 def test_a_missing_torchmem_is_named(root: Path) -> None:
     """Without torchmem, the script prints how to install it; TORCHMEM overrides the command."""
     expected = (
-        "/nowhere/torchmem is not on PATH: run pip install 'torchmem[exporter]', "
+        "/nowhere/torchmem is not on PATH: run pip install '.[exporter]' in a clone of torchmem, "
         "or set TORCHMEM to the command.\n"
     )
     assert stack(root, TORCHMEM="/nowhere/torchmem") == (2, expected)

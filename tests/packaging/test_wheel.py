@@ -147,7 +147,12 @@ def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["exporter", "--once"], ["demo", "--duration", "1"], ["top", "--once"]],
+    [
+        ["exporter", "--once"],
+        ["demo", "--duration", "1"],
+        ["top", "--once"],
+        ["rules", "--thresholds", "thresholds.yml", "--out", "rules"],
+    ],
     ids=lambda c: c[0],
 )
 def test_a_command_that_needs_an_extra_names_it(bare: Path, command: list[str]) -> None:
