@@ -54,26 +54,17 @@ def torchmem(bare: Path, *arguments: str | Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=bare, capture_output=True, text=True, check=False)
 
 
-def written(folder: Path) -> dict[str, bytes]:
-    """Return every file below a folder by its path."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+def written(folder: Path, *paths: str) -> dict[str, bytes]:
+    """Return every file below a folder by its path, or those at the paths."""
+    places = [folder / path for path in paths] or [folder]
+    found = [path for place in places for path in (place, *place.rglob("*")) if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in found}
 
 
-def tracked(root: Path, *paths: str) -> dict[str, bytes]:
-    """Return the files of the repository at these paths, without Python modules."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", *paths],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    names = [name for name in listed.stdout.split("\0") if name and not name.endswith(".py")]
-    return {name: (root / name).read_bytes() for name in names}
+def of_checkout(root: Path, *paths: str) -> dict[str, bytes]:
+    """Return the files of the checkout at these paths, without Python modules."""
+    found = written(root, *paths)
+    return {name: found[name] for name in found if not name.endswith((".py", ".pyc"))}
 
 
 def test_the_wheel_holds_one_namespace(wheel: Path) -> None:
@@ -168,9 +159,8 @@ def test_a_command_that_needs_an_extra_names_it(bare: Path, command: list[str]) 
 
 def test_no_configuration_of_the_checkout_is_left_out(root: Path) -> None:
     """The kinds of `torchmem manifests` have every configuration file of the repository."""
-    configuration = ["alertmanager", "deploy", "docker-compose*.yml", BOARDS, "prometheus"]
-    configuration.append("dashboards/provisioning")
-    left_out = tracked(root, *configuration).keys() - set(shipped.paths(root, *shipped.KINDS))
+    folders = ["alertmanager", "deploy", BOARDS, "dashboards/provisioning", "prometheus"]
+    left_out = of_checkout(root, *folders).keys() - set(shipped.paths(root, *shipped.KINDS))
 
     assert {name for name in left_out if not name.startswith("prometheus/tests/")} == {
         "deploy/pin_images.sh"
@@ -187,7 +177,7 @@ def test_the_wheel_writes_what_the_checkout_contains(
     wheels = {name for name in files if name.endswith(".whl")}
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert {name: files[name] for name in files.keys() - wheels} == tracked(
+    assert {name: files[name] for name in files.keys() - wheels} == of_checkout(
         root, *shipped.KINDS[kind]
     )
     assert bool(wheels) == (kind in shipped.NEED_THE_WHEEL)
@@ -280,7 +270,7 @@ def test_the_wheel_writes_dashboards_and_rules(bare: Path, root: Path, tmp_path:
     for command, folder in (("dashboards", BOARDS), ("rules", "prometheus/rules")):
         done = torchmem(bare, command, "--out", tmp_path / command)
         files = written(tmp_path / command)
-        expected = tracked(root, folder)
+        expected = of_checkout(root, folder)
         expected.pop(f"{BOARDS}/kustomization.yaml", None)
 
         assert (done.returncode, done.stderr) == (0, "")
