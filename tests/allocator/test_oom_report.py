@@ -18,7 +18,6 @@ from torchmem.explain.oom_report import (
     failure_reason,
     memory_breakdown,
     preceding_events,
-    summary,
 )
 from torchmem.explain.remedies import remedies
 from torchmem.sample.errors import UsageError
@@ -33,7 +32,7 @@ json_values = st.recursive(
 
 def explain(report: OomReport) -> str:
     """Return all text that explains a report."""
-    sentences = [summary(report), *failure_reason(report), *preceding_events(report)]
+    sentences = [*failure_reason(report), *preceding_events(report)]
     sentences += [remedy.text for remedy in remedies(report)]
     return " ".join(sentences + [name for name, _ in memory_breakdown(report)])
 

@@ -13,12 +13,11 @@ A map is JSON, compressed with gzip. The exporter decodes it (`torchmem.exporter
 from __future__ import annotations
 
 import gzip
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from torchmem.sample.sample import Layout
+from torchmem.sample.sample import ENCODER, Layout
 
 SCHEMA_VERSION = 1
 MAP_SUFFIX = ".map.json.gz"
@@ -100,13 +99,6 @@ class MemoryMap:
     schema: int = SCHEMA_VERSION
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_fields)
-
-
 def encode(memory_map: MemoryMap) -> bytes:
     """Return the content of the file. Most of the time is compression, without the GIL."""
-    return gzip.compress(_ENCODER.encode(memory_map).encode(), 1, mtime=0)
+    return gzip.compress(ENCODER.encode(memory_map).encode(), 1, mtime=0)

@@ -23,7 +23,13 @@ from torchmem.sample.memory_map import (
     MemoryMap,
     SegmentMap,
 )
-from torchmem.sample.untrusted import MAX_ITEMS, UntrustedFileError, convert, read_untrusted
+from torchmem.sample.untrusted import (
+    MAX_ITEMS,
+    UntrustedFileError,
+    convert,
+    read_untrusted,
+    strict_json,
+)
 
 MIN_BLOCKS = 128
 """A map with fewer segments shows too little."""
@@ -39,7 +45,7 @@ def read(path: Path, owner: int | None = None) -> MemoryMap | None:
     """Return the map in a file of the user `owner`, or of any user if None; None without a map."""
     try:
         data, _ = read_untrusted(path, MAX_MAP_BYTES, owner)
-        found = convert(json.loads(_expanded(data), parse_constant=_refuse), MemoryMap)
+        found = convert(strict_json(_expanded(data)), MemoryMap)
     except (OSError, UntrustedFileError, ValueError, RecursionError, zlib.error):
         return None
     is_sound = found.schema == SCHEMA_VERSION and all(map(_is_plausible, found.devices))
@@ -66,10 +72,6 @@ def _expanded(data: bytes) -> bytes:
     if not stream.eof or content.count(b",") > MAX_COMMAS:
         raise ValueError("the map is too large")
     return content
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
 
 
 def _count(found: MemoryMap) -> int:

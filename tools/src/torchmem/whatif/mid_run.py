@@ -17,7 +17,7 @@ from torchmem.whatif.recommendation import (
     PEAK_MARGIN,
     RETRY_MARGIN,
     at_oom,
-    is_better,
+    best_of,
     no_recommendation,
 )
 from torchmem.whatif.recorded_run import RecordedRun
@@ -130,9 +130,8 @@ def decide(
     """
     if fidelity.reason is not None:
         return no_recommendation(fidelity)
-    switch = _best_switch(recorded, switched)
-    restart = _best_restart(recorded, restarts)
-    if switch is not None and (restart is None or _prevents_retries(switch, recorded)):
+    switch, restart = best_of(recorded, switched), _best_restart(recorded, restarts)
+    if switch is not recorded and (restart is None or _prevents_retries(switch, recorded)):
         return _switch(switch, recorded, restarts)
     if restart is not None:
         return _restart(restart, recorded)
@@ -148,14 +147,6 @@ def is_switch(answer: WhatIf) -> bool:
     is_switched = any(each.start == "switched" for each in answer.outcomes)
     is_shown = any(each.name == name and each.peak_reserved is not None for each in answer.restarts)
     return is_switched and not is_shown
-
-
-def _best_switch(recorded: ReplayResult, switched: Sequence[ReplayResult]) -> ReplayResult | None:
-    best = recorded
-    for other in switched:
-        if other.refused is None and is_better(other, best):
-            best = other
-    return None if best is recorded else best
 
 
 def _best_restart(recorded: ReplayResult, restarts: Sequence[Restart]) -> Restart | None:
