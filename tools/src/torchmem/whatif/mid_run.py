@@ -18,6 +18,7 @@ from torchmem.whatif.recommendation import (
     RETRY_MARGIN,
     at_oom,
     best_of,
+    keep,
     no_recommendation,
 )
 from torchmem.whatif.recorded_run import RecordedRun
@@ -135,7 +136,8 @@ def decide(
         return _switch(switch, recorded, restarts)
     if restart is not None:
         return _restart(restart, recorded)
-    return _keep(recorded, switched)
+    tried = ", switched where the trace begins,"
+    return keep(recorded, switched, tried, better="is shown to be")
 
 
 def is_switch(answer: WhatIf) -> bool:
@@ -201,20 +203,4 @@ def _after_restart(restart: Restart, recorded: ReplayResult) -> str:
         f"After a restart, peak reserved is about {format_size(restart.peak_reserved or 0)} "
         f"(estimated) instead of {format_size(recorded.peak_reserved)} (recorded), for a peak of "
         f"{format_size(recorded.peak_allocated)} allocated."
-    )
-
-
-def _keep(recorded: ReplayResult, switched: Sequence[ReplayResult]) -> Recommendation:
-    tried = sum(other.refused is None for other in switched)
-    if recorded.oom is not None:
-        return Recommendation(
-            "keep",
-            f"Keep your settings: each of {tried} others, switched where the trace begins, also "
-            "runs out of memory. Request less memory, for example with a smaller batch, or use a "
-            "larger GPU.",
-            reasons=(at_oom(recorded),),
-        )
-    return Recommendation(
-        "keep",
-        f"Keep your settings: none of {tried} others is shown to be better by a relevant margin.",
     )

@@ -48,7 +48,7 @@ def decide(
         return no_recommendation(fidelity)
     best = best_of(baseline, others)
     if best is baseline:
-        return _keep(baseline, others)
+        return keep(baseline, others)
     sentence = f"Set {best.conf or 'the defaults'}: {_benefit(best, baseline)}"
     return Recommendation("change", sentence, best.name, None, tuple(_reasons(best, baseline)))
 
@@ -79,16 +79,21 @@ def _is_better(replay: ReplayResult, other: ReplayResult) -> bool:
     )
 
 
-def _keep(baseline: ReplayResult, others: Sequence[ReplayResult]) -> Recommendation:
-    tried = sum(other.refused is None for other in others)
+def keep(
+    baseline: ReplayResult, others: Iterable[ReplayResult], tried: str = "", better: str = "is"
+) -> Recommendation:
+    """Return the decision to keep the settings.
+
+    `tried` is how the others were tried, after a comma; `better` the verb of "better".
+    """
+    number = sum(other.refused is None for other in others)
     if baseline.oom is None:
-        return Recommendation(
-            "keep", f"Keep your settings: none of {tried} others is better by a relevant margin."
-        )
+        sentence = f"none of {number} others {better} better by a relevant margin."
+        return Recommendation("keep", f"Keep your settings: {sentence}")
     return Recommendation(
         "keep",
-        f"Keep your settings: each of {tried} others also runs out of memory. Request less memory, "
-        "for example with a smaller batch, or use a larger GPU.",
+        f"Keep your settings: each of {number} others{tried} also runs out of memory. Request less "
+        "memory, for example with a smaller batch, or use a larger GPU.",
         reasons=(at_oom(baseline),),
     )
 
