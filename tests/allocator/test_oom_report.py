@@ -16,7 +16,7 @@ from torchmem.explain.oom_report import (
     decode,
     encode,
     failure_reason,
-    memory_breakdown,
+    memory_uses,
     preceding_events,
 )
 from torchmem.explain.remedies import remedies
@@ -34,7 +34,7 @@ def explain(report: OomReport) -> str:
     """Return all text that explains a report."""
     sentences = [*failure_reason(report), *preceding_events(report)]
     sentences += [remedy.text for remedy in remedies(report)]
-    return " ".join(sentences + [name for name, _ in memory_breakdown(report)])
+    return " ".join(sentences + [use.label for use in memory_uses(report)])
 
 
 @given(reports)

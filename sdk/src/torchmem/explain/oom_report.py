@@ -294,11 +294,6 @@ _REASONS: Mapping[OomCause, Callable[[OomReport], Sequence[str]]] = {
 }
 
 
-def memory_breakdown(report: OomReport) -> list[tuple[str, int]]:
-    """Return the words and the bytes of `memory_uses`."""
-    return [(use.label, use.bytes) for use in memory_uses(report)]
-
-
 def memory_uses(report: OomReport) -> list[MemoryUse]:
     """Return the use of the device's memory at the OOM, in bytes that add up to its total.
 
