@@ -196,12 +196,12 @@ def spark_lines(name: str, column: Sequence[int | None], *, width: int) -> Itera
     known = [size for size in column if size is not None]
     if len(known) > 1 and any(known):
         ends = f"{format_size(known[0])} → {format_size(known[-1])}"
-        yield f"  {name:<{width}}{_spark(known)}  {ends}"
+        yield f"  {name:<{width}}{sparkline(known)}  {ends}"
 
 
-def _spark(values: Sequence[float]) -> str:
-    """Return a sparkline of at most MAX_SPARKS values, scaled from 0 to the highest."""
-    number, highest = min(len(values), MAX_SPARKS), max(values)
+def sparkline(values: Sequence[float], width: int = MAX_SPARKS, highest: float = 0) -> str:
+    """Return a sparkline of at most `width` values, scaled from 0 to `highest` or the highest."""
+    number, highest = min(len(values), width), max(highest, *values, 1)
     picked = (values[(index + 1) * len(values) // number - 1] for index in range(number))
     return "".join(SPARKS[int((len(SPARKS) - 1) * value / highest)] for value in picked)
 

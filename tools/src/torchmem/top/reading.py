@@ -1,0 +1,111 @@
+"""What fills the screen of `torchmem top` for reading: its help, and the report of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torchmem.cli.terminal import joined, wrapped
+from torchmem.explain.rank_report import RankReport
+from torchmem.explain.run_chart import Chart
+from torchmem.oom.text import advice_lines
+from torchmem.report.text import sections
+from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, Column
+from torchmem.top.keys import KEY_COLUMNS, KEYS
+from torchmem.top.node import Answer, Gpu, Rank
+
+MAX_COLUMNS = 100
+"""Wider lines are hard to read."""
+MAX_POINTS = 1000
+NAME_COLUMNS = 11
+PART_COLUMNS = 4 + max(len(part.label) for part in MEMORY_PARTS)
+
+
+def help_lines(width: int) -> list[str]:
+    """Return what the keys do, and what the columns and the parts of the bars mean."""
+    columns = min(width, MAX_COLUMNS)
+    entries = (_entry(" ".join(key.names), key.does, columns, KEY_COLUMNS) for key in KEYS)
+    keys = [line for entry in entries for line in entry]
+    return joined(
+        [
+            ["Keys", *keys],
+            ["Columns of a rank", *_explained(COLUMNS, columns)],
+            ["Beside the bar of a GPU", *_explained(GPU_VALUES, columns)],
+            ["Parts of the bars", *_parts(columns)],
+            ["Sizes are in GiB. – is unknown."],
+        ]
+    ).splitlines()
+
+
+def meaning(column: Column) -> str:
+    """Return what a column shows, in the words of the metric catalog."""
+    return f"{column.title}. {column.metric.name}{column.series}: {column.metric.help}"
+
+
+def _explained(columns: Iterable[Column], width: int) -> Iterator[str]:
+    for column in columns:
+        yield from _entry(column.name, meaning(column), width)
+
+
+def _parts(width: int) -> Iterator[str]:
+    for part in MEMORY_PARTS:
+        yield from _entry(f"{part.letter} {part.label}", part.meaning, width, PART_COLUMNS)
+
+
+def _entry(name: str, text: str, width: int, columns: int = NAME_COLUMNS) -> list[str]:
+    """Return lines with a name before a text, or above it where there is no room beside it."""
+    if width < columns + 30:
+        return [f"  {name}", *wrapped(text, "    ", width)]
+    return wrapped(text, f"  {name:<{columns}}", width)
+
+
+def rank_lines(gpu: Gpu, rank: Rank, answer: Answer, now: float | None, width: int) -> list[str]:
+    """Return the report of a rank, as `torchmem report` prints it; after an OOM with its reason.
+
+    `now` is in Unix seconds.
+    """
+    columns = min(width, MAX_COLUMNS)
+    report = _report(gpu, rank, answer, now)
+    parts = sections(report, columns)
+    return joined([*parts[:1], *_happened(answer, columns), *parts[1:]]).splitlines()
+
+
+def _happened(answer: Answer, width: int) -> Iterator[list[str]]:
+    """Yield how the rank ended and why, if it has, and whether the next request would succeed."""
+    if answer.ending:
+        yield ["What happened", *wrapped(answer.ending, "  ", width)]
+    if answer.next_request:
+        yield wrapped(answer.next_request, width=width)
+    if answer.oom:
+        yield wrapped(f"{answer.oom.summary}.", "Verdict: ", width)
+        yield wrapped(f"{answer.oom.reason} {answer.oom.before}", "  ", width)
+
+
+def _report(gpu: Gpu, rank: Rank, answer: Answer, now: float | None) -> RankReport:
+    known = now is not None and rank.stats_time is not None
+    memory = answer.oom.memory if answer.oom else answer.memory
+    return RankReport(
+        heading=answer.heading or (f"run {rank.run}, rank {rank.rank}: {rank.state}",),
+        total_bytes=gpu.total_bytes,
+        parts=tuple((part.label, part.bytes) for part in memory),
+        age_seconds=max(0.0, (now or 0) - (rank.stats_time or 0)) if known else None,
+        facts=answer.facts,
+        run=answer.run if _is_sound(answer.run) else None,
+        threats=None if answer.ending else tuple(threat.text for threat in answer.threats),
+        advice=answer.oom.advice if answer.oom else answer.advice,
+    )
+
+
+def _is_sound(chart: Chart | None) -> bool:
+    """Return whether a chart from the network can be drawn."""
+    if chart is None or not 0 < len(chart.x) <= MAX_POINTS:
+        return False
+    return all(len(line.values) == len(chart.x) for line in chart.lines)
+
+
+def verdict_lines(answer: Answer, width: int) -> Iterator[str]:
+    """Yield the verdict on the OutOfMemoryError of a rank, if it has one, and the best advice."""
+    advice = answer.oom.advice if answer.oom else answer.advice
+    if answer.oom and answer.oom.summary:
+        yield from wrapped(f"{answer.oom.summary}.", "Verdict: ", width)
+    if advice:
+        yield from list(advice_lines(advice[:1], width))[1:]  # without the title
