@@ -27,19 +27,23 @@ from torchmem.top.viewer import Viewer
 REFRESH_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
 KEY_SECONDS = 0.1
+NOTE_SECONDS = 20.0
 
 
-def show(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
+def show(plan: DemoPlan, ranks: RankProcesses, url: str, note: str = "") -> None:
     """Show the ranks until the plan's duration is over or all of them have ended.
 
-    `url` is the exporter's. Raises KeyboardInterrupt when the user ends the demo.
+    `url` is the exporter's; `note` is on the screen for NOTE_SECONDS. Raises KeyboardInterrupt when
+    the user ends the demo.
     """
     console = plain_console()
-    show_on = _follow if console.is_terminal and not console.is_dumb_terminal else _print
-    show_on(console, plan, ranks, url)
+    if console.is_terminal and not console.is_dumb_terminal:
+        _follow(console, plan, ranks, url, note)
+    else:
+        _print(plan, ranks, url)
 
 
-def _print(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) -> None:  # noqa: ARG001
+def _print(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
     started = time.monotonic()
     pause = min(PLAIN_SECONDS, plan.duration / 3)
     due = started + pause
@@ -53,7 +57,7 @@ def _print(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) -> 
                 print(plain(time.monotonic() - started, node, ranks.pids), flush=True)
 
 
-def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
+def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str, note: str) -> None:
     started = time.monotonic()
     with ExitStack() as stack:
         asking = stack.enter_context(closing(Asking(url, REFRESH_SECONDS)))
@@ -62,18 +66,18 @@ def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) ->
         viewer = Viewer(live, url)
         while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
             _pause(0.0 if keys else KEY_SECONDS)
-            viewer.show(asking.newest, f"{elapsed:.0f} s of {plan.duration:.0f}")
+            words = f"{note}   " * bool(note and elapsed < NOTE_SECONDS)
+            viewer.show(asking.newest, f"{words}{elapsed:.0f} s of {plan.duration:.0f}")
             asking.want(viewer.wanted)
             if keys and not viewer.press(keys.keys(KEY_SECONDS)):
                 raise KeyboardInterrupt
 
 
-def last_picture(url: str, lines: int) -> Text | None:
+def last_picture(url: str, console: Console, lines: int) -> Text | None:
     """Return the screen after the end without its keys, in at most `lines` lines; None if unknown.
 
     It is about the rank that ran out of memory, if one did.
     """
-    console = plain_console()
     newest = asked(url, Newest(), None)
     failed = out_of_memory(newest.node) if newest.node else []
     if failed:

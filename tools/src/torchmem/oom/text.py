@@ -113,11 +113,15 @@ def heading_lines(report: OomReport, index: int | None) -> list[str]:
 
 
 def memory_lines(
-    total: int | None, parts: Sequence[tuple[str, int]], age: float | None = None
+    total: int | None,
+    parts: Sequence[tuple[str, int]],
+    age: float | None = None,
+    width: int = WIDTH,
 ) -> Iterator[str]:
     """Yield the use of a device of `total` bytes, by parts that add up to it.
 
-    `age` is the time since they were read, in seconds.
+    `age` is the time since they were read, in seconds. There are no bars where lines of `width`
+    columns have no room for them.
     """
     if not total or not parts:
         return
@@ -125,7 +129,8 @@ def memory_lines(
     yield f"Memory of the GPU ({format_size(total)}){ago}"
     for name, size in parts:
         bar = "█" * round(BAR * min(1.0, size / total))
-        yield f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}  {bar}".rstrip()
+        sizes = f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}"
+        yield f"{sizes}  {bar}".rstrip() if width >= len(sizes) + 2 + BAR else sizes
 
 
 def whole_run(report: OomReport) -> Chart | None:
@@ -146,7 +151,7 @@ def run_lines(chart: Chart | None) -> Iterator[str]:
     if chart is None:
         return
     end = chart.x[-1]
-    yield f"The whole run ({f'{end:,} steps' if chart.unit == 'steps' else format_seconds(end)})"
+    yield f"The whole run ({f'{end:,.0f} steps' if chart.unit == 'steps' else format_seconds(end)})"
     for line in chart.lines:
         yield from spark_lines(line.label, _even(chart.x, line.values), width=SUBJECT)
 

@@ -27,11 +27,11 @@ def page(sample: Sample, now: float, gpus: Mapping[str, int], limits: Limits) ->
 def sections(report: RankReport, width: int = WIDTH) -> list[list[str]]:
     """Return the sections of a report, in lines of at most `width` columns.
 
-    Lines to type and the bars of the memory's parts may be longer.
+    Lines to type and the names and sizes of the memory's parts may be longer.
     """
     return [
         [*report.heading],
-        [*memory_lines(report.total_bytes, report.parts, report.age_seconds)],
+        [*memory_lines(report.total_bytes, report.parts, report.age_seconds, width)],
         [*fact_lines(report.facts, width)],
         [*run_lines(report.run)],
         [*_threats(report.threats, width)],

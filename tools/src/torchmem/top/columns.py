@@ -16,34 +16,43 @@ class Column:
 
     `width` is negative for text, which is left-aligned, and 0 for the run, which has what is left.
     Where the terminal is narrow, the columns with the highest `dropped` go first; those with 0
-    stay. `series` is the selector of what is shown, if it is less than the whole metric.
+    stay. `title` says what the name does not; `selector` is that of the series, if the metric has
+    more.
     """
 
     name: str
     width: int
-    metric: MetricSpec
     title: str
+    metric: MetricSpec | None = None
+    selector: str = ""
     dropped: int = 0
-    series: str = ""
+
+    @property
+    def meaning(self) -> str:
+        """What the column shows, in the words of the metric catalog."""
+        if self.metric is None:
+            return f"{self.title[0].upper()}{self.title[1:]}."
+        series = f"{self.metric.name}{self.selector}"
+        return f"{', '.join(filter(None, (self.title, series)))}: {self.metric.help}"
 
 
 COLUMNS = (
-    Column("rank", 4, catalog.PROCESS_INFO, "global rank of the process"),
-    Column("run", 0, catalog.PROCESS_INFO, "name of the run"),
-    Column("pid", 7, catalog.PROCESS_INFO, "process ID on the node", dropped=5),
-    Column("state", -7, catalog.PROCESS_STATE, "state of the process", dropped=2),
-    Column("tensors", 7, catalog.ALLOCATED, "memory of tensors", dropped=4),
-    Column("reserved", 8, catalog.RESERVED, "memory reserved by PyTorch", dropped=3),
-    Column("headroom", 8, catalog.HEADROOM, "headroom", dropped=1, series='{flush="true"}'),
-    Column("FI", 4, catalog.FRAGMENTATION, "fragmentation index"),
-    Column("retries", 7, catalog.ALLOC_RETRIES, "retries after a flush of the cache"),
-    Column("OOMs", 4, catalog.OOMS, "OutOfMemoryErrors"),
+    Column("rank", 4, "global rank of the process"),
+    Column("run", 0, "name of the run"),
+    Column("pid", 7, "process ID on the node", dropped=5),
+    Column("state", -7, "", catalog.PROCESS_STATE, dropped=2),
+    Column("tensors", 7, "", catalog.ALLOCATED, dropped=4),
+    Column("reserved", 8, "", catalog.RESERVED, dropped=3),
+    Column("headroom", 8, "", catalog.HEADROOM, '{flush="true"}', dropped=1),
+    Column("FI", 4, "fragmentation index", catalog.FRAGMENTATION),
+    Column("retries", 7, "", catalog.ALLOC_RETRIES),
+    Column("OOMs", 4, "OutOfMemoryErrors", catalog.OOMS),
 )
 GPU_VALUES = (
-    Column("free", 0, catalog.NVML_MEMORY_FREE, "free memory"),
-    Column("°C", 0, catalog.NVML_TEMPERATURE, "temperature", series='{sensor="gpu"}'),
-    Column("W", 0, catalog.NVML_POWER, "power"),
-    Column("%", 0, catalog.NVML_UTILIZATION, "utilization", series='{engine="gpu"}'),
+    Column("free", 0, "", catalog.NVML_MEMORY_FREE),
+    Column("°C", 0, "", catalog.NVML_TEMPERATURE, '{sensor="gpu"}'),
+    Column("W", 0, "", catalog.NVML_POWER),
+    Column("%", 0, "", catalog.NVML_UTILIZATION, '{engine="gpu"}'),
 )
 """The numbers beside the bar of a GPU."""
 

@@ -14,13 +14,13 @@ class Key:
 
 
 KEYS = (
-    Key(("↑", "↓", "j", "k"), "select the rank above or below"),
-    Key(("Page Up", "Page Down", "Home", "End"), "move by ten ranks, or to the first or last"),
-    Key(("Enter",), "open the report of the selected rank, as `torchmem report` prints it"),
+    Key(("↑", "↓", "j", "k"), "select a rank; scroll in a report"),
+    Key(("Page Up", "Page Down", "Home", "End"), "move by ten, to the first, or to the last"),
+    Key(("Enter",), "open the rank's report, that of `torchmem report`"),
     Key(("Esc",), "go back; in the list, remove the filter"),
-    Key(("s",), "change the order: by rank, by least headroom, by most reserved memory"),
-    Key(("/",), "show only the runs with a text in their names; Enter ends the text"),
-    Key(("?", "h", "F1"), "explain the keys, the columns and the parts of the bars"),
+    Key(("s",), "order by rank, least headroom or most reserved"),
+    Key(("/",), "show only runs whose names contain a text"),
+    Key(("?", "h", "F1"), "explain the keys, the columns and the bars"),
     Key(("q", "Ctrl-C"), "quit"),
 )
 KEY_COLUMNS = 2 + max(len(" ".join(key.names)) for key in KEYS)

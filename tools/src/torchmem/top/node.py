@@ -117,9 +117,10 @@ class Labeled(msgspec.Struct, frozen=True):
 class Oom(msgspec.Struct, frozen=True):
     """An OOM report in words: the verdict in one sentence, the reason in several, and the advice.
 
-    `memory` is the use of the GPU at that time.
+    `time` is in Unix seconds, and `memory` the use of the GPU at that time.
     """
 
+    time: float | None = None
     summary: str = ""
     reason: str = ""
     before: str = ""

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.rank_report import RankReport
 from torchmem.explain.run_chart import Chart
+from torchmem.metrics.memory_parts import PARTS
 from torchmem.oom.text import advice_lines
 from torchmem.report.text import sections
 from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, Column
@@ -16,6 +17,7 @@ from torchmem.top.node import Answer, Gpu, Rank
 MAX_COLUMNS = 100
 """Wider lines are hard to read."""
 MAX_POINTS = 1000
+FIRST = ("headroom", "FI")
 NAME_COLUMNS = 11
 PART_COLUMNS = 4 + max(len(part.label) for part in MEMORY_PARTS)
 
@@ -28,6 +30,7 @@ def help_lines(width: int) -> list[str]:
     return joined(
         [
             ["Keys", *keys],
+            ["What to look at first", *_first(columns)],
             ["Columns of a rank", *_explained(COLUMNS, columns)],
             ["Beside the bar of a GPU", *_explained(GPU_VALUES, columns)],
             ["Parts of the bars", *_parts(columns)],
@@ -36,14 +39,14 @@ def help_lines(width: int) -> list[str]:
     ).splitlines()
 
 
-def meaning(column: Column) -> str:
-    """Return what a column shows, in the words of the metric catalog."""
-    return f"{column.title}. {column.metric.name}{column.series}: {column.metric.help}"
-
-
 def _explained(columns: Iterable[Column], width: int) -> Iterator[str]:
     for column in columns:
-        yield from _entry(column.name, meaning(column), width)
+        yield from _entry(column.name, column.meaning, width)
+
+
+def _first(width: int) -> Iterator[str]:
+    yield from _explained((column for column in COLUMNS if column.name in FIRST), width)
+    yield from _entry("stranded", PARTS["stranded"].meaning, width)
 
 
 def _parts(width: int) -> Iterator[str]:
@@ -81,13 +84,14 @@ def _happened(answer: Answer, width: int) -> Iterator[list[str]]:
 
 
 def _report(gpu: Gpu, rank: Rank, answer: Answer, now: float | None) -> RankReport:
-    known = now is not None and rank.stats_time is not None
-    memory = answer.oom.memory if answer.oom else answer.memory
+    read, memory = rank.stats_time, answer.memory
+    if answer.oom:
+        read, memory = answer.oom.time, answer.oom.memory
     return RankReport(
         heading=answer.heading or (f"run {rank.run}, rank {rank.rank}: {rank.state}",),
         total_bytes=gpu.total_bytes,
         parts=tuple((part.label, part.bytes) for part in memory),
-        age_seconds=max(0.0, (now or 0) - (rank.stats_time or 0)) if known else None,
+        age_seconds=None if now is None or read is None else max(0.0, now - read),
         facts=answer.facts,
         run=answer.run if _is_sound(answer.run) else None,
         threats=None if answer.ending else tuple(threat.text for threat in answer.threats),

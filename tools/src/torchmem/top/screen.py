@@ -23,7 +23,7 @@ from torchmem.top.node import Answer, Gpu, Node, Rank, Use
 from torchmem.top.reading import help_lines, rank_lines, verdict_lines
 from torchmem.top.signs import in_ascii
 from torchmem.top.start import EXPORTER_WAYS, RANK_WAYS, Way
-from torchmem.top.view import WAITING, RankKey, View, is_live
+from torchmem.top.view import WAITING, RankKey, View, is_live, keys
 
 MIN_BODY_LINES = 6
 WIDE_COLUMNS = 120
@@ -109,7 +109,7 @@ def _reading(painter: _Painter, full: Sequence[Text], height: int) -> list[Text]
 
 
 def _list(painter: _Painter, height: int) -> list[Text]:
-    top = [*painter.title(), *painter.header(), *painter.problems()]
+    top = [*painter.title(), *painter.problems(), *painter.header()]
     room = height - len(top) - 1
     rows, _ = painter.rows()
     bottom = painter.detail()
@@ -121,6 +121,9 @@ def _list(painter: _Painter, height: int) -> list[Text]:
     start = _start(selected, count, room)
     body = [draw() for draw in rows[start : start + room]]
     body += [Text()] * (room - len(body))
+    if painter.is_old:
+        for line in (*body, *bottom):
+            line.stylize("dim")
     return [*top, *body, *bottom, painter.footer(start, count, room)]
 
 
@@ -134,7 +137,7 @@ def page(screen: Screen, console: Console) -> Text:
     painter = _Painter(screen, console, has_cursor=False)
     rows, _ = painter.rows()
     body = (draw() for draw in rows)
-    top = [*painter.title(), *painter.header(), *painter.problems()]
+    top = [*painter.title(), *painter.problems(), *painter.header()]
     lines = [*top, *body, *painter.all_parts(), *painter.whys(), *painter.ages()]
     return _joined(screen, console, [*lines, Text()])
 
@@ -159,6 +162,11 @@ class _Painter:
     def scroll(self) -> int:
         """The first line of the help or report to show."""
         return self._screen.view.scroll
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the exporter has answered before, but not now."""
+        return self._screen.away is not None and self._screen.node is not None
 
     def full_page(self) -> list[Text] | None:
         """Return the lines of the help or of the open report; None for the list."""
@@ -210,7 +218,7 @@ class _Painter:
 
     def _away(self, reason: str) -> Iterator[Text]:
         """Yield since when the exporter has not answered, and how to start one if it never has."""
-        seen, is_old = self._screen.seen, self._screen.node is not None
+        seen, is_old = self._screen.seen, self.is_old
         last = "" if seen is None else f" Last seen {_clock(seen)}."
         warning = "OUT OF DATE: " if is_old else ""
         retry = f" Retrying for {format_seconds(self._screen.away_seconds)}."
@@ -220,7 +228,8 @@ class _Painter:
             line.stylize(f"bold white on {colors.FAILED}")
             yield line
         if self._screen.is_silent and not is_old:
-            yield from [Text(), *self._ways(EXPORTER_WAYS)]
+            yield from [Text(), Text("There are three ways to see something here:")]
+            yield from self._ways(EXPORTER_WAYS)
 
     def _ways(self, ways: Sequence[Way]) -> Iterator[Text]:
         """Yield lines to type, each with what it is for, below it where there is no room."""
@@ -239,16 +248,16 @@ class _Painter:
         rows: list[Callable[[], Text]] = []
         selected = count = 0
         ranks = sum(len(group.ranks) for group in self._groups)
+        has_past = any(len(self._screen.history.of(key)) > 1 for key in keys(self._groups))
         for group in self._groups:
             rows.append(partial(self._gpu, group.gpu))
             for rank in group.ranks:
                 is_selected = count == self._position
                 selected = len(rows) if is_selected else selected
                 rows.append(partial(self._rank, group.gpu, rank, is_selected=is_selected))
-                if spare >= ranks:
-                    rows.append(partial(self._past, group.gpu, rank))
-                if spare >= 2 * ranks and ranks > 1:
-                    rows.append(partial(self._threat, rank))
+                more = [partial(self._past, group.gpu, rank)] * has_past
+                more += [partial(self._threat, rank)] * (ranks > 1)
+                rows += more[: spare // ranks]
                 count += 1
         if self._screen.node and not count:
             rows += [partial(Text.copy, line) for line in self._nothing()]
@@ -430,6 +439,8 @@ class _Painter:
         hints = ["? help", "q quit", "Enter report", f"s order: {view.order}", filter_, "↑↓ select"]
         if view.is_help or view.is_open:
             hints = ["Esc back", "q quit", "↑↓ scroll", *["? help"] * (not view.is_help)]
+        if self._screen.node is None:
+            hints = ["? help", "q quit"]
         status = f"{self._screen.status}   " if self._screen.status else ""
         hidden = f"lines {start + 1}–{min(count, start + room)} of {count}   " * (count > room)
         taken = cell_len(status) + cell_len(hidden)
