@@ -154,7 +154,6 @@ def test_without_256_colors_parts_have_letters(tmp_path: Path, environment: dict
         exporter(tmp_path / "run") as server,
         closing(Terminal(server.url, **environment)) as terminal,
     ):
-        terminal.read_until("O optimizer state")
         terminal.read_until("OOOO")
         terminal.type("q")
         terminal.read_until(LEAVE_SCREEN)
