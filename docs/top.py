@@ -42,8 +42,5 @@ def _explained(columns: Iterable[Column]) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return [
-        f"| {' | '.join(cells)} |".replace("| --- ", "|---").replace("--- |", "---|")
-        for cells in lines
-    ]
+    lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return [next(lines), "|---" * len(head) + "|", *lines]

@@ -49,7 +49,7 @@ def answers(node: Node) -> dict[RankKey, Answer]:
 
 def with_ranks(number: int) -> dict[str, Any]:
     """Return a document with this number of running ranks, each on a GPU of its own."""
-    document = json.loads(RECORDED)
+    document: dict[str, Any] = json.loads(RECORDED)
     gpu = document["gpus"][0]
     gpus = [json.loads(json.dumps(gpu)) for _ in range(number)]
     for at, each in enumerate(gpus):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from fcntl import ioctl
 from pathlib import Path
@@ -54,7 +54,9 @@ def exporter(run_dir: Path, port: int = 0) -> Iterator[ExporterServer]:
 class Terminal:
     """A pseudo-terminal of 80×24 with `torchmem top` on it."""
 
-    def __init__(self, url: str, errors: int | None = None, **environment: str) -> None:
+    def __init__(
+        self, url: str, errors: int | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.ours, self.theirs = pty.openpty()
         self.resize(80, 24)
         self.modes = termios.tcgetattr(self.theirs)
@@ -64,7 +66,7 @@ class Terminal:
             stdin=self.theirs,
             stdout=self.theirs,
             stderr=self.theirs if errors is None else errors,
-            env=os.environ | {"TERM": "xterm-256color"} | environment,
+            env=os.environ | {"TERM": "xterm-256color", **(environment or {})},
         )
 
     def resize(self, width: int, height: int) -> None:
@@ -152,7 +154,7 @@ def test_without_256_colors_parts_have_letters(tmp_path: Path, environment: dict
     """Where 16 colors or none could not tell the parts apart, each part is a letter."""
     with (
         exporter(tmp_path / "run") as server,
-        closing(Terminal(server.url, **environment)) as terminal,
+        closing(Terminal(server.url, environment=environment)) as terminal,
     ):
         terminal.read_until("OOOO")
         terminal.type("q")
@@ -167,7 +169,7 @@ def test_a_terminal_without_a_cursor(tmp_path: Path) -> None:
     """With TERM=dumb it prints one screen of plain text, and ends."""
     with (
         exporter(tmp_path / "run") as server,
-        closing(Terminal(server.url, TERM="dumb")) as terminal,
+        closing(Terminal(server.url, environment={"TERM": "dumb"})) as terminal,
     ):
         terminal.read_until("Sizes were read")
 

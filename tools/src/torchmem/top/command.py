@@ -13,7 +13,7 @@ EPILOG = """\
 Examples:
   torchmem top
   torchmem top --exporter http://node17:9847
-  torchmem top --once | less
+  torchmem top --once
 
 Without a terminal, it prints one screen like --once. Keys:
 """ + "".join(f"  {' '.join(key.names):<{KEY_COLUMNS}}{key.does}\n" for key in KEYS)
