@@ -14,7 +14,7 @@ class Key:
 
 
 KEYS = (
-    Key(("↑", "↓", "j", "k"), "select a rank; scroll in a report"),
+    Key(("Up", "Down", "j", "k"), "select a rank; scroll in a report"),
     Key(("Page Up", "Page Down", "Home", "End"), "move by ten, to the first, or to the last"),
     Key(("Enter",), "open the rank's report, that of `torchmem report`"),
     Key(("Esc",), "go back; in the list, remove the filter"),

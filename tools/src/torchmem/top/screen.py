@@ -177,6 +177,8 @@ class _Painter:
             return None
         gpu, rank = selected
         answer = self._answer(gpu, rank)
+        if gpu is WAITING:
+            return [Text("This rank has not used a GPU yet.", style="dim")]
         if answer is None:
             return [Text("Asking for the report of this rank …", style="dim")]
         return self._texts(rank_lines(gpu, rank, answer, self._node.time, self._width))
