@@ -353,6 +353,14 @@ def test_after_an_oom(node: Node) -> None:
     assert all(line in text for line in oom.advice[0].lines)
 
 
+def test_a_large_terminal_shows_the_whole_run(node: Node) -> None:
+    """Where there is room for it, the selected rank's memory over its run is below its parts."""
+    screen = Screen(node, URL, answers=answers(node))
+
+    assert "The whole run (188 steps)" in draw(screen, 160, 50)
+    assert "The whole run" not in draw(screen, 80, 24)
+
+
 def test_the_last_picture_leaves_room(node: Node) -> None:
     """A picture of 18 lines has no keys and no empty lines, and still the verdict."""
     screen = Screen(node, URL, answers=answers(node))

@@ -8,7 +8,7 @@ from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.rank_report import RankReport
 from torchmem.explain.run_chart import Chart
 from torchmem.metrics.memory_parts import PARTS
-from torchmem.oom.text import advice_lines
+from torchmem.oom.text import advice_lines, run_lines
 from torchmem.report.text import sections
 from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, Column
 from torchmem.top.keys import KEY_COLUMNS, KEYS
@@ -93,17 +93,22 @@ def _report(gpu: Gpu, rank: Rank, answer: Answer, now: float | None) -> RankRepo
         parts=tuple((part.label, part.bytes) for part in memory),
         age_seconds=None if now is None or read is None else max(0.0, now - read),
         facts=answer.facts,
-        run=answer.run if _is_sound(answer.run) else None,
+        run=_sound(answer.run),
         threats=None if answer.ending else tuple(threat.text for threat in answer.threats),
         advice=answer.oom.advice if answer.oom else answer.advice,
     )
 
 
-def _is_sound(chart: Chart | None) -> bool:
-    """Return whether a chart from the network can be drawn."""
+def _sound(chart: Chart | None) -> Chart | None:
+    """Return a chart from the network if it can be drawn."""
     if chart is None or not 0 < len(chart.x) <= MAX_POINTS:
-        return False
-    return all(len(line.values) == len(chart.x) for line in chart.lines)
+        return None
+    return chart if all(len(line.values) == len(chart.x) for line in chart.lines) else None
+
+
+def whole_run(answer: Answer) -> list[str]:
+    """Return the lines with the memory of a rank over its whole run; none if it is unknown."""
+    return list(run_lines(_sound(answer.run)))
 
 
 def verdict_lines(answer: Answer, width: int) -> Iterator[str]:

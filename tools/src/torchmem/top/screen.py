@@ -20,7 +20,7 @@ from torchmem.top.bars import UseStyles, gib
 from torchmem.top.columns import MIN_RUN_COLUMNS, fitting, fixed_width
 from torchmem.top.history import History
 from torchmem.top.node import Answer, Gpu, Node, Rank, Use
-from torchmem.top.reading import help_lines, rank_lines, verdict_lines
+from torchmem.top.reading import help_lines, rank_lines, verdict_lines, whole_run
 from torchmem.top.signs import in_ascii
 from torchmem.top.start import EXPORTER_WAYS, RANK_WAYS, Way
 from torchmem.top.view import WAITING, RankKey, View, is_live, keys
@@ -117,6 +117,8 @@ def _list(painter: _Painter, height: int) -> list[Text]:
     spare = room - max(len(bottom), DETAIL_LINES) - len(rows)
     rows, selected = painter.rows(spare)
     count = len(rows)
+    past = painter.whole_run()
+    bottom += past if len(past) <= room - count - len(bottom) else []
     room -= len(bottom)
     start = _start(selected, count, room)
     body = [draw() for draw in rows[start : start + room]]
@@ -367,6 +369,12 @@ class _Painter:
             *self._parts("holds" if is_live(rank) else "held", rank.parts),
             *self._parts("GPU", others),
         ]
+
+    def whole_run(self) -> list[Text]:
+        """Return the selected rank's memory over its whole run, as far as it is known."""
+        selected = self._selected()
+        answer = self._answer(*selected) if selected else None
+        return self._texts(whole_run(answer)) if answer else []
 
     def all_parts(self) -> list[Text]:
         """Return the parts that any bar has, which explains the bars."""
