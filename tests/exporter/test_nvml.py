@@ -365,8 +365,10 @@ def test_missing_values_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
     missing.log()
 
     assert caplog.messages == [
-        "NVML returns no value: not supported (code 3) on GPU 2: C; no permission (code 4): "
-        "Versions; function not found (code 13) on GPUs 0-7: A; function not found (code 13) on "
-        "GPUs 0-1, 5: B",
+        (
+            "NVML returns no value: not supported (code 3) on GPU 2: C; no permission (code 4): "
+            "Versions; function not found (code 13) on GPUs 0-7: A; function not found (code 13) "
+            "on GPUs 0-1, 5: B"
+        ),
         "NVML returns no value: unknown error (code 999) on GPU 9: C",
     ]

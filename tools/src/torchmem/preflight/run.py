@@ -70,9 +70,7 @@ def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> d
     torch = cuda_build(plan.command, kept)
     environment = phantom_environment(plan.gpu, plan.devices, folder / "gpus", kept, torch)
     environment |= ChildConfig(folder, plan.steps, plan.placement).to_environment()
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(STARTUP), *filter(None, [base.get("PYTHONPATH")])]
-    )
+    environment["PYTHONPATH"] = os.pathsep.join([str(STARTUP), environment["PYTHONPATH"]])
     environment["TORCHMEM_RUN"] = run_label(plan)
     if plan.alloc_conf is not None:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = plan.alloc_conf
