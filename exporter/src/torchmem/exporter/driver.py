@@ -250,7 +250,7 @@ class FailureLog:
 
 
 def _lost(code: int | None) -> str:
-    return "is lost" if code is None else f"is lost: {code_in_words(code)}"
+    return f"is lost: {code_in_words(code)}"
 
 
 def _name(labels: GpuLabels) -> str:

@@ -53,12 +53,12 @@ class MissingValues:
 
 def _groups(calls: Collection[Call]) -> Iterator[str]:
     """Yield the calls by return code and GPUs."""
-    gpus = defaultdict(set)
+    gpus: dict[tuple[int, str], set[int]] = defaultdict(set)
     for _, code, name, gpu in calls:
-        gpus[code, name].add(gpu)
+        gpus[code, name] |= set() if gpu is None else {gpu}
     names = defaultdict(list)
     for (code, name), indices in sorted(gpus.items()):
-        names[code, _gpu_list(indices - {None})].append(name)
+        names[code, _gpu_list(indices)].append(name)
     for (code, where), functions in names.items():
         words = RETURN_CODES.get(code, "unknown return code")
         yield f"{words} (code {code}){where}: {', '.join(functions)}"

@@ -97,7 +97,9 @@ def next_step(reason: str) -> str:
     return known.next_step if known else _UNKNOWN_STEP
 
 
-def code_in_words(code: int) -> str:
+def code_in_words(code: int | None) -> str:
     """Return a return code as text, such as "NVML return code 13, function not found"."""
+    if code is None:
+        return "NVML does not list it"
     words = RETURN_CODES.get(code)
     return f"NVML return code {code}, {words}" if words else f"NVML return code {code}"

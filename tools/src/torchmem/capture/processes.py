@@ -27,7 +27,8 @@ class TrainingProcess:
     """A process that has published a sample.
 
     `sample`: its file, owned by the user `uid`. `pid`: its process id in this namespace. `alive`:
-    whether it still runs; None if /proc may hide it from this user.
+    whether it still runs; None if /proc may hide it from this user. `written_ns`: when the sample
+    was written, in Unix nanoseconds.
     """
 
     sample: Path
@@ -35,6 +36,7 @@ class TrainingProcess:
     process: Process
     pid: int
     alive: bool | None
+    written_ns: int = 0
 
     def __str__(self) -> str:
         return f"rank {self.process.rank} of run {self.process.run} (pid {self.pid})"
@@ -55,13 +57,12 @@ class ProcessFilter:
     run: str | None = None
     pid: int | None = None
 
-    def matches(self, candidate: TrainingProcess) -> bool:
-        """Return whether the process has the rank, run and pid of this filter."""
-        process = candidate.process
+    def matches(self, process: Process, pid: int | None = None) -> bool:
+        """Return whether the process has the rank, run and pid; `pid` is the one seen here."""
         return (
             self.rank in {None, process.rank}
             and self.run in {None, process.run}
-            and self.pid in {None, candidate.pid, process.pid}
+            and (self.pid is None or self.pid in {pid, process.pid})
         )
 
 
@@ -70,22 +71,22 @@ def find_process(
 ) -> TrainingProcess:
     """Return the only running process that the filter matches.
 
-    With `or_ended`, the only one that has ended and left its sample, if none is running. Raise
+    With `or_ended`, the newest that has ended and left its sample, if none is running. Raise
     UsageError if no process matches, if several do, or if it has ended.
     """
     processes = sorted(
         training_processes(directory), key=lambda p: (p.process.run, p.process.rank, p.pid)
     )
-    matching = [process for process in processes if selected.matches(process)]
+    matching = [item for item in processes if selected.matches(item.process, item.pid)]
     running = [process for process in matching if process.alive is not False]
     if len(running) == 1:
         return running[0]
-    if or_ended and len(matching) == 1:
-        return matching[0]
     if running:
         raise UsageError(
             f"several processes match: {_names(running)}; select one with --rank, --run or --pid."
         )
+    if matching and or_ended:
+        return max(matching, key=lambda item: item.written_ns)
     if matching:
         raise UsageError(f"{matching[0]} has ended; select a running process.")
     others = _names([process for process in processes if process.alive is not False])
@@ -110,12 +111,13 @@ def training_processes(directory: Path) -> Iterator[TrainingProcess]:
             f"the run directory {directory} cannot be read ({error.strerror}); see --run-dir."
         ) from None
     for path, status in files:
-        process = _read(path, status.st_uid, processes)
+        process = _read(path, status, processes)
         if process is not None:
             yield process
 
 
-def _read(path: Path, uid: int, processes: ProcessTable) -> TrainingProcess | None:
+def _read(path: Path, status: os.stat_result, processes: ProcessTable) -> TrainingProcess | None:
+    uid = status.st_uid
     try:
         data = read_untrusted(path, MAX_SAMPLE_BYTES, uid)[0]
         sample = json.loads(data)
@@ -127,7 +129,7 @@ def _read(path: Path, uid: int, processes: ProcessTable) -> TrainingProcess | No
     if location.alive and processes.owner(location.pid) not in {None, uid}:
         return None
     alive = False if ended else location.alive
-    return TrainingProcess(path, uid, process, location.pid, alive)
+    return TrainingProcess(path, uid, process, location.pid, alive, status.st_mtime_ns)
 
 
 def _names(processes: list[TrainingProcess]) -> str:

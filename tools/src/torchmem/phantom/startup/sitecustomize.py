@@ -15,7 +15,7 @@ sys.path_importer_cache.pop(HERE, None)
 itself = sys.modules.pop("sitecustomize")
 
 
-def has_other_torch(built_for):
+def has_other_torch(built_for: str) -> bool:
     """Return whether this Python has another CUDA build of PyTorch than the library is for."""
     from importlib.machinery import PathFinder
 
@@ -26,7 +26,7 @@ def has_other_torch(built_for):
     return os.path.exists(os.path.join(folders[0], "lib", "libtorch_cuda.so"))  # noqa: PTH110, PTH118
 
 
-def restart():
+def restart() -> None:
     """Replace this process by a phantom run of its own command, on the GPU of this run."""
     parent = os.environ["PHANTOM_PYTHON"]
     del os.environ["PHANTOM_TORCH"]  # so that no other Python on the way restarts
