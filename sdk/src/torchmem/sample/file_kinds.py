@@ -96,16 +96,20 @@ def kind_of(head: bytes) -> FileKind | None:
     return next((kind for needed, kind in _DOCUMENTS if needed <= keys), None)
 
 
-def check_file(path: Path, wanted: FileKind, name: str) -> None:
+def check_file(path: Path, wanted: FileKind | None, name: str) -> None:
     """Raise the UsageError of `check_kind` for a file; do nothing if it cannot be read."""
-    with suppress(OSError, UntrustedFileError), open_untrusted(path, MAX_FILE_BYTES) as (file, _):
+    with (
+        suppress(OSError, UntrustedFileError, ValueError),
+        open_untrusted(path, MAX_FILE_BYTES) as (file, _),
+    ):
         check_kind(path, file.read(HEAD_BYTES), wanted, name)
 
 
-def check_kind(path: Path, head: bytes, wanted: FileKind, name: str) -> None:
+def check_kind(path: Path, head: bytes, wanted: FileKind | None, name: str) -> None:
     """Raise UsageError if the file is known to be of another kind than `wanted`.
 
-    name: what the command reads, with its article. The error names the command for the file.
+    wanted: None if the command reads no file. name: what it reads, with its article. The error
+    names the command for the file.
     """
     kind = kind_of(head)
     if kind not in {None, wanted}:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from torchmem.sample.errors import UsageError, did_you_mean
+from torchmem.sample.file_kinds import check_file
 from torchmem.sample.untrusted import sanitize_text
 
 ELSEWHERE = {
@@ -53,10 +55,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def check_command(words: Sequence[str], commands: Sequence[str]) -> None:
-    """Raise UsageError if the first word is not a command."""
+    """Raise UsageError if the first word is not a command, but a misspelt one or a file."""
     word = next(iter(words), "-")
     if word.startswith("-") or word in commands:
         return
+    check_file(Path(word), None, "a command")
     otherwise = ELSEWHERE.get(word) or "`torchmem --help` lists the commands."
     choices = () if word in ELSEWHERE else commands
     raise UsageError(
