@@ -76,7 +76,7 @@ def test_a_damaged_report_is_rejected_or_can_be_explained(data: st.DataObject) -
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"", "is not an OOM report: run"),
+        (b"", "is empty: run"),
         (b"[" * 100_000, "is not an OOM report: run"),
         (b"{}", "is not an OOM report: run"),
         (b'{"schema": 1}', "is not a valid OOM report"),

@@ -99,3 +99,26 @@ def test_a_file_without_a_command_names_its_command(
 
     assert main([str(path)]) == 2
     assert f"is an OOM report, not a command: run `torchmem oom {path}`." in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_executable_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`torchmem run` exits as a shell does, with what to do."""
+    path = tmp_path / "train"
+    path.write_text("#!/bin/sh\n")
+
+    assert main(["run", "--", str(path)]) == 126
+    assert f"make it executable (chmod +x {path})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["rules", "--out", "."], ["exporter", "--once"]])
+def test_a_file_that_is_not_yaml_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """Settings are not read from a file of another kind, although JSON is YAML."""
+    path = tmp_path / "report"
+    path.write_bytes(encode(STRANDED))
+
+    assert main([*command, "--thresholds", str(path)]) == 2
+    assert "is an OOM report, not a YAML file: run `torchmem oom" in capsys.readouterr().err

@@ -119,7 +119,7 @@ def test_an_encoding_without_bars(put: Put) -> None:
     ("content", "sentence"),
     [
         (None, "does not exist: run `torchmem oom --list` for a list of reports."),
-        (b"", "is not an OOM report: run `torchmem oom --list` for a list of reports."),
+        (b"", "is empty: run `torchmem oom --list` for a list of reports."),
         (b'{"schema": 1, "process": 5}', "is not a valid OOM report"),
         (b'{"schema": 9}', "was written by a newer torchmem: run pip install --upgrade torchmem."),
         (b" " * (MAX_REPORT_BYTES + 1), f"is larger than {MAX_REPORT_BYTES} bytes"),

@@ -120,6 +120,8 @@ def decode(data: bytes) -> OomReport:
 
     Raises UsageError for anything else; its text completes a sentence that begins with the file.
     """
+    if not data.strip():
+        raise UsageError("is empty: run `torchmem oom --list` for a list of reports.")
     try:
         raw = json.loads(data, parse_constant=_reject_constant)
     except (ValueError, RecursionError):

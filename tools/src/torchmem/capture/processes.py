@@ -20,6 +20,7 @@ from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
 
 MAX_NAMED = 8
+START = "start one with `torchmem run -- COMMAND`, or name its run directory with --run-dir."
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +92,9 @@ def find_process(
         raise UsageError(f"{matching[0]} has ended; select a running process.")
     others = _names([process for process in processes if process.alive is not False])
     hint = " Only root can select processes of other users." if os.geteuid() else ""
-    raise UsageError(
-        f"no process in {directory} matches; running processes: {others or 'none'}.{hint}"
-    )
+    if others:
+        raise UsageError(f"no process in {directory} matches; running processes: {others}.{hint}")
+    raise UsageError(f"no process of yours runs in {directory}: {START}{hint}")
 
 
 def training_processes(directory: Path) -> Iterator[TrainingProcess]:
@@ -106,9 +107,12 @@ def training_processes(directory: Path) -> Iterator[TrainingProcess]:
         files = find_files(
             directory, lambda name: name.endswith(SAMPLE_SUFFIX), os.geteuid() or None
         )
+    except FileNotFoundError:
+        raise UsageError(f"the run directory {directory} does not exist: {START}") from None
     except OSError as error:
         raise UsageError(
-            f"the run directory {directory} cannot be read ({error.strerror}); see --run-dir."
+            f"the run directory {directory} cannot be read ({error.strerror}): name another one "
+            "with --run-dir."
         ) from None
     for path, status in files:
         process = _read(path, status, processes)

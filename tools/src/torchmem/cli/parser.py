@@ -47,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
     def _flags(self) -> Iterable[str]:
         shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
-        return (flag for action in shown for flag in action.option_strings)
+        return {flag for action in shown for flag in action.option_strings} - {"-h", "--help"}
 
     def _exit(self, sentence: str) -> NoReturn:
         self.print_usage(sys.stderr)

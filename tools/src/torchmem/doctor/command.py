@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from torchmem.cli.http import server_url
 from torchmem.cli.terminal import write_out
 from torchmem.doctor.check import Place
 
@@ -35,10 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the checks; return 1 if one of them found a problem."""
+    """Print the checks; return 1 if one of them found a problem. Raise UsageError for a bad URL."""
     from torchmem.doctor import gpus, node, servers, software, text
 
-    place = Place(os.environ, arguments.exporter, arguments.prometheus, arguments.run_dir)
+    exporter = server_url(arguments.exporter, "an exporter", "http://HOST:9847")
+    prometheus = arguments.prometheus and server_url(
+        arguments.prometheus, "Prometheus", "http://HOST:9090"
+    )
+    place = Place(os.environ, exporter, prometheus, arguments.run_dir)
     checks = [
         *software.checks(place.environment),
         *gpus.checks(place),

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmem.sample.errors import UsageError
+from torchmem.sample.errors import UsageError, program_advice
 
 BUILT_FOR = "PHANTOM_TORCH"
 """The variable with the folder of the PyTorch that the library in use was built for."""
@@ -125,7 +125,7 @@ def checked_build(build: TorchBuild | None, python: str) -> TorchBuild:
 def missing_program(command: Sequence[str]) -> UsageError:
     """Return the error for a command that is empty or whose program does not exist."""
     if command:
-        return UsageError(f"cannot run {command[0]!r}: give the name of a program.")
+        return UsageError(f"cannot run {command[0]!r}: {program_advice(command[0])}")
     return UsageError("no command: add one after --.")
 
 
