@@ -197,7 +197,7 @@ def test_a_missing_directory_is_one_sentence(tmp_path: Path) -> None:
     done = report("--run-dir", tmp_path / "missing")
 
     assert done.returncode == 2
-    assert f"{tmp_path / 'missing'} does not exist: start one with" in done.stderr
+    assert f"{tmp_path / 'missing'} does not exist: start a process with" in done.stderr
 
 
 @needs_root

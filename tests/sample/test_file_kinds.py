@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -17,10 +16,16 @@ from support.recordings import varying_lengths
 from support.reports import STRANDED
 
 from torchmem.explain.oom_report import encode
-from torchmem.oom.command import document
 from torchmem.sample import sample
 from torchmem.sample.errors import UsageError
-from torchmem.sample.file_kinds import HEAD_BYTES, OOM_REPORT, SNAPSHOT, check_file, kind_of
+from torchmem.sample.file_kinds import (
+    HEAD_BYTES,
+    OOM_REPORT,
+    SNAPSHOT,
+    FileKind,
+    check_file,
+    kind_of,
+)
 
 GOLDEN = Path(__file__).parents[1] / "preflight" / "golden" / "fits.json"
 REPORT = encode(STRANDED)
@@ -52,13 +57,6 @@ def zipped() -> bytes:
                 "again without --json"
             ),
         ),
-        (
-            json.dumps(document(STRANDED)).encode(),
-            (
-                "the JSON output of `torchmem oom --json`, not THIS: name the OOM report from "
-                "which it was made, or read it with jq"
-            ),
-        ),
         (PAGE, "an HTML page, not THIS: open it in a browser"),
         (b"\x89PNG\r\n\x1a\n", "a picture, not THIS: open it in an image viewer"),
         (
@@ -73,7 +71,7 @@ def zipped() -> bytes:
             ),
         ),
     ],
-    ids=["oom", "snapshot", "sample", "preflight", "oom-json", "page", "png", "gzip", "zip"],
+    ids=["oom", "snapshot", "sample", "preflight", "page", "png", "gzip", "zip"],
 )
 def test_a_file_of_another_kind_is_named_with_its_command(
     tmp_path: Path, content: bytes, sentence: str
@@ -89,17 +87,19 @@ def test_a_file_of_another_kind_is_named_with_its_command(
     assert str(refused.value) == f"{path} is {sentence}.".replace("FILE`", f"{path}`")
 
 
-def test_a_compressed_snapshot_has_two_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "then"), [(OOM_REPORT, "run `torchmem snapshot FILE`"), (SNAPSHOT, "name FILE")]
+)
+def test_a_compressed_snapshot_has_two_steps(tmp_path: Path, wanted: FileKind, then: str) -> None:
     """What is inside of a gzip file is recognized from its beginning."""
     path = tmp_path / "a snapshot.gz"
     path.write_bytes(gzip.compress(PICKLE))
 
     with pytest.raises(UsageError) as refused:
-        check_file(path, OOM_REPORT, "an OOM report")
+        check_file(path, wanted, "one")
 
-    assert str(refused.value).endswith(
-        f": run `gunzip '{path}'`, then run `torchmem snapshot '{tmp_path}/a snapshot'`."
-    )
+    steps = f": run `gunzip '{path}'`, then {then}."
+    assert str(refused.value).endswith(steps.replace("FILE", f"'{tmp_path}/a snapshot'"))
 
 
 def test_a_published_sample_leads_to_its_process(tmp_path: Path) -> None:

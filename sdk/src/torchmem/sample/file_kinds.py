@@ -74,7 +74,6 @@ _BEGINNINGS = {
 # By keys of which each document has all, and no document above it has all.
 _DOCUMENTS: tuple[tuple[set[bytes], FileKind], ...] = (
     ({b"phantom", b"card", b"command"}, PREFLIGHT),
-    ({b"driver_free_bytes", b"headline", b"gains"}, _output("oom --json", "OOM report")),
     ({b"driver_free_bytes", b"oom", b"process"}, OOM_REPORT),
     ({b"sample", b"process", b"devices"}, _output("report --json", "process")),
     ({b"process", b"devices", b"timestamp"}, SAMPLE),
@@ -113,17 +112,18 @@ def check_kind(path: Path, head: bytes, wanted: FileKind | None, name: str) -> N
     """
     kind = kind_of(head)
     if kind not in {None, wanted}:
-        steps = ", then ".join(_steps(path, head, kind))
+        steps = ", then ".join(_steps(path, head, kind, wanted))
         raise UsageError(f"{sanitize_text(str(path))} is {kind.noun}, not {name}: {steps}.")
 
 
-def _steps(path: Path, head: bytes, kind: FileKind) -> Iterator[str]:
+def _steps(path: Path, head: bytes, kind: FileKind, wanted: FileKind | None) -> Iterator[str]:
     inner = kind_of(_decompressed(head)) if kind is COMPRESSED else None
     if inner is None:
         yield _step(path, head, kind)
         return
     yield GUNZIP.format(file=_word(path))
-    yield _step(path.with_suffix(""), _decompressed(head), inner)
+    file = path.with_suffix("")
+    yield f"name {_word(file)}" if inner is wanted else _step(file, _decompressed(head), inner)
 
 
 def _step(path: Path, head: bytes, kind: FileKind) -> str:

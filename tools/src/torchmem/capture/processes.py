@@ -20,7 +20,7 @@ from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
 
 MAX_NAMED = 8
-START = "start one with `torchmem run -- COMMAND`, or name its run directory with --run-dir."
+START = "start a process with `torchmem run -- COMMAND`, or name another directory with --run-dir."
 
 
 @dataclass(frozen=True, slots=True)

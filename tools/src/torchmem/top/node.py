@@ -115,7 +115,7 @@ def ask(url: str, get: Fetch = fetch) -> Node:
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         raise AwayError("asks for a password: pass http://USER:PASSWORD@HOST:9847")
     if answer.status != HTTPStatus.OK:
-        raise AwayError(f"answers with status {answer.status}: is it a current torchmem exporter?")
+        raise AwayError(f"answers with status {answer.status}, unlike a current torchmem exporter")
     return read(answer.body)
 
 
