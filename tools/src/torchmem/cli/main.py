@@ -29,6 +29,8 @@ COMMANDS = (
     "preflight",
     "doctor",
     "rules",
+    "dashboards",
+    "manifests",
     "completion",
 )
 EPILOG = """\
