@@ -392,7 +392,10 @@ def zipped() -> bytes:
         (b"\x80", "ends too early"),
         (pickle.dumps([{"total_size": 5}]), "has segments but no trace of allocations"),
         (pickle.dumps("a note"), NOT_AS_WRITTEN),
-        (b"<html>memory_viz</html>", "is not a memory snapshot of PyTorch. To record one"),
+        (
+            b"<html>memory_viz</html>",
+            "is an HTML page, not a memory snapshot: open it in a browser",
+        ),
         (b"\x80\x04\xff.", "is not a memory snapshot of PyTorch"),
         (
             gzip.compress(b"snapshot", mtime=0),

@@ -157,8 +157,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise UsageError(
-            f"cannot listen on {host}:{port} ({error.strerror}): "
-            "stop the process that uses the port or give another --listen HOST:PORT."
-        ) from error
+        step = "stop the process that uses the port or give another --listen HOST:PORT."
+        if isinstance(error, PermissionError):
+            step = "give a port above 1023 with --listen HOST:PORT."
+        raise UsageError(f"cannot listen on {host}:{port} ({error.strerror}): {step}") from error
     return listener
