@@ -270,10 +270,10 @@ def test_after_an_oom_it_leads_to_that_oom(tmp_path: Path) -> None:
     publish(tmp_path, newer)
     done = report("--run-dir", tmp_path)
 
-    first, rest = done.stdout.split("\n\n", 1)
-    assert " ".join(first.split()).startswith("rank 0 of run bbb (pid 8) ran out of memory ")
-    assert f"`torchmem oom {path}` explains why." in " ".join(first.split())
-    assert rest.startswith("run bbb (train.py), rank 0 of 8: oom")
+    first, command, _, shown, *_ = done.stdout.splitlines()
+    assert first.startswith("rank 0 of run bbb (pid 8) ran out of memory ")
+    assert command == f"  torchmem oom {path}"
+    assert shown == "run bbb (train.py), rank 0 of 8: oom"
     assert json.loads(report("--json", "--run-dir", tmp_path).stdout)["oom_report"] == str(path)
     chosen = report("--run-dir", tmp_path, "--run", "aaa").stdout
     assert chosen.startswith("rank 0 of run aaa (pid 7) ran out of memory ")

@@ -47,7 +47,7 @@ def zipped() -> bytes:
         (REPORT, "an OOM report, not THIS: run `torchmem oom FILE`"),
         (PICKLE, "a pickle file, as memory snapshots are, not THIS: run `torchmem snapshot FILE`"),
         (
-            sample.encode(own_sample(process=own_process(pid=7))),
+            sample.encode(own_sample(process=own_process(pid=7, labels={"oom": "0"}))),
             "the sample of a process, not THIS: run `torchmem report --pid 7`",
         ),
         (

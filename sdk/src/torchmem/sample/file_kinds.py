@@ -74,9 +74,9 @@ _BEGINNINGS = {
 # By keys of which each document has all, and no document above it has all.
 _DOCUMENTS: tuple[tuple[set[bytes], FileKind], ...] = (
     ({b"phantom", b"card", b"command"}, PREFLIGHT),
-    ({b"driver_free_bytes", b"oom", b"process"}, OOM_REPORT),
     ({b"sample", b"process", b"devices"}, _output("report --json", "process")),
     ({b"process", b"devices", b"timestamp"}, SAMPLE),
+    ({b"process", b"device", b"oom"}, OOM_REPORT),
     ({b"fidelity", b"outcomes"}, _output("whatif --json", "snapshot")),
     ({b"rounding_bytes", b"request", b"seconds"}, _output("snapshot --json", "snapshot")),
     ({b"traceEvents"}, PROFILE),

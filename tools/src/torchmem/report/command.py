@@ -15,7 +15,7 @@ from typing import Any
 
 from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
 from torchmem.cli.gpus import gpu_indices
-from torchmem.cli.terminal import wrapped, write_out
+from torchmem.cli.terminal import write_out
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
@@ -62,16 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
     directory = arguments.run_dir or run_directory(os.environ)
     selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
     now, oom = time.time(), newest_oom(directory, selected)
-    try:
-        process = find_process(directory, selected, or_ended=True)
-    except UsageError as error:
-        raise (UsageError(f"{error} {oom.lead(now)}") if oom else error) from None
+    process = _find(directory, selected, oom, now)
     sample, gpus = load(process), gpu_indices()
     oom = oom if oom and oom.concerns(sample.process) else None
     limits = _thresholds(arguments.thresholds).limits(sample.process.run, platform.node())
     words = text.page(sample, now, gpus, limits)
     if oom:
-        words = "\n".join([*wrapped(oom.lead(now)), "", words])
+        words = f"{oom.happened(now)}; to see why:\n  {oom.command}\n\n{words}"
     if arguments.html:
         subject = html.ReportedProcess(process, sample, now, gpus)
         output.write(html.page(subject, limits), arguments.html)
@@ -81,6 +78,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html != output.STDOUT:
         write_out(words)
     return 0
+
+
+def _find(
+    directory: Path, selected: ProcessFilter, oom: NewestOom | None, now: float
+) -> TrainingProcess:
+    """Return the process to show. Without one, raise UsageError, which leads to the newest OOM."""
+    try:
+        return find_process(directory, selected, or_ended=True)
+    except UsageError as error:
+        if oom is None:
+            raise
+        lead = f"But {oom.happened(now)}: `{oom.command}` explains why."
+        raise UsageError(f"{error} {lead}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +110,15 @@ class NewestOom:
         start = shown.start_timestamp
         return same == other or (start is not None and self.timestamp > start)
 
-    def lead(self, now: float) -> str:
-        """Return who ran out of memory, and the command that explains it."""
+    @property
+    def command(self) -> str:
+        """The command that explains it."""
+        return f"torchmem oom {shlex.quote(sanitize_text(str(self.path)))}"
+
+    def happened(self, now: float) -> str:
+        """Return who ran out of memory and when."""
         who = f"rank {self.process.rank} of run {self.process.run} (pid {self.process.pid})"
-        command = f"torchmem oom {shlex.quote(sanitize_text(str(self.path)))}"
-        ago = f"{format_seconds(now - self.timestamp)} ago"
-        return f"{who} ran out of memory {ago}: `{command}` explains why."
+        return f"{who} ran out of memory {format_seconds(now - self.timestamp)} ago"
 
 
 def newest_oom(directory: Path, selected: ProcessFilter) -> NewestOom | None:
