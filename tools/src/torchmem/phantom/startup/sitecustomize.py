@@ -2,7 +2,8 @@
 
 The phantom GPU's library is built for one PyTorch. A wrapper (a shell, uv, conda) can start a
 Python with another one. This restarts such a process with the library for its own PyTorch, before
-it has run anything. It runs in every Python of the run, also in those without torchmem.
+it has run anything. It runs in every Python of the run, also in those without torchmem, and in
+those that are too old for it.
 """
 
 import os
@@ -15,7 +16,8 @@ sys.path_importer_cache.pop(HERE, None)
 itself = sys.modules.pop("sitecustomize")
 
 
-def has_other_torch(built_for: str) -> bool:
+def has_other_torch(built_for):
+    # type: (str) -> bool
     """Return whether this Python has another CUDA build of PyTorch than the library is for."""
     from importlib.machinery import PathFinder
 
@@ -26,11 +28,13 @@ def has_other_torch(built_for: str) -> bool:
     return os.path.exists(os.path.join(folders[0], "lib", "libtorch_cuda.so"))  # noqa: PTH110, PTH118
 
 
-def restart() -> None:
+def restart():
+    # type: () -> None
     """Replace this process by a phantom run of its own command, on the GPU of this run."""
     parent = os.environ["PHANTOM_PYTHON"]
     del os.environ["PHANTOM_TORCH"]  # so that no other Python on the way restarts
-    command = [parent, "-m", "torchmem.phantom", "--", sys.executable, *sys.orig_argv[1:]]
+    command = [parent, "-m", "torchmem.phantom", "--", sys.executable]
+    command.extend(sys.orig_argv[1:])
     os.execv(parent, command)  # noqa: S606 - without a shell on purpose
 
 
