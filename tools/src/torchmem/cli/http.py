@@ -95,6 +95,12 @@ def server_url(text: str, server: str, example: str) -> str:
     return whole
 
 
+def why_not(error: OSError | ValueError) -> str:
+    """Return the reason why `fetch` failed."""
+    reason = getattr(error, "reason", error)
+    return sanitize_text(str(getattr(reason, "strerror", None) or reason))
+
+
 def without_credentials(url: str) -> str:
     """Return a URL that can be printed."""
     scheme, separator, rest = url.partition("://")

@@ -107,6 +107,8 @@ _shtab_torchmem_exporter_options=(
   "--scrape-deadline-seconds[how long to wait for the driver (default\: 5)]:N:"
   {--pcie-throughput,--no-pcie-throughput}"[measure PCIe throughput, which takes 40 ms for each GPU and scrape]"
   "--processes-per-gpu[maximum number of processes to export for each GPU (default\: 32)]:N:"
+  "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
+  "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
   "--thresholds[thresholds of \`torchmem rules\`, for the live page and \`torchmem top\`]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
@@ -120,7 +122,7 @@ _shtab_torchmem_manifests_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--out[the directory to write to]:DIR:_files -/"
   "--force[replace files that you changed]"
-  ":what to write:(systemd kubernetes slurm prometheus alertmanager grafana image compose stack)"
+  ":what to write:(systemd kubernetes helm mixin slurm prometheus alertmanager grafana image compose stack)"
 )
 
 # guard to ensure default positional specs are added only once per session
