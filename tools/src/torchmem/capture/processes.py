@@ -58,7 +58,11 @@ class ProcessFilter:
     run: str | None = None
     pid: int | None = None
 
-    def matches(self, process: Process, pid: int | None = None) -> bool:
+    def matches(self, candidate: TrainingProcess) -> bool:
+        """Return whether the process has the rank, run and pid of this filter."""
+        return self.selects(candidate.process, candidate.pid)
+
+    def selects(self, process: Process, pid: int | None = None) -> bool:
         """Return whether the process has the rank, run and pid; `pid` is the one seen here."""
         return (
             self.rank in {None, process.rank}
@@ -78,7 +82,7 @@ def find_process(
     processes = sorted(
         training_processes(directory), key=lambda p: (p.process.run, p.process.rank, p.pid)
     )
-    matching = [item for item in processes if selected.matches(item.process, item.pid)]
+    matching = [process for process in processes if selected.matches(process)]
     running = [process for process in matching if process.alive is not False]
     if len(running) == 1:
         return running[0]

@@ -125,7 +125,7 @@ def newest_oom(directory: Path, selected: ProcessFilter) -> NewestOom | None:
     """Return the newest OOM report of a process that the filter matches, of this user."""
     with suppress(UsageError):
         for path, report in load_all(directory, limit=MAX_REPORTS):
-            if selected.matches(report.process):
+            if selected.selects(report.process):
                 return NewestOom(path, report.process, report.timestamp)
     return None
 
