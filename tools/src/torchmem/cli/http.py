@@ -1,15 +1,18 @@
-"""HTTP requests of the commands, to an exporter or to Prometheus."""
+"""HTTP requests of the commands, to an exporter, Prometheus or Grafana."""
 
 from __future__ import annotations
 
 import base64
 import http.client
+import json
 import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
+
+from torchmem.sample.untrusted import sanitize_text
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 32 << 20
@@ -37,14 +40,47 @@ def fetch(url: str) -> HttpAnswer:
     if credentials:
         encoded = base64.b64encode(urllib.parse.unquote(credentials).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {encoded}")
+    return _sent(request, urllib.request.build_opener())
+
+
+def call(url: str, token: str, body: object = None) -> HttpAnswer:
+    """GET a URL of a JSON API with a bearer token, or POST a body to it.
+
+    Redirects are not followed, because a redirected POST would become a GET. Raises OSError or
+    ValueError without an answer.
+    """
+    request = urllib.request.Request(  # noqa: S310 - the caller checks the scheme
+        url,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={
+            "Authorization": f"Bearer {token}",
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+        },
+    )
+    return _sent(request, urllib.request.build_opener(_NoRedirects()))
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Follow no redirect."""
+
+
+def _sent(request: urllib.request.Request, opener: urllib.request.OpenerDirector) -> HttpAnswer:
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
             return _answer(answer)
     except urllib.error.HTTPError as error:
         with error:
             return _answer(error)
     except http.client.HTTPException as error:
         raise OSError(f"its answer is not HTTP: {type(error).__name__}") from error
+
+
+def why_not(error: OSError | ValueError) -> str:
+    """Return the reason why `fetch` failed."""
+    reason = getattr(error, "reason", error)
+    return sanitize_text(str(getattr(reason, "strerror", None) or reason))
 
 
 def without_credentials(url: str) -> str:
