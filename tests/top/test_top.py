@@ -11,6 +11,7 @@ import subprocess
 import sys
 import termios
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from fcntl import ioctl
@@ -58,6 +59,7 @@ class Terminal:
         self.resize(80, 24)
         self.modes = termios.tcgetattr(self.theirs)
         self.seen = ""
+        self.decoder = getincrementaldecoder("utf-8")(errors="replace")
         self.process = subprocess.Popen(
             ["setsid", "--ctty", *COMMAND, "--interval", "0.2", "--exporter", url],
             stdin=self.theirs,
@@ -80,7 +82,7 @@ class Terminal:
         while mark not in self.seen:
             assert time.monotonic() < deadline, f"no {mark!r} in {self.seen!r}"
             if select.select([self.ours], [], [], 0.1)[0]:
-                self.seen += os.read(self.ours, 1 << 16).decode(errors="replace")
+                self.seen += self.decoder.decode(os.read(self.ours, 1 << 16))
 
     def read_anew_until(self, mark: str) -> None:
         """Wait until `mark` was printed again."""
