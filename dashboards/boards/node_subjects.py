@@ -95,7 +95,7 @@ OVER_TIME: list[Panel] = [
         value("temperature_celsius", sensor="gpu"),
         Unit.CELSIUS,
         mark=GPU_TEMPERATURE,
-    ),
+    ).height(10),
     with_limit(
         gpu_lines(
             Text(
@@ -108,7 +108,7 @@ OVER_TIME: list[Panel] = [
             Unit.WATTS,
         ),
         Query(f"max({value('power_limit_watts')})", "highest limit"),
-    ),
+    ).height(10),
 ]
 
 MEMORY: list[Panel] = [

@@ -183,7 +183,7 @@ _GROWTH = select(catalog.GROWTH)
 
 
 def _share(heading: str, query: str, colored: levels.Levels) -> Column:
-    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=100)
+    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=90)
 
 
 DANGER = joined_table(
@@ -198,26 +198,26 @@ DANGER = joined_table(
         "No rank of this run publishes samples",
     ),
     [
-        Column("Rank", label="rank", width=60),
+        Column("Rank", label="rank", width=50),
         Column(
             "State",
             among(DEVICE_ROW, _states(".*"), _LISTED),
             label="state",
             colors=STATES,
-            width=80,
+            width=75,
         ),
-        Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=95),
+        Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=90),
         _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
         _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
-        Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=80),
-        Column("Out of memory in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=130),
+        Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=75),
+        Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=75),
         Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=100),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
         Column(
             "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=165
         ),
-        Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=100),
+        Column("GPU", label="gpu", width=45),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=95),
     ],
     sort="Of the GPU",
     hidden=("run", "pid"),

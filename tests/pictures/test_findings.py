@@ -18,6 +18,7 @@ from pictures.findings import (
     findings,
     unmatched_overrides,
 )
+from pictures.recordings import END
 
 Json = dict[str, Any]
 STATE = "torchmem_process_state"
@@ -61,7 +62,8 @@ def wide(width: int) -> Json:
 
 BROKEN: Mapping[str, Json] = {
     "query error": graph("sum(", "x"),
-    "no data": graph("no_such_metric", "x"),
+    "no data": graph("no_such_metric", "x") | {"fieldConfig": config(noValue="Not a number yet")},
+    "no data and no sentence": table("no_such_metric", "another_metric"),
     "total without parts": {
         "type": "timeseries",
         "targets": [
@@ -73,6 +75,12 @@ BROKEN: Mapping[str, Json] = {
     "clipped text": table(f"sum by (run, state) ({STATE})") | {"fieldConfig": wide(24)},
     "hidden legend entries": graph(BUCKETS, "{{name}}"),
     "repeated legend entries": graph(STATE, "{{run}}"),
+    "text for no data in a legend": {
+        "type": "timeseries",
+        "targets": [target(f"sum({STATE}) and on () vector(time()) < {END - 600}", "x")],
+        "options": {"legend": {"displayMode": "table", "placement": "right", "calcs": ["last"]}},
+        "fieldConfig": config(noValue="None yet"),
+    },
     "label shown as a number": table(f"sum by (pid) ({STATE})")
     | {"fieldConfig": config(unit="short")},
     "text for no data in a cell": table(
