@@ -43,6 +43,7 @@ class Unit:
     NUMBER = units.NoUnit
     TEXT = units.String
     PER_MINUTE = "suffix:per min"
+    GIB_PER_MINUTE = "suffix:GiB/min"
     AGO = units.DateTimeFromNow
     DOLLARS = "currencyUSD"
     KILOWATT_HOURS = units.KiloWattHour
@@ -216,6 +217,24 @@ def with_limit(panel: timeseries.Panel, limit: Query) -> timeseries.Panel:
     index = len(panel.build().targets or ())
     panel.with_target(_target(limit, index))
     return panel.override_by_query(_letter(index), _dashed_line())
+
+
+def with_trend(panel: timeseries.Panel, ahead: Query, pace: Query, unit: str) -> timeseries.Panel:
+    """Add a dashed line that is `ahead` of the lines of a panel, and to the legend its `pace`."""
+    value = dashboard_models.DynamicConfigValue
+    index = len(panel.build().targets or ())
+    panel.with_target(_target(ahead, index)).with_target(_target(pace, index + 1))
+    panel.override_by_query(
+        _letter(index),
+        [
+            _fixed_color(colors.NOTICE),
+            value("custom.lineWidth", 2),
+            value("custom.lineStyle", {"fill": "dash", "dash": [6, 6]}),
+        ],
+    )
+    hidden = [value("custom.lineWidth", 0), value("custom.axisPlacement", "hidden")]
+    shown = [_fixed_color(colors.NOTICE), value("unit", unit), value("decimals", 2)]
+    return panel.override_by_query(_letter(index + 1), [*shown, *hidden])
 
 
 def _shaded(panel: timeseries.Panel) -> timeseries.Panel:

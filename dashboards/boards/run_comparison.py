@@ -77,7 +77,7 @@ def _table() -> Panel:
         Column("OOMs", ooms),
         Column("Step", _over_range("avg_over_time", recorded.RUN_STEP), unit=Unit.SECONDS),
     ]
-    return joined_table(text, columns).height(5)
+    return joined_table(text, columns).height(5).min_width(80)
 
 
 def _both(title: str, question: str, spec: MetricSpec, unit: str) -> Panel:

@@ -80,7 +80,8 @@ NUMBERS: list[Panel] = [
             "Out of memory in",
             "Will a rank run out of memory within minutes? The time until almost nothing "
             "will be left at the peak of its steps, at the current pace. Shown only under the "
-            f"conditions of the alert TorchmemOutOfMemoryPredicted. {prediction.worth()}",
+            "conditions of the alert TorchmemOutOfMemoryPredicted; the chart Headroom has the pace "
+            f"of a fall that leads there later. {prediction.worth()}",
             "None predicted",
         ),
         Query(f"bottomk(1, {EXHAUSTION})", RANK),
@@ -183,7 +184,7 @@ _GROWTH = select(catalog.GROWTH)
 
 
 def _share(heading: str, query: str, colored: levels.Levels) -> Column:
-    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=90)
+    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=100)
 
 
 DANGER = joined_table(
@@ -241,7 +242,9 @@ ANSWER: list[Panel] = [
         ),
         lambda part: _of_gpus(recorded.PART, part=part),
         Query(_of_gpus(recorded.TOTAL), "GPUs of the run"),
-    ).span(12),
+    )
+    .span(12)
+    .height(12),
     training_memory.HEADROOM_LINES,
 ]
 
@@ -279,7 +282,7 @@ def _processes() -> Panel:
         ),
         Column("Requested", of_device(catalog.LAST_OOM_REQUESTED), unit=Unit.BYTES),
     ]
-    return joined_table(text, columns, sort="Rank", hidden=("run",))
+    return joined_table(text, columns, sort="Rank", hidden=("run",)).min_width(80)
 
 
 _NAMES = {
