@@ -21,7 +21,7 @@ the panel. `docker compose up -d` and `make stack` provision all dashboards. To 
 dashboards have the same variables for run, node, GPU and rank. They link to each other and keep the
 selection and the time range.
 
-`make pictures ARGS=--docs` draws the pictures with Grafana's published panel libraries, from
+`make pictures` draws the pictures with Grafana's published panel libraries, from
 recordings of simulated jobs and GPUs. State timelines and heatmaps only resemble Grafana's.
 """
 TAIL = """\
