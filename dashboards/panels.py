@@ -514,7 +514,7 @@ def _cell(column: Column) -> dict[str, object]:
         }
     if column.colors or column.levels:
         return {"custom.cellOptions": {"type": "color-background", "mode": "basic"}}
-    return {"custom.wrapText": True, "custom.minWidth": 400} if column.wrap else {}
+    return {"custom.wrapText": True, "custom.minWidth": 425} if column.wrap else {}
 
 
 def _value_mappings(column: Column) -> dict[str, dict[str, str]]:

@@ -228,8 +228,8 @@ def _wasteful() -> Panel:
             centered=True,
         ),
         _bar("Wasted", now, levels.STRANDED, width=90),
-        Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2, width=95),
-        Column("Cost", f"{hours} * {PRICE} > 0", unit=Unit.DOLLARS, decimals=2, width=65),
+        Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2, width=110),
+        Column("Cost", f"{hours} * {PRICE} > 0", unit=Unit.DOLLARS, decimals=2, width=60),
         Column("Run", holder, label="run"),
         Column("User", holder, label="user"),
     ]

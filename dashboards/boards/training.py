@@ -217,7 +217,7 @@ DANGER = joined_table(
         Column(
             "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=165
         ),
-        Column("GPU", label="gpu", width=45),
+        Column("GPU", label="gpu", width=50),
         Column("Node", label="instance", link=LINK_TO_NODE, width=95),
     ],
     sort="Of the GPU",
