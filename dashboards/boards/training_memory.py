@@ -49,9 +49,9 @@ _HEADROOM = rank_lines(
         "How large a tensor would still fit in each rank? The lowest value of 5 minutes, which is "
         "close to the headroom at the peak of a step. At zero, or below the largest request that "
         "has failed so far, the rank runs out of memory. Of the ranks whose headroom has fallen "
-        f"for 10 minutes, the one that will have least is continued: by how much it falls, and the "
-        f"dashed line, what will be left in {_AHEAD_MINUTES} minutes at this pace. That is no "
-        "warning, for many falls end.",
+        "steadily for 10 minutes, the legend says by how much the one falls that will have least, "
+        f"and the dashed line is what it will have left {_AHEAD_MINUTES} minutes later at this "
+        "pace. That is not a warning: many falls end.",
         NO_SNAPSHOT,
     ),
     of_ranks(HEADROOM, "min"),
