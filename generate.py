@@ -53,6 +53,7 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("docs.verdict"),
     lambda: rendered_by("docs.versions"),
     lambda: rendered_by("deploy.kubernetes.build"),
+    lambda: rendered_by("deploy.helm.build"),
     lambda: rendered_by("deploy.completion"),
 )
 

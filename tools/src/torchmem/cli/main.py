@@ -28,6 +28,8 @@ COMMANDS = (
     "preflight",
     "doctor",
     "rules",
+    "dashboards",
+    "manifests",
     "completion",
 )
 EPILOG = """\
