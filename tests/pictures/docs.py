@@ -173,14 +173,18 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make pictures ARGS=...", description=__doc__)
     add = parser.add_argument
-    add("subjects", nargs="*", choices=[*SUBJECTS, []], metavar="SUBJECT", help=", ".join(SUBJECTS))
+    add("subjects", nargs="*", metavar="SUBJECT", help=f"of {', '.join(SUBJECTS)}")
     add("--all", action="store_true", help="also draw pictures that are up to date")
     add(
         "--same",
         action="store_true",
         help="draw nothing: you looked, and the pictures still show what there is",
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    unknown = set(arguments.subjects) - set(SUBJECTS)
+    if unknown:
+        parser.error(f"there is no subject {min(unknown)}: choose from {', '.join(SUBJECTS)}")
+    return arguments
 
 
 if __name__ == "__main__":
