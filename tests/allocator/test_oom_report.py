@@ -16,9 +16,8 @@ from torchmem.explain.oom_report import (
     decode,
     encode,
     failure_reason,
-    memory_breakdown,
+    memory_uses,
     preceding_events,
-    summary,
 )
 from torchmem.explain.remedies import remedies
 from torchmem.sample.errors import UsageError
@@ -33,9 +32,9 @@ json_values = st.recursive(
 
 def explain(report: OomReport) -> str:
     """Return all text that explains a report."""
-    sentences = [summary(report), *failure_reason(report), *preceding_events(report)]
+    sentences = [*failure_reason(report), *preceding_events(report)]
     sentences += [remedy.text for remedy in remedies(report)]
-    return " ".join(sentences + [name for name, _ in memory_breakdown(report)])
+    return " ".join(sentences + [use.label for use in memory_uses(report)])
 
 
 @given(reports)

@@ -7,6 +7,7 @@ printable, and it is converted strictly to dataclasses.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import types
@@ -161,6 +162,15 @@ def sanitize_json(value: Any, *, keeps_numbers: bool = False) -> Any:
     if isinstance(value, list):
         return [sanitize_json(item, keeps_numbers=keeps_numbers) for item in value]
     return value
+
+
+def strict_json(data: bytes) -> Any:
+    """Return a JSON value without NaN and infinity; raise ValueError or RecursionError."""
+    return json.loads(data, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")
 
 
 def convert(value: Any, kind: type[T]) -> T:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from torchmem.sample.untrusted import sanitize_text
+
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 32 << 20
 
@@ -73,6 +75,12 @@ def _sent(request: urllib.request.Request, opener: urllib.request.OpenerDirector
             return _answer(error)
     except http.client.HTTPException as error:
         raise OSError(f"its answer is not HTTP: {type(error).__name__}") from error
+
+
+def why_not(error: OSError | ValueError) -> str:
+    """Return the reason why `fetch` failed."""
+    reason = getattr(error, "reason", error)
+    return sanitize_text(str(getattr(reason, "strerror", None) or reason))
 
 
 def without_credentials(url: str) -> str:

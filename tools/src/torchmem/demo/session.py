@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from torchmem.cli.terminal import interrupted_by
 from torchmem.demo import real
 from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses, simulated_rank
 from torchmem.demo.screen import show
@@ -26,8 +27,9 @@ from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.simulator.scenarios import SCENARIOS
 
 MAX_RANKS = 64
-CAPTION = "These numbers are from publications; the demo reproduces them with a simulated "
-"allocator."
+CAPTION = (
+    "These numbers are from publications; the demo reproduces them with a simulated allocator."
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -93,17 +95,11 @@ def demo_plan(arguments: argparse.Namespace) -> DemoPlan:
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
     """Treat SIGTERM, which `docker stop` sends, like Ctrl-C; end without a traceback on both."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        with interrupted_by(signal.SIGTERM):
+            yield
     except KeyboardInterrupt:
         print("Stopped.")
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _run_ranks(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:

@@ -11,11 +11,12 @@ from pathlib import Path
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.gpu_name import gpu_name
+from torchmem.explain.memory_use import MemoryUse
 from torchmem.explain.oom_report import (
     OomReport,
     failure_reason,
     format_seconds,
-    memory_breakdown,
+    memory_uses,
     preceding_events,
 )
 from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
@@ -67,7 +68,7 @@ def explanation(
     """
     return (
         wrapped(" ".join(failure_reason(report, gpu)), width=WIDTH),
-        list(memory_lines(report.device.total_bytes, memory_breakdown(report))),
+        list(memory_lines(report.device.total_bytes, memory_uses(report))),
         [*advice_lines(remedies(report, refuted)), *_useless(report)],
     )
 
@@ -113,19 +114,19 @@ def heading_lines(report: OomReport, index: int | None) -> list[str]:
 
 
 def memory_lines(
-    total: int | None, parts: Sequence[tuple[str, int]], age: float | None = None
+    total: int | None, uses: Sequence[MemoryUse], age: float | None = None
 ) -> Iterator[str]:
-    """Yield the use of a device of `total` bytes, by parts that add up to it.
+    """Yield the use of a device of `total` bytes, which the uses add up to.
 
     `age` is the time since they were read, in seconds.
     """
-    if not total or not parts:
+    if not total or not uses:
         return
     ago = "" if age is None else f", {format_seconds(age)} ago"
     yield f"Memory of the GPU ({format_size(total)}){ago}"
-    for name, size in parts:
-        bar = "█" * round(BAR * min(1.0, size / total))
-        yield f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}  {bar}".rstrip()
+    for use in uses:
+        size, bar = format_size(use.bytes), "█" * round(BAR * min(1.0, use.bytes / total))
+        yield f"  {use.label:<32}{size:>12}{use.bytes / total:>7.1%}  {bar}".rstrip()
 
 
 def whole_run(report: OomReport) -> Chart | None:

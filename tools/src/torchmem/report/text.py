@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from torchmem.cli.terminal import joined, wrapped
-from torchmem.explain.memory_use import device_parts
+from torchmem.explain.memory_use import device_uses
 from torchmem.explain.rank_report import heading, rank_facts
 from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
@@ -29,10 +29,10 @@ def _part(
 ) -> str:
     read = device.stats_timestamp
     age = None if read is None else max(0.0, now - read)
-    parts = device_parts(device, device.driver_free_bytes, unread_steps=sample.steps.unread)
+    uses = device_uses(device, device.driver_free_bytes, unread_steps=sample.steps.unread)
     sections = [
         [*heading(sample, device, now, gpus.get(device.uuid or ""))],
-        [*memory_lines(device.total_bytes, parts, age)],
+        [*memory_lines(device.total_bytes, uses, age)],
         [*fact_lines(rank_facts(sample, device, now), WIDTH)],
         [*run_lines(run_chart(device.run_history, device.total_bytes))],
         [*_threats(sample, device, limits)],

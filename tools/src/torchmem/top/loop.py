@@ -9,8 +9,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -18,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 
 from torchmem.cli.http import without_credentials
+from torchmem.cli.terminal import interrupted_by
 from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.top.keyboard import Keyboard, keyboard
@@ -100,7 +99,7 @@ def _follow(console: Console, url: str, interval: float) -> None:
     asking = Asking(url, interval)
     try:
         with (
-            _interrupted_by(signal.SIGTERM, signal.SIGHUP),
+            interrupted_by(signal.SIGTERM, signal.SIGHUP),
             keyboard(sys.stdin.fileno()) as keys,
             Live(console=console, screen=True, auto_refresh=False) as live,
         ):
@@ -127,18 +126,3 @@ def _until_ended(asking: Asking, keys: Keyboard, live: Live, url: str) -> None:
             view = press(view, key, groups)
             if view is None:
                 break
-
-
-@contextmanager
-def _interrupted_by(*signals: signal.Signals) -> Iterator[None]:
-    """Treat signals like Ctrl-C, so that the terminal is put back."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

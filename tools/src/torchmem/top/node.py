@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from torchmem.cli.http import HttpAnswer, fetch
-from torchmem.sample.untrusted import printable, sanitize_text
+from torchmem.cli.http import HttpAnswer, fetch, why_not
+from torchmem.sample.untrusted import printable
 
 Fetch = Callable[[str], HttpAnswer]
 STATE_PATH = "/api/v1/state"
@@ -109,9 +109,7 @@ def ask(url: str, get: Fetch = fetch) -> Node:
     try:
         answer = get(url + STATE_PATH)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        text = sanitize_text(str(getattr(reason, "strerror", None) or reason))
-        raise AwayError(f"does not respond: {text}") from error
+        raise AwayError(f"does not respond: {why_not(error)}") from error
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         raise AwayError("asks for a password: pass http://USER:PASSWORD@HOST:9847")
     if answer.status != HTTPStatus.OK:

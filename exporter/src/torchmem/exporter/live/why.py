@@ -20,7 +20,7 @@ from torchmem.explain.oom_report import (
     OomReport,
     decode,
     failure_reason,
-    memory_breakdown,
+    memory_uses,
     preceding_events,
 )
 from torchmem.explain.rank_report import ending, next_request, rank_facts
@@ -185,9 +185,9 @@ def oom_why(report: OomReport, gpu: int | None, *, may_look: bool) -> OomWhy:
         reason=" ".join(failure_reason(report, gpu)),
         before=" ".join(preceding_events(report)),
         memory=tuple(
-            LabeledBytes(label=label, bytes=size)
-            for label, size in memory_breakdown(report)
-            if plausible(size)
+            LabeledBytes(label=use.label, bytes=use.bytes)
+            for use in memory_uses(report)
+            if plausible(use.bytes)
         ),
         advice=tuple(map(_advice, remedies(report))),
         stack=calls if may_look else (),
