@@ -35,7 +35,7 @@ from torchmem.sample.xids import XIDS
 NO_GPM = "Only data center GPUs from Hopper on report this"
 NO_NVLINK = "No NVLink on these GPUs"
 MIG_ROW = (*GPU_ROW, "gpu_instance")
-GPU_NAME = Column("GPU", row(GPU_ROW, GPU_NAMES, "short_name"), label="short_name", width=150)
+GPU_NAME = Column("GPU", row(GPU_ROW, GPU_NAMES, "short_name"), label="short_name", width=170)
 
 # NVML GPM metrics by the unit of the GPU that they measure.
 GPU_UNITS = {
