@@ -84,7 +84,7 @@ def _draw_maps() -> None:
 
 
 def _top() -> str:
-    return (ROOT / "tests" / "top" / "golden" / "200x50.txt").read_text()
+    return (ROOT / "tests" / "top" / "golden" / "once.txt").read_text()
 
 
 def _plot(command: str) -> Subject:

@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from torchmem.cli.flags import add_exporter
 from torchmem.cli.terminal import write_out
 from torchmem.doctor.check import Place
 
@@ -17,18 +18,12 @@ Examples:
 
 Exit code: 0 if no problem was found, 1 otherwise.
 """
-DEFAULT_EXPORTER = "http://127.0.0.1:9847"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
-    add(
-        "--exporter",
-        metavar="URL",
-        default=DEFAULT_EXPORTER,
-        help=f"address of the exporter (default {DEFAULT_EXPORTER})",
-    )
+    add_exporter(parser)
     add("--prometheus", metavar="URL", help="address of Prometheus (default: not checked)")
     add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
     add("--json", action="store_true", help="print the checks as one line of JSON")
