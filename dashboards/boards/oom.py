@@ -254,7 +254,7 @@ FAILED = joined_table(
         _bytes("Largest free", _of_failed_rows(seen(catalog.LARGEST_FREE_BLOCK))),
         _bytes("Stranded", _of_failed_rows(seen(catalog.FREE, state="stranded"))),
         Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=95),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=110),
     ],
     sort="When",
     descending=True,

@@ -218,7 +218,7 @@ DANGER = joined_table(
             "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=165
         ),
         Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=95),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=110),
     ],
     sort="Of the GPU",
     hidden=("run", "pid"),
