@@ -80,7 +80,7 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text("GPUs", "How many GPUs does the driver reach on the selected nodes?", "0"),
         Query(f"sum({select(recorded.NODE_GPUS)})"),
-        Unit.COUNT,
+        Unit.NUMBER,
     ),
     stat_panel(
         Text(
@@ -171,7 +171,7 @@ def _states() -> Panel:
         "while. Ended ranks count for 15 minutes.",
         "No ranks",
     )
-    return stat_panel(text, RANKS_BY_STATE, Unit.COUNT).span(8).height(7)
+    return stat_panel(text, RANKS_BY_STATE, Unit.NUMBER).span(8).height(7)
 
 
 def _least_headroom() -> Panel:

@@ -62,7 +62,7 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text("GPUs", "How many GPUs does the driver reach on the selected nodes?", "0"),
         Query(f"sum({select(catalog.NVML_GPU_UP)})"),
-        Unit.COUNT,
+        Unit.NUMBER,
     ),
     stat_panel(
         Text(
