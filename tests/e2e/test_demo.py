@@ -142,9 +142,9 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
 
 # Queries without data in the demo, by panel and letter. Of the parts of a device: private pools,
 # memory cached before the first snapshot, other processes, and memory of GPUs without NVML. A trend
-# needs 30 minutes, idleness and the pace of headroom 10. Falling headroom, alerts and marks are temporary. No rank is
-# stalled, killed or started with advice, and the ranks have no components, phases, samples, pinned
-# memory, private pools, libraries or errors other than an OOM.
+# needs 30 minutes, idleness and the pace of headroom 10. Falling headroom, alerts and marks are
+# temporary. No rank is stalled, killed or started with advice, and the ranks have no components,
+# phases, samples, pinned memory, private pools, libraries or errors other than an OOM.
 WITHOUT_DATA = (
     r"Memory of .* [D-I]|Where the memory is [D-I]|What the tensors are [A-I]|Rank .shown [BEF]"
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
