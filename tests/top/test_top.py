@@ -22,7 +22,7 @@ import pytest
 from support.publishing import own_sample, publish
 from support.samples import UUID
 
-from torchmem.cli.http import HttpAnswer
+from torchmem.cli.http import HttpAnswer, exporter_url
 from torchmem.cli.main import main
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
@@ -30,7 +30,6 @@ from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.top.loop import address
 from torchmem.top.node import AwayError, ask
 
 GIB = 1 << 30
@@ -254,7 +253,7 @@ def test_the_address_of_prometheus() -> None:
     ("arguments", "code", "sentence"),
     [
         (["--once", "127.0.0.1:1"], 1, "does not respond: Connection refused. Start it:"),
-        (["--exporter", "ftp://node17"], 2, "write --exporter http://HOST:9847"),
+        (["--exporter", "ftp://node17"], 2, "write http://HOST:9847"),
         (["http://u:secret@node17:port"], 2, "http://node17:port is not the URL of an exporter"),
         (["--interval", "0"], 2, "--interval must be between 0.2 and 3600 seconds, not 0."),
         (["--interval", "nan"], 2, "--interval must be between"),
@@ -274,4 +273,4 @@ def test_errors(
 @pytest.mark.parametrize("given", ["node17:9847", "http://node17:9847/", "node17:9847/metrics"])
 def test_addresses(given: str) -> None:
     """The scheme may be left out, and the address of the metrics works too."""
-    assert address(given) == "http://node17:9847"
+    assert exporter_url(given) == "http://node17:9847"

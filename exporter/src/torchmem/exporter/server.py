@@ -162,9 +162,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
+        step = "stop the process that uses the port or give another --listen HOST:PORT."
+        if isinstance(error, PermissionError):
+            step = "give a port above 1023 with --listen HOST:PORT."
         problem = PortInUseError if error.errno == errno.EADDRINUSE else UsageError
-        raise problem(
-            f"cannot listen on {host}:{port} ({error.strerror}): "
-            "stop the process that uses the port or give another --listen HOST:PORT."
-        ) from error
+        raise problem(f"cannot listen on {host}:{port} ({error.strerror}): {step}") from error
     return listener

@@ -101,10 +101,12 @@ def open_untrusted_directory(
 
 def _open_regular(path: Path | str, directory: int | None) -> int:
     descriptor = _open(path, directory)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
-    raise UntrustedFileError("not_regular", "is not a regular file")
+    found = "is a directory" if stat.S_ISDIR(mode) else "is not a regular file"
+    raise UntrustedFileError("not_regular", found)
 
 
 def _open(path: Path | str, directory: int | None, flags: int = _READ_FLAGS) -> int:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from torchmem.cli.flags import add_exporter
+from torchmem.cli.http import exporter_url, server_url
 from torchmem.cli.terminal import write_out
 from torchmem.doctor.check import Place
 
@@ -30,10 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the checks; return 1 if one of them found a problem."""
+    """Print the checks; return 1 if one of them found a problem. Raise UsageError for a bad URL."""
     from torchmem.doctor import gpus, node, servers, software, text
 
-    place = Place(os.environ, arguments.exporter, arguments.prometheus, arguments.run_dir)
+    exporter = exporter_url(arguments.exporter)
+    prometheus = arguments.prometheus and server_url(
+        arguments.prometheus, "Prometheus", "http://HOST:9090"
+    )
+    place = Place(os.environ, exporter, prometheus, arguments.run_dir)
     checks = [
         *software.checks(place.environment),
         *gpus.checks(place),

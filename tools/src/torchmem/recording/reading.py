@@ -28,6 +28,7 @@ from torchmem.recording.recording import (
 )
 from torchmem.recording.stacks import EventStacks, SnapshotFrame, Stacks
 from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.file_kinds import HEAD_BYTES, SNAPSHOT, check_kind
 from torchmem.sample.untrusted import (
     FileProblem,
     UntrustedFileError,
@@ -40,7 +41,7 @@ MAX_FILE_BYTES = 1 << 30
 MAX_PLACES = 1024
 """Combinations of device, stream and pool. A replay takes about 3 ms for each; jobs have dozens."""
 _ADVICE: dict[FileProblem, str] = {
-    "not_regular": "name a snapshot file.",
+    "not_regular": "name a file of torch.cuda.memory._dump_snapshot or `torchmem capture`.",
     "unreadable": "name a file that you may read.",
     "too_large": "record fewer steps, or with _record_memory_history(max_entries=1_000_000).",
 }
@@ -169,6 +170,7 @@ def _open(path: Path, name: str) -> Iterator[int]:
             raise UsageError(f"{name} {problem}: {_ADVICE[error.problem]}") from None
         except ValueError as error:  # the path has a null byte
             raise UsageError(f"{name} cannot be read ({error}): name a snapshot file.") from None
+        check_kind(path, os.pread(file.fileno(), HEAD_BYTES, 0), SNAPSHOT, "a memory snapshot")
         yield file.fileno()
 
 

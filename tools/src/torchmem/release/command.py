@@ -105,7 +105,9 @@ def _selected(arguments: argparse.Namespace) -> list[TrainingProcess]:
     ]
     if not found:
         hint = "; only root can select processes of other users" if os.geteuid() else ""
-        raise UsageError(f"no running process in {directory} matches{hint}.")
+        raise UsageError(
+            f"no running process in {directory} matches{hint}: `torchmem doctor` shows the runs."
+        )
     return sorted(found, key=lambda process: (process.process.run, process.process.rank))
 
 

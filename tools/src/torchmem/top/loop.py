@@ -8,18 +8,16 @@ import os
 import signal
 import sys
 from contextlib import closing
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.live import Live
 
-from torchmem.cli.http import without_credentials
+from torchmem.cli.http import exporter_url, without_credentials
 from torchmem.cli.terminal import interrupted_by
 from torchmem.sample.errors import TorchmemError, UsageError
-from torchmem.sample.untrusted import sanitize_text
 from torchmem.top.asking import Asking
 from torchmem.top.keyboard import Keyboard, keyboard
-from torchmem.top.node import EXAMPLE, AwayError, SilentError, ask, ask_rank
+from torchmem.top.node import AwayError, SilentError, ask, ask_rank
 from torchmem.top.screen import Screen, page
 from torchmem.top.signs import only_ascii
 from torchmem.top.start import START
@@ -36,7 +34,7 @@ MAX_EXPLAINED = 8
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the node until the user ends it. Raise UsageError, or TorchmemError with --once."""
-    url, interval = address(arguments.exporter), arguments.interval
+    url, interval = exporter_url(arguments.exporter), arguments.interval
     if not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
         bounds = f"{MIN_INTERVAL_SECONDS:g} and {MAX_INTERVAL_SECONDS:g}"
         raise UsageError(f"--interval must be between {bounds} seconds, not {interval:g}.")
@@ -54,20 +52,6 @@ def plain_console() -> Console:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     return Console(highlight=False, markup=False, emoji=False)
-
-
-def address(url: str) -> str:
-    """Return the exporter's URL; http:// may be left out. Raise UsageError."""
-    whole = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/metrics")
-    try:
-        parts = urlsplit(whole)
-        is_valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid or not whole.isascii() or not whole.isprintable() or " " in whole:
-        shown = sanitize_text(without_credentials(whole))
-        raise UsageError(f"{shown} is not the URL of an exporter: write {EXAMPLE}.")
-    return whole
 
 
 def _print(console: Console, url: str) -> None:

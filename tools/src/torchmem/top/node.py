@@ -161,7 +161,7 @@ def ask(url: str, get: Fetch = fetch) -> Node:
     if answer.status != HTTPStatus.OK and _is_prometheus(url, get):
         raise AwayError(f"is Prometheus: pass the address of an exporter, such as {EXAMPLE}")
     if answer.status != HTTPStatus.OK:
-        raise AwayError(f"answers with status {answer.status}: is it a current torchmem exporter?")
+        raise AwayError(f"answers with status {answer.status}, unlike a current torchmem exporter")
     return read(answer.body)
 
 

@@ -14,6 +14,7 @@ from rich.text import Text
 from torchmem.allocator.sizes import format_index
 from torchmem.cli.terminal import counted
 from torchmem.explain.oom_report import format_seconds
+from torchmem.exporter.nvml_reasons import reason_in_words
 from torchmem.metrics import colors
 from torchmem.oom.text import sparkline
 from torchmem.top.bars import UseStyles, gib
@@ -217,7 +218,7 @@ class _Painter:
         elif not self._screen.node:
             yield Text(f"Asking {self._screen.url} …", style="dim")
         if not self._node.nvml.up:
-            reason = self._node.nvml.reason or "the reason is unknown"
+            reason = reason_in_words(self._node.nvml.reason or "the reason is unknown")
             yield from self._wrapped(Text(f"NVML does not respond: {reason}", colors.ATTENTION))
 
     def _away(self, reason: str) -> Iterator[Text]:
