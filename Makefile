@@ -11,7 +11,7 @@ FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16
 NOTEBOOKS := nbclient==0.11.0 ipykernel==7.4.0
 BIN := $(VENV)/bin
 
-.PHONY: help demo stack test check format generate pictures check-grafana test-allocator test-dependencies test-versions test-gpu clean
+.PHONY: help demo stack test check format generate boards pictures check-grafana test-allocator test-dependencies test-versions test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -58,8 +58,12 @@ tests/grafana/node_modules/.installed: tests/grafana/package-lock.json
 	touch $@
 
 # Pass `ARGS='node --theme dark'` to draw one of them, and `ARGS=--help` for all options.
-pictures: $(VENV)/.dev tests/grafana/node_modules/.installed generate  ## Draw the dashboards, and list what is wrong with them; needs npm, Chromium and Prometheus.
+boards: $(VENV)/.dev tests/grafana/node_modules/.installed generate  ## Draw the dashboards, and list what is wrong with them; needs npm, Chromium and Prometheus.
 	PYTHONPATH=tests $(BIN)/python -m pictures $(ARGS)
+
+# Pass `ARGS=demo` to draw one subject, and `ARGS=--help` for all of them and all options.
+pictures: $(VENV)/.dev tests/grafana/node_modules/.installed generate  ## Draw the pictures of the documentation that are older than what they show; needs what `boards` needs.
+	PYTHONPATH=tests $(BIN)/python -m pictures.docs $(ARGS)
 
 check-grafana: tests/grafana/node_modules/.installed  ## Check the dashboards against the types of Grafana 11, 12 and 13; needs npm.
 	node tests/grafana/check.mjs dashboards/json/*.json
