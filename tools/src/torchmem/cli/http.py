@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import sanitize_text
+
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 32 << 20
 
@@ -45,6 +48,20 @@ def fetch(url: str) -> HttpAnswer:
             return _answer(error)
     except http.client.HTTPException as error:
         raise OSError(f"its answer is not HTTP: {type(error).__name__}") from error
+
+
+def exporter_url(url: str) -> str:
+    """Return the exporter's URL; http:// may be left out. Raise UsageError."""
+    whole = (url if "://" in url else f"http://{url}").rstrip("/")
+    try:
+        parts = urllib.parse.urlsplit(whole)
+        is_valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or not whole.isascii() or not whole.isprintable() or " " in whole:
+        shown = sanitize_text(without_credentials(whole))
+        raise UsageError(f"{shown} is not the URL of an exporter: write http://HOST:9847.")
+    return whole
 
 
 def without_credentials(url: str) -> str:

@@ -26,6 +26,7 @@ COMMANDS = (
     "whatif",
     "snapshot",
     "preflight",
+    "mcp",
     "doctor",
     "rules",
     "completion",

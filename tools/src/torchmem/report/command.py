@@ -57,19 +57,19 @@ def run(arguments: argparse.Namespace) -> int:
     selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
     process = find_process(directory, selected, or_ended=True)
     sample, now, gpus = load(process), time.time(), gpu_indices()
-    limits = _thresholds(arguments.thresholds).limits(sample.process.run, platform.node())
+    limits = chosen_thresholds(arguments.thresholds).limits(sample.process.run, platform.node())
     words = text.page(sample, now, gpus, limits)
     if arguments.html:
         subject = html.ReportedProcess(process, sample, now, gpus)
         output.write(html.page(subject, limits), arguments.html)
     if arguments.json:
-        words = json.dumps(_document(sample, limits), allow_nan=False) + "\n"
+        words = json.dumps(document(sample, limits), allow_nan=False) + "\n"
     if arguments.html != output.STDOUT:
         write_out(words)
     return 0
 
 
-def _thresholds(given: Path | None) -> Thresholds:
+def chosen_thresholds(given: Path | None) -> Thresholds:
     """Return the thresholds of the file, else of TORCHMEM_THRESHOLDS, else the shipped ones.
 
     Raise MissingExtraError or UsageError.
@@ -102,7 +102,7 @@ def load(process: TrainingProcess) -> Sample:
     return sample
 
 
-def _document(sample: Sample, limits: Limits) -> dict[str, Any]:
+def document(sample: Sample, limits: Limits) -> dict[str, Any]:
     """Return the sample, and for each of its devices the threats and the advice."""
     devices = [
         {

@@ -12,14 +12,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from rich.console import Console
 from rich.live import Live
 
-from torchmem.cli.http import without_credentials
+from torchmem.cli.http import exporter_url, without_credentials
 from torchmem.sample.errors import TorchmemError, UsageError
-from torchmem.sample.untrusted import sanitize_text
 from torchmem.top.keyboard import Keyboard, keyboard
 from torchmem.top.node import AwayError, Node, ask
 from torchmem.top.screen import Screen, drawn, page
@@ -34,7 +32,7 @@ START = "Start it: `torchmem exporter`."
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the node until the user ends it. Raise UsageError, or TorchmemError with --once."""
-    url, interval = address(arguments.url), arguments.interval
+    url, interval = exporter_url(arguments.url), arguments.interval
     if not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
         bounds = f"{MIN_INTERVAL_SECONDS:g} and {MAX_INTERVAL_SECONDS:g}"
         raise UsageError(f"--interval must be between {bounds} seconds, not {interval:g}.")
@@ -45,20 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _follow(console, url, interval)
     return 0
-
-
-def address(url: str) -> str:
-    """Return the exporter's URL; http:// may be left out. Raise UsageError."""
-    whole = (url if "://" in url else f"http://{url}").rstrip("/")
-    try:
-        parts = urlsplit(whole)
-        is_valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid or not whole.isascii() or not whole.isprintable() or " " in whole:
-        shown = sanitize_text(without_credentials(whole))
-        raise UsageError(f"{shown} is not the URL of an exporter: write http://HOST:9847.")
-    return whole
 
 
 def _print(console: Console, url: str) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import TypeVar
 
 import msgspec
 
 from torchmem.cli.http import HttpAnswer, fetch
-from torchmem.sample.untrusted import printable, sanitize_text
+from torchmem.sample.untrusted import printable_json, sanitize_text
 
+T = TypeVar("T")
 Fetch = Callable[[str], HttpAnswer]
 STATE_PATH = "/api/v1/state"
 
@@ -41,6 +42,16 @@ class Why(msgspec.Struct, frozen=True):
     text: str = ""
 
 
+class LastOom(msgspec.Struct, frozen=True):
+    """The newest OutOfMemoryError of a rank; its time in Unix seconds."""
+
+    timestamp: float | None = None
+    cause: str = ""
+    requested_bytes: int | None = None
+    detail: str | None = None
+    line: str | None = None
+
+
 class Rank(msgspec.Struct, frozen=True):
     """One process on one GPU. Sizes are in bytes, times in Unix seconds."""
 
@@ -56,13 +67,16 @@ class Rank(msgspec.Struct, frozen=True):
     snapshot_time: float | None = None
     parts: tuple[Use, ...] = ()
     tensor_bytes: int | None = None
+    allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     fragmentation_ratio: float | None = None
     has_severe_fragmentation: bool = False
     headroom_flush_bytes: int | None = None
     alloc_retries: int | None = None
     ooms: dict[str, int] | None = None
+    last_oom: LastOom | None = None
     steps: int | None = None
+    read_steps: int | None = None
     step_seconds: float | None = None
     why: tuple[Why, ...] = ()
 
@@ -106,8 +120,13 @@ class AwayError(Exception):
 
 def ask(url: str, get: Fetch = fetch) -> Node:
     """Return the state of the exporter at `url`. Raise AwayError."""
+    return read(answer_of(url + STATE_PATH, get))
+
+
+def answer_of(url: str, get: Fetch = fetch) -> bytes:
+    """Return what the exporter answers to a GET of `url`. Raise AwayError."""
     try:
-        answer = get(url + STATE_PATH)
+        answer = get(url)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         text = sanitize_text(str(getattr(reason, "strerror", None) or reason))
@@ -116,21 +135,17 @@ def ask(url: str, get: Fetch = fetch) -> Node:
         raise AwayError("asks for a password: pass http://USER:PASSWORD@HOST:9847")
     if answer.status != HTTPStatus.OK:
         raise AwayError(f"answers with status {answer.status}: is it a current torchmem exporter?")
-    return read(answer.body)
+    return answer.body
 
 
 def read(body: bytes) -> Node:
     """Return the document, with its text made printable. Raise AwayError if it is not one."""
+    return read_as(Node, body)
+
+
+def read_as(kind: type[T], body: bytes) -> T:
+    """Return an answer as an object of a class like `Node`. Raise AwayError if it is not one."""
     try:
-        content = _printable(msgspec.json.decode(body))
-        return msgspec.convert(content, Node)
+        return msgspec.convert(printable_json(msgspec.json.decode(body)), kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise AwayError("answers, but not with a state that this torchmem can read") from error
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {printable(key): _printable(item) for key, item in value.items()}
-    return [_printable(item) for item in value] if isinstance(value, list) else value
