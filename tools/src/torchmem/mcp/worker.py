@@ -48,7 +48,9 @@ class Reply:
     is_error: bool = False
 
 
-async def ask(source: Source, tool: str, arguments: dict[str, Any]) -> Reply:
+async def ask(
+    source: Source, tool: str, arguments: dict[str, Any], max_seconds: float = MAX_SECONDS
+) -> Reply:
     """Return the answer of a process. It is ended when this is cancelled, or takes too long."""
     question = json.dumps({"tool": tool, "arguments": arguments, **asdict(source)}).encode()
     command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *sys.path]
@@ -57,7 +59,7 @@ async def ask(source: Source, tool: str, arguments: dict[str, Any]) -> Reply:
         *command, stdin=pipe, stdout=pipe, start_new_session=True
     )
     try:
-        output, _ = await asyncio.wait_for(process.communicate(question), MAX_SECONDS)
+        output, _ = await asyncio.wait_for(process.communicate(question), max_seconds)
     except asyncio.TimeoutError:
         return Reply(_TOO_LONG, is_error=True)
     finally:
