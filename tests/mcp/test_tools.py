@@ -91,7 +91,7 @@ def test_a_prompt_asks_for_the_last_oom(on_node: Assistant) -> None:
 
 def test_ranks_are_listed_with_a_verdict(on_node: Assistant) -> None:
     """Each rank has a line and a row with its memory, and what threatens it."""
-    text, data = on_node.text("list_ranks"), on_node.data("list_ranks")
+    text, data = on_node.answer("list_ranks")
     (row,) = [row for row in data["ranks"] if row["run"] == "nightly"]
 
     assert re.search(r"^nightly +3 +\d+ +- +running +40\.00 GiB +60\.00 GiB", text, re.MULTILINE)
@@ -106,17 +106,16 @@ def test_a_rank_is_reported_as_by_the_command(
     """`rank_report` answers with the text and the threats of `torchmem report`."""
     shown = printed(capsys, "report", "--rank", "3", "--run-dir", folder / "run")
     as_json = printed(capsys, "report", "--rank", "3", "--run-dir", folder / "run", "--json")
-    data = on_node.data("rank_report", rank=3)
+    text, data = on_node.answer("rank_report", rank=3)
 
-    assert without_ages(on_node.text("rank_report", rank=3)) == without_ages(shown)
+    assert without_ages(text) == without_ages(shown)
     threats = [threat["text"] for threat in data["devices"][0]["threats"]]
     assert threats == [each["text"] for each in json.loads(as_json)["devices"][0]["threats"]]
 
 
 def test_what_holds_the_memory_of_a_rank(on_node: Assistant) -> None:
     """The parts add up to the GPU, and lines and recordings are named where they are known."""
-    text = on_node.text("what_holds_memory", run="nightly")
-    data = on_node.data("what_holds_memory", run="nightly")
+    text, data = on_node.answer("what_holds_memory", run="nightly")
     (device,) = data["devices"]
     (recording,) = data["recordings"]
 
@@ -131,10 +130,11 @@ def test_reports_are_listed_as_by_the_command(
 ) -> None:
     """`oom_reports` lists the reports of `torchmem oom --list`, and of one run if asked."""
     listed = printed(capsys, "oom", "--list", "--run-dir", folder / "run")
-    data = on_node.data("oom_reports")["reports"]
+    text, data = on_node.answer("oom_reports")
 
-    assert on_node.text("oom_reports") == listed
-    assert [line.strip() for line in listed.splitlines()[1::2]] == [row["file"] for row in data]
+    assert text == listed
+    files = [line.strip() for line in listed.splitlines()[1::2]]
+    assert [row["file"] for row in data["reports"]] == files
     assert on_node.text("oom_reports", run="none") == "No report of run none.\n"
 
 
@@ -144,9 +144,9 @@ def test_an_oom_is_explained_as_by_the_command(
 ) -> None:
     """For every kind of OOM, `explain_oom` answers with the text and the verdict of the command."""
     path = (folder / kind).resolve()
-    data = on_node.data("explain_oom", file=str(path))
+    text, data = on_node.answer("explain_oom", file=str(path))
 
-    assert on_node.text("explain_oom", file=str(path)) == printed(capsys, "oom", path)
+    assert text == printed(capsys, "oom", path)
     verdict = json.loads(printed(capsys, "oom", "--json", path))["verdict"]
     assert data["verdict"]["headline"] == verdict["headline"]
     assert data["verdict"]["cause"] == verdict["cause"]
@@ -165,10 +165,9 @@ def test_a_snapshot_is_read_as_by_the_command(
 ) -> None:
     """`read_snapshot` answers with the tables of `torchmem snapshot`, at the moment asked for."""
     path = str(folder / "snapshot.pickle")
-    data = on_node.data("read_snapshot", file=path, at="peak")
+    text, data = on_node.answer("read_snapshot", file=path, at="peak", rows=2)
 
-    peak = printed(capsys, "snapshot", path, "--at", "peak", "--top", "2")
-    assert on_node.text("read_snapshot", file=path, at="peak", rows=2) == peak
+    assert text == printed(capsys, "snapshot", path, "--at", "peak", "--top", "2")
     document = json.loads(printed(capsys, "snapshot", path, "--at", "peak", "--json"))
     assert data["gpus"][0]["by_line"] == document["by_line"]
     leaks = printed(capsys, "snapshot", path, "--leaks")
@@ -184,9 +183,10 @@ def test_settings_are_compared_as_by_the_command(
     shown = printed(
         capsys, "whatif", path, "--gpu-model", "1GiB", "--setting", "expandable_segments:True"
     )
-    (answer,) = on_node.data("what_if", **asked)["gpus"]
+    text, data = on_node.answer("what_if", **asked)
+    (answer,) = data["gpus"]
 
-    assert on_node.text("what_if", **asked) == shown
+    assert text == shown
     assert answer["verdict"]["sentence"] in " ".join(shown.split())
     assert all("timeline" not in outcome for outcome in answer["outcomes"])
 

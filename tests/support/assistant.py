@@ -28,17 +28,21 @@ class Assistant:
         """Return the answer of a tool."""
         return self.portal.call(self.client.call_tool, tool, arguments)
 
-    def text(self, tool: str, **arguments: Any) -> str:
-        """Return the text of an answer, without the note about names."""
+    def answer(self, tool: str, **arguments: Any) -> tuple[str, Any]:
+        """Return the text of an answer, without the note about names, and its data."""
         found = self.result(tool, **arguments)
         assert not found.is_error, text_of(found)
         note, _, text = text_of(found).partition("\n\n")
         assert note == f"({NOTE})"
-        return text
+        return text, found.structured_content
+
+    def text(self, tool: str, **arguments: Any) -> str:
+        """Return the text of an answer."""
+        return self.answer(tool, **arguments)[0]
 
     def data(self, tool: str, **arguments: Any) -> Any:
         """Return the data of an answer."""
-        return self.result(tool, **arguments).structured_content
+        return self.answer(tool, **arguments)[1]
 
     def error(self, tool: str, **arguments: Any) -> str:
         """Return the sentence of an error."""

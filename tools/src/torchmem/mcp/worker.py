@@ -61,16 +61,23 @@ async def ask(
     try:
         output, _ = await asyncio.wait_for(process.communicate(question), max_seconds)
     except asyncio.TimeoutError:
+        _end(process)
+        await process.wait()
         return Reply(_TOO_LONG, is_error=True)
     finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # with the process that reads a snapshot
+        _end(process)
     try:
         return Reply(**json.loads(output))
     except (ValueError, TypeError):
         is_limit = process.returncode in {-signal.SIGXCPU, -signal.SIGKILL}
         return Reply(_TOO_LONG if is_limit else _FAILED, is_error=True)
+
+
+def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill a process that runs, and the one that reads a snapshot for it."""
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def main() -> None:
