@@ -96,7 +96,7 @@ def test_the_list_that_is_missing_is_named() -> None:
 
 def test_series_and_unknown_values_are_left_out() -> None:
     """What is unknown is absent, and values over time are in the text alone."""
-    data = {"a": None, "trend": [1], "b": [{"timeline": {}, "c": 0, "d": None}]}
+    data: dict[str, Any] = {"a": None, "trend": [1], "b": [{"timeline": {}, "c": 0, "d": None}]}
 
     assert without_series(data) == {"b": [{"c": 0}]}
 

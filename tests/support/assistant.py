@@ -26,7 +26,8 @@ class Assistant:
 
     def result(self, tool: str, **arguments: Any) -> CallToolResult:
         """Return the answer of a tool."""
-        return self.portal.call(self.client.call_tool, tool, arguments)
+        found: CallToolResult = self.portal.call(self.client.call_tool, tool, arguments)
+        return found
 
     def answer(self, tool: str, **arguments: Any) -> tuple[str, Any]:
         """Return the text of an answer, without the note about names, and its data."""
