@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
-from mcp import Client, StdioServerParameters
+from mcp import Client, StdioServerParameters, stdio_client
 from mcp.types import CallToolResult, TextContent
 
 from torchmem.mcp.answer import NOTE
@@ -67,6 +67,6 @@ def assistant(*flags: str | Path) -> Iterator[Assistant]:
     server = StdioServerParameters(command=command, args=words, env=dict(os.environ))
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(Client(server)) as client,
+        portal.wrap_async_context_manager(Client(stdio_client(server))) as client,
     ):
         yield Assistant(portal, client)
