@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,18 +99,55 @@ def test_the_end_of_stdin_ends_it(run_dir: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
+@pytest.fixture
+def slow_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put an nvidia-smi on PATH that does not end, which a tool waits for."""
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.write_text("#!/bin/sh\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+
+def waiting(server: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Return the process of a tool and the one that it waits for, once there are both."""
+    children = psutil.Process(server.pid).children(recursive=True)
+    return children if len(children) == 2 else []
+
+
+@pytest.mark.usefixtures("slow_driver")
 def test_no_process_outlives_it(run_dir: Path) -> None:
-    """When stdin ends while a tool works, the process of the tool ends, too."""
+    """When stdin ends while a tool works, all processes of the tool end, too."""
     with start(run_dir) as server:
         assert server.stdin
-        server.stdin.write(call(2, "what_if", file=str(run_dir / "snapshot.pickle")))
+        server.stdin.write(call(2, "rank_report"))
         server.stdin.flush()
-        children = until(lambda: psutil.Process(server.pid).children(recursive=True))
+        children = until(lambda: waiting(server))
         server.stdin.close()
         assert server.wait(120) == 0
 
     gone, alive = psutil.wait_procs(children, timeout=60)
-    assert (len(gone), alive) == (len(children), [])
+    assert (len(gone), alive) == (2, [])
+
+
+@pytest.mark.usefixtures("slow_driver")
+def test_a_call_can_be_cancelled(run_dir: Path) -> None:
+    """A call that the assistant cancels ends its processes, and the server goes on without an answer."""
+    with start(run_dir) as server:
+        assert server.stdin
+        server.stdin.write(call(2, "rank_report"))
+        server.stdin.flush()
+        until(lambda: waiting(server))
+        server.stdin.write(message("notifications/cancelled", requestId=2))
+        server.stdin.flush()
+        until(lambda: not psutil.Process(server.pid).children())
+        server.stdin.write(message("ping", 3))
+        server.stdin.flush()
+        found = _answers(server, 1)
+        found += _answers(server, 1) if found[0][0] != 3 else []
+
+    assert found[-1][0] == 3
+    assert all("result" not in answer for number, answer in found if number == 2)
 
 
 def test_a_call_that_takes_too_long_is_ended(run_dir: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import time
 from collections.abc import Iterator
@@ -205,6 +206,8 @@ def test_settings_are_compared_as_by_the_command(
         ("read_snapshot", {"file": "/dev/zero"}, "/dev/zero is not a regular file"),
         ("read_snapshot", {"file": "a\0b"}, "cannot be read"),
         ("read_snapshot", {"file": "{}/large"}, "is larger than 256 MiB: run `torchmem snapshot"),
+        ("read_snapshot", {"file": "{}/code"}, "refers to code (posix.system)"),
+        ("what_if", {"file": "{}/code"}, "refers to code (posix.system)"),
         ("read_snapshot", {"file": "{}/snapshot.pickle", "gpu": 5}, "has nothing of cuda:5"),
         ("read_snapshot", {"file": "{}/snapshot.pickle", "at": "oom"}, "no OutOfMemoryError"),
         ("read_snapshot", {"file": "{}/snapshot.pickle", "rows": 0}, "greater than or equal to 1"),
@@ -223,6 +226,7 @@ def test_an_error_is_one_sentence(
     """What cannot be answered is an error that says why, and the server goes on."""
     with (folder / "large").open("wb") as file:
         file.truncate(MAX_FILE_BYTES + 1)
+    (folder / "code").write_bytes(pickle.dumps(os.system))
     named = {
         key: value.format(folder) if isinstance(value, str) else value
         for key, value in arguments.items()
