@@ -132,7 +132,7 @@ def test_no_process_outlives_it(run_dir: Path) -> None:
 
 @pytest.mark.usefixtures("slow_driver")
 def test_a_call_can_be_cancelled(run_dir: Path) -> None:
-    """A call that the assistant cancels ends its processes, and the server goes on without an answer."""
+    """A call that the assistant cancels ends its processes, and has no result."""
     with start(run_dir) as server:
         assert server.stdin
         server.stdin.write(call(2, "rank_report"))

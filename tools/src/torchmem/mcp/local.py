@@ -88,17 +88,12 @@ class LocalNode:
                 return
 
     def oom_reports(self, run: str | None = None) -> Answer:
-        """Return the newest reports."""
-        reports = [
-            each
-            for each in oom.load_all(self._directory, limit=MAX_REPORTS)
-            if run in {None, each[1].process.run}
-        ]
-        return Answer(
-            oom_text.table(reports) or f"No report of run {sanitize_text(str(run))}.\n",
-            {"reports": [_summary(path, found) for path, found in reports]},
-            "Pass `run`.",
-        )
+        """Return the newest reports, of a run or of all."""
+        newest = oom.load_all(self._directory, limit=MAX_REPORTS)
+        reports = [(path, found) for path, found in newest if run in {None, found.process.run}]
+        data = {"reports": [_summary(path, found) for path, found in reports]}
+        none = f"None of the newest {MAX_REPORTS} reports is of run {sanitize_text(str(run))}.\n"
+        return Answer(oom_text.table(reports) or none, data, "Pass `run`.")
 
     def explain_oom(self, file: str | None, selected: ProcessFilter) -> Answer:
         """Return what `torchmem oom` prints: about a file, or the newest report of a rank."""

@@ -191,7 +191,8 @@ def _name(found: _Found) -> str:
 
 
 def _heading(found: _Found) -> list[str]:
-    gpu = gpu_name(found.gpu.index or 0, found.gpu.uuid or None, found.gpu.index)
+    index, uuid = found.gpu.index, found.gpu.uuid
+    gpu = uuid if index is None else gpu_name(index, uuid, index)
     read = found.rank.stats_time
     age = "" if read is None else f", read {format_seconds(max(0.0, found.time - read))} ago"
     named = " ".join(filter(None, (gpu, found.gpu.name)))

@@ -99,7 +99,7 @@ class Tools:
         return await self._ask("what_holds_memory", rank=rank, run=run, pid=pid)
 
     async def oom_reports(self, run: Run = None) -> CallToolResult:
-        """List the reports of OutOfMemoryErrors, the newest first."""
+        """List the newest reports of OutOfMemoryErrors, at most 50."""
         return await self._ask("oom_reports", run=run)
 
     async def explain_oom(
