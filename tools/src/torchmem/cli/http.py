@@ -1,9 +1,10 @@
-"""HTTP requests of the commands, to an exporter or to Prometheus."""
+"""HTTP requests of the commands, to an exporter, Prometheus or Grafana."""
 
 from __future__ import annotations
 
 import base64
 import http.client
+import json
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -40,8 +41,35 @@ def fetch(url: str) -> HttpAnswer:
     if credentials:
         encoded = base64.b64encode(urllib.parse.unquote(credentials).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {encoded}")
+    return _sent(request, urllib.request.build_opener())
+
+
+def call(url: str, token: str, body: object = None) -> HttpAnswer:
+    """GET a URL of a JSON API with a bearer token, or POST a body to it.
+
+    Redirects are not followed, because a redirected POST would become a GET. Raises OSError or
+    ValueError without an answer.
+    """
+    request = urllib.request.Request(  # noqa: S310 - the caller checks the scheme
+        url,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={
+            "Authorization": f"Bearer {token}",
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+        },
+    )
+    return _sent(request, urllib.request.build_opener(_NoRedirects()))
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Follow no redirect."""
+
+
+def _sent(request: urllib.request.Request, opener: urllib.request.OpenerDirector) -> HttpAnswer:
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
             return _answer(answer)
     except urllib.error.HTTPError as error:
         with error:

@@ -29,6 +29,8 @@ COMMANDS = (
     "mcp",
     "doctor",
     "rules",
+    "dashboards",
+    "manifests",
     "completion",
 )
 EPILOG = """\

@@ -57,8 +57,8 @@ function _shtab_torchmem_using
   test "$_shtab_torchmem_cmdpath" = "$argv"
 end
 
-set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight mcp doctor rules completion
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --check --config --duration --exporter --find-batch --gpu --gpu-model --gpu-models --gpus --hooks --html --interval --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight mcp doctor rules dashboards manifests completion
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --check --config --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --hooks --html --interval --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --token-file --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -186,9 +186,23 @@ complete -c torchmem -n '_shtab_torchmem_using doctor' -l json -d 'print the che
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a rules -d 'write recording and alerting rules for Prometheus from your thresholds'
 complete -c torchmem -n '_shtab_torchmem_using rules' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using rules' -l thresholds -xka "(__fish_complete_path (commandline -ct))" -d 'the file of your thresholds (default: the shipped thresholds)'
-complete -c torchmem -n '_shtab_torchmem_using rules' -l out -xka "(__fish_complete_directories)" -d 'the directory to write the rules to, one file for each subject'
-complete -c torchmem -n '_shtab_torchmem_using rules' -l check -xka "(__fish_complete_directories)" -d 'write nothing; fail if the rules in the directory differ'
+complete -c torchmem -n '_shtab_torchmem_using rules' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'the directory to write to, one file for each subject; or one .yml file'
+complete -c torchmem -n '_shtab_torchmem_using rules' -l check -xka "(__fish_complete_path (commandline -ct))" -d 'write nothing; fail if the rules there differ'
 complete -c torchmem -n '_shtab_torchmem_using rules' -l defaults -d 'print the shipped thresholds, as a template for your file'
+complete -c torchmem -n '_shtab_torchmem_using rules' -l force -d 'replace files of the same names that this command did not write'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a dashboards -d 'write Grafana'"'"'s dashboards to files, or save them in a Grafana'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l out -xka "(__fish_complete_directories)" -d 'the directory to write to'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l grafana -x -d 'the Grafana to save them in'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'the token (default: GRAFANA_TOKEN)'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l folder -x -d 'the folder in Grafana, made if it is missing (default: torchmem)'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l datasource -x -d 'name or UID of the Prometheus data source (default: Grafana'"'"'s default)'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l force -d 'replace dashboards that you may have changed'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a manifests -d 'write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …'
+complete -c torchmem -n '_shtab_torchmem_using manifests' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using manifests' -l out -xka "(__fish_complete_directories)" -d 'the directory to write to'
+complete -c torchmem -n '_shtab_torchmem_using manifests' -l force -d 'replace files that you changed'
+complete -c torchmem -n '_shtab_torchmem_using manifests; and test $_shtab_torchmem_npos -eq 0' -ka "systemd kubernetes slurm prometheus alertmanager grafana image compose stack" -d 'what to write'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a completion -d 'print the completion script of a shell'
 complete -c torchmem -n '_shtab_torchmem_using completion' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using completion; and test $_shtab_torchmem_npos -eq 0' -ka "bash zsh fish" -d 'the shell'

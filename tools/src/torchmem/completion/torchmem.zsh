@@ -8,9 +8,11 @@ _shtab_torchmem_commands() {
   local _commands=(
     capture:'record the memory history of a running process and save the snapshot'
     completion:'print the completion script of a shell'
+    dashboards:'write Grafana'"'"'s dashboards to files, or save them in a Grafana'
     demo:'run a simulated training job and show the memory of its ranks; needs no GPU'
     doctor:'check everything between a training process and Prometheus, and say what to fix'
     exporter:'serve allocator and NVML metrics of this node to Prometheus'
+    manifests:'write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …'
     mcp:'serve read-only tools for AI assistants over the Model Context Protocol'
     oom:'explain why an instrumented process ran out of memory'
     preflight:'run a training script on a phantom GPU and report whether it fits'
@@ -53,6 +55,19 @@ _shtab_torchmem_completion_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_completion_defaults_added=0
+
+_shtab_torchmem_dashboards_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--grafana[the Grafana to save them in]:URL:"
+  "--token-file[the token (default\: GRAFANA_TOKEN)]:FILE:_files"
+  "--folder[the folder in Grafana, made if it is missing (default\: torchmem)]:TITLE:"
+  "--datasource[name or UID of the Prometheus data source (default\: Grafana\'s default)]:NAME:"
+  "--force[replace dashboards that you may have changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_dashboards_defaults_added=0
 
 _shtab_torchmem_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -101,6 +116,16 @@ _shtab_torchmem_exporter_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_exporter_defaults_added=0
+
+_shtab_torchmem_manifests_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+  ":what to write:(systemd kubernetes slurm prometheus alertmanager grafana image compose stack)"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_defaults_added=0
 
 _shtab_torchmem_mcp_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -179,9 +204,10 @@ _shtab_torchmem_report_defaults_added=0
 _shtab_torchmem_rules_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--thresholds[the file of your thresholds (default\: the shipped thresholds)]:FILE:_files"
-  "--out[the directory to write the rules to, one file for each subject]:DIR:_files -/"
-  "--check[write nothing\; fail if the rules in the directory differ]:DIR:_files -/"
+  "--out[the directory to write to, one file for each subject\; or one .yml file]:DIR|FILE:_files"
+  "--check[write nothing\; fail if the rules there differ]:DIR|FILE:_files"
   "--defaults[print the shipped thresholds, as a template for your file]"
+  "--force[replace files of the same names that this command did not write]"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -257,9 +283,11 @@ _shtab_torchmem() {
       case $line[1] in
         capture) _arguments -C -s $_shtab_torchmem_capture_options ;;
         completion) _arguments -C -s $_shtab_torchmem_completion_options ;;
+        dashboards) _arguments -C -s $_shtab_torchmem_dashboards_options ;;
         demo) _arguments -C -s $_shtab_torchmem_demo_options ;;
         doctor) _arguments -C -s $_shtab_torchmem_doctor_options ;;
         exporter) _arguments -C -s $_shtab_torchmem_exporter_options ;;
+        manifests) _arguments -C -s $_shtab_torchmem_manifests_options ;;
         mcp) _arguments -C -s $_shtab_torchmem_mcp_options ;;
         oom) _arguments -C -s $_shtab_torchmem_oom_options ;;
         preflight) _arguments -C -s $_shtab_torchmem_preflight_options ;;
