@@ -55,14 +55,14 @@ def test_ranks_of_an_exporter(on_exporter: Assistant) -> None:
 
 
 def test_the_report_of_a_rank(on_exporter: Assistant) -> None:
-    """The report has the facts, the threats and the advice of the live page."""
+    """The report has the facts, the threats, and after an OOM its advice, as in `torchmem top`."""
     text, data = on_exporter.answer("rank_report", rank=3)
     (device,) = data["devices"]
     words = " ".join(text.split())
 
     assert device["gpu"] == 6
     assert device["why"]["threats"][0]["text"] in words
-    assert device["why"]["advice"][0]["text"] in words
+    assert device["why"]["oom"]["advice"][0]["text"] in words
     assert "peaks 50.00 GiB allocated, 62.00 GiB reserved" in words
 
 

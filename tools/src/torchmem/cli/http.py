@@ -78,9 +78,12 @@ def _sent(request: urllib.request.Request, opener: urllib.request.OpenerDirector
         raise OSError(f"its answer is not HTTP: {type(error).__name__}") from error
 
 
-def exporter_url(url: str) -> str:
-    """Return the exporter's URL; http:// may be left out. Raise UsageError."""
-    whole = (url if "://" in url else f"http://{url}").rstrip("/")
+def server_url(text: str, server: str, example: str) -> str:
+    """Return the URL of a server, without a slash at the end; http:// may be left out.
+
+    Raises UsageError, which says that it is not the URL of `server`, for example `example`.
+    """
+    whole = (text if "://" in text else f"http://{text}").rstrip("/")
     try:
         parts = urllib.parse.urlsplit(whole)
         is_valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
@@ -88,8 +91,19 @@ def exporter_url(url: str) -> str:
         is_valid = False
     if not is_valid or not whole.isascii() or not whole.isprintable() or " " in whole:
         shown = sanitize_text(without_credentials(whole))
-        raise UsageError(f"{shown} is not the URL of an exporter: write http://HOST:9847.")
+        raise UsageError(f"{shown} is not the URL of {server}: write {example}.")
     return whole
+
+
+def exporter_url(text: str) -> str:
+    """Return the URL of an exporter, also when that of its metrics is given. Raise UsageError."""
+    return server_url(text, "an exporter", "http://HOST:9847").removesuffix("/metrics")
+
+
+def why_not(error: OSError | ValueError) -> str:
+    """Return the reason why `fetch` failed."""
+    reason = getattr(error, "reason", error)
+    return sanitize_text(str(getattr(reason, "strerror", None) or reason))
 
 
 def without_credentials(url: str) -> str:

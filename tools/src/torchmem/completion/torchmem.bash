@@ -3,10 +3,10 @@
 
 _shtab_torchmem_subparsers=(exporter run demo top oom report release capture whatif snapshot preflight mcp doctor rules dashboards manifests completion)
 
-_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --config --thresholds --print-config --once)
+_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --container-logs --kubelet-socket --config --thresholds --print-config --once)
 _shtab_torchmem_run_option_strings=(-h --help --name --run-dir --apply-advice)
 _shtab_torchmem_demo_option_strings=(-h --help --scenario --list --ranks --duration --loop --seed --listen --real)
-_shtab_torchmem_top_option_strings=(-h --help --once --interval)
+_shtab_torchmem_top_option_strings=(-h --help --exporter --once --interval)
 _shtab_torchmem_oom_option_strings=(-h --help --run-dir --list --json --html)
 _shtab_torchmem_report_option_strings=(-h --help --rank --run --pid --json --html --run-dir --thresholds)
 _shtab_torchmem_release_option_strings=(-h --help --gpu --run --rank --pid --hooks --timeout --run-dir)
@@ -24,6 +24,7 @@ _shtab_torchmem_option_strings=(-h --help --version)
 
 _shtab_torchmem_exporter___web_config_file_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_exporter___run_dir_COMPGEN=_shtab_compgen_dirs
+_shtab_torchmem_exporter___container_logs_COMPGEN=_shtab_compgen_dirs
 _shtab_torchmem_exporter___config_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_exporter___thresholds_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_run_pos_0_COMPGEN=_torchmem_command
@@ -57,7 +58,7 @@ _shtab_torchmem_demo___scenario_choices=(amp-accumulate-checkpoint checkpointing
 _shtab_torchmem_whatif___gpu_model_choices=(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)
 _shtab_torchmem_snapshot___at_choices=(end peak oom)
 _shtab_torchmem_preflight___gpu_model_choices=(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)
-_shtab_torchmem_manifests_pos_0_choices=(systemd kubernetes slurm prometheus alertmanager grafana image compose stack)
+_shtab_torchmem_manifests_pos_0_choices=(systemd kubernetes helm mixin slurm prometheus alertmanager grafana image compose stack)
 _shtab_torchmem_completion_pos_0_choices=(bash zsh fish)
 _shtab_torchmem_pos_0_choices=(exporter run demo top oom report release capture whatif snapshot preflight mcp doctor rules dashboards manifests completion)
 

@@ -73,11 +73,11 @@ _shtab_torchmem_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--scenario[scenario to run\; see --list]:NAME:(amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbor phase-change qkv retry-storm rl-phases variable-length)"
   "--list[describe the scenarios and exit]"
-  "--ranks[number of ranks and GPUs (default 4)]:N:"
+  "--ranks[number of ranks, each on a simulated GPU (default 4)]:N:"
   "--duration[length of the scenario (default 300)]:SECONDS:"
   "--loop[repeat the scenario until Ctrl-C]"
   "--seed[seed of the allocations (default 0)]:N:"
-  "--listen[address of the exporter\; port 0 selects a free port]:HOST:PORT:"
+  "--listen[address of the exporter\; a free port is used instead of 0 or of one in use]:HOST:PORT:"
   "--real[allocate tensors on this machine\'s GPUs with PyTorch]"
 )
 
@@ -86,7 +86,7 @@ _shtab_torchmem_demo_defaults_added=0
 
 _shtab_torchmem_doctor_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--exporter[address of the exporter (default http\:\/\/127.0.0.1\:9847)]:URL:"
+  "--exporter[address of the exporter, also with USER\:PASSWORD\@ before the host (default http\:\/\/127.0.0.1\:9847)]:URL:"
   "--prometheus[address of Prometheus (default\: not checked)]:URL:"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
   "--json[print the checks as one line of JSON]"
@@ -108,6 +108,8 @@ _shtab_torchmem_exporter_options=(
   "--scrape-deadline-seconds[how long to wait for the driver (default\: 5)]:N:"
   {--pcie-throughput,--no-pcie-throughput}"[measure PCIe throughput, which takes 40 ms for each GPU and scrape]"
   "--processes-per-gpu[maximum number of processes to export for each GPU (default\: 32)]:N:"
+  "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
+  "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
   "--thresholds[thresholds of \`torchmem rules\`, for the live page and \`torchmem top\`]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
@@ -121,7 +123,7 @@ _shtab_torchmem_manifests_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--out[the directory to write to]:DIR:_files -/"
   "--force[replace files that you changed]"
-  ":what to write:(systemd kubernetes slurm prometheus alertmanager grafana image compose stack)"
+  ":what to write:(systemd kubernetes helm mixin slurm prometheus alertmanager grafana image compose stack)"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -241,9 +243,9 @@ _shtab_torchmem_snapshot_defaults_added=0
 
 _shtab_torchmem_top_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--exporter[address of the exporter, also with USER\:PASSWORD\@ before the host (default http\:\/\/127.0.0.1\:9847)]:URL:"
   "--once[print one screen and exit]"
   "--interval[time between updates (default 1)]:SECONDS:"
-  ":address of the exporter, also with USER\:PASSWORD\@ before the host (http\:\/\/127.0.0.1\:9847):"
 )
 
 # guard to ensure default positional specs are added only once per session

@@ -14,6 +14,8 @@ EPILOG = """\
 Kinds:
   systemd       the exporter as a service, its user and its run directory
   kubernetes    kustomizations: the exporter, rules, dashboards, example jobs
+  helm          the same as a Helm chart
+  mixin         rules and dashboards as a monitoring mixin, for jsonnet
   slurm         job scripts
   prometheus    scrape configuration and rules
   alertmanager  routing and templates
@@ -35,6 +37,9 @@ NEXT = {
     "/etc/systemd/system, and the other folders' files to /etc/sysusers.d and /etc/tmpfiles.d.",
     "kubernetes": "Name your image in a kustomization, then run: "
     "kubectl apply -k {out}/deploy/kubernetes/base",
+    "helm": "Install it with: helm install torchmem {out}/deploy/helm/torchmem "
+    "--set image.repository=IMAGE",
+    "mixin": "Add {out}/deploy/mixin/mixin.libsonnet to your mixins.",
     "slurm": "Start a job with: sbatch {out}/deploy/slurm/srun.sh",
     "prometheus": "List your nodes in {out}/prometheus/targets/exporters.yml, then run: "
     "promtool check config {out}/prometheus/prometheus.yml",

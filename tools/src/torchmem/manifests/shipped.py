@@ -5,6 +5,7 @@ hatch_build.py runs this file to put them into the wheel, so it imports only the
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -27,9 +28,12 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "deploy/kubernetes/examples",
         "deploy/kubernetes/network-policy",
         "deploy/kubernetes/overlays",
+        "deploy/kubernetes/pod-names",
         "deploy/kubernetes/prometheus-operator",
         "dashboards/json",
     ),
+    "helm": ("deploy/helm/torchmem",),
+    "mixin": ("deploy/mixin", "prometheus/rules", "dashboards/json"),
     "slurm": ("deploy/slurm",),
     "prometheus": _PROMETHEUS,
     "alertmanager": _ALERTMANAGER,
@@ -71,5 +75,8 @@ def _files(root: Path, entry: str) -> Iterator[str]:
     path = root / entry
     if not path.exists():
         raise FileNotFoundError(path)
-    files = [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file())
-    yield from (file.relative_to(root).as_posix() for file in files)
+    if path.is_file():
+        yield entry
+    # The chart has links to the dashboards and thresholds.
+    for folder, _, names in os.walk(path, followlinks=True):
+        yield from (Path(folder, name).relative_to(root).as_posix() for name in names)

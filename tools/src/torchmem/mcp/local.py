@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from torchmem.capture.processes import ProcessFilter, find_process
 from torchmem.cli.gpus import gpu_indices
 from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.headline import headline
-from torchmem.explain.memory_use import COMPONENT_NAMES, device_parts, device_uses
+from torchmem.explain.memory_use import COMPONENT_NAMES, MemoryUse, device_uses
 from torchmem.explain.oom_report import OomReport, format_seconds
 from torchmem.explain.rank_report import heading
 from torchmem.mcp import ranks
@@ -26,7 +25,6 @@ from torchmem.oom.lines import held_lines
 from torchmem.oom.recorded import recorded_leaks
 from torchmem.oom.text import memory_lines
 from torchmem.report import command as report
-from torchmem.report import text as report_text
 from torchmem.sample.capture_messages import (
     OOM_RECORDING_SUFFIX,
     OOM_SNAPSHOT_SUFFIX,
@@ -55,11 +53,8 @@ class LocalNode:
 
     def rank_report(self, selected: ProcessFilter) -> Answer:
         """Return what `torchmem report` prints about a rank."""
-        process = find_process(self._directory, selected, or_ended=True)
-        sample = report.load(process)
-        limits = report.chosen_thresholds(None).limits(sample.process.run, platform.node())
-        page = report_text.page(sample, time.time(), gpu_indices(), limits)
-        return Answer(page, report.document(sample, limits))
+        found = report.reported(self._directory, selected)
+        return Answer(found.page(), found.document())
 
     def what_holds_memory(self, selected: ProcessFilter) -> Answer:
         """Return the parts of a rank's memory, and the lines that hold it as far as known."""
@@ -110,12 +105,7 @@ class LocalNode:
 
     def _newest(self, selected: ProcessFilter) -> tuple[Path, OomReport]:
         for path, found in oom.load_all(self._directory, limit=MAX_REPORTS):
-            process = found.process
-            if (
-                selected.rank in {None, process.rank}
-                and selected.run in {None, process.run}
-                and selected.pid in {None, process.pid}
-            ):
+            if selected.selects(found.process):
                 return path, found
         raise UsageError(
             f"none of the newest {MAX_REPORTS} OOM reports matches: call oom_reports for a list."
@@ -132,7 +122,7 @@ def _holders(
 ) -> Iterator[str]:
     """Yield who the rank is, the parts of its GPU, and those at the peak."""
     yield from heading(sample, device, now, gpus.get(device.uuid or ""))
-    parts = device_parts(device, device.driver_free_bytes, unread_steps=sample.steps.unread)
+    parts = [(use.label, use.bytes) for use in _uses(sample, device)]
     read = device.stats_timestamp
     yield from memory_lines(device.total_bytes, parts, None if read is None else now - read)
     if not parts:
@@ -142,6 +132,10 @@ def _holders(
         yield from wrapped(f"At the peak of its tensors: {at_peak}.")
 
 
+def _uses(sample: Sample, device: DeviceSample) -> list[MemoryUse]:
+    return device_uses(device, device.driver_free_bytes, unread_steps=sample.steps.unread)
+
+
 def _peak(device: DeviceSample) -> dict[str, int]:
     """Return the parts at the peak in words, the largest first."""
     largest = sorted(device.component_peaks.items(), key=lambda item: -item[1])
@@ -149,13 +143,12 @@ def _peak(device: DeviceSample) -> dict[str, int]:
 
 
 def _holder_data(sample: Sample, device: DeviceSample) -> dict[str, Any]:
-    uses = device_uses(device, device.driver_free_bytes, unread_steps=sample.steps.unread)
     return {
         "index": device.index,
         "uuid": device.uuid,
         "total_bytes": device.total_bytes,
         "read_time": device.stats_timestamp,
-        "parts": [asdict(use) for use in uses],
+        "parts": [asdict(use) for use in _uses(sample, device)],
         "parts_at_peak": _peak(device),
         "growth": asdict(device.growth) if device.growth else None,
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
 
 import msgspec
 
@@ -15,61 +14,18 @@ from torchmem.cli.http import without_credentials
 from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.oom_report import format_seconds
-from torchmem.explain.rank_report import Fact
-from torchmem.explain.remedies import Remedy
 from torchmem.mcp import ranks
 from torchmem.mcp.answer import Answer
 from torchmem.metrics.memory_parts import PARTS
-from torchmem.oom.text import advice_lines, fact_lines, memory_lines
+from torchmem.oom.text import advice_lines, memory_lines
 from torchmem.sample.errors import TorchmemError, UsageError
-from torchmem.top.node import AwayError, Gpu, LastOom, Node, Rank, Use, answer_of, ask, read_as
+from torchmem.top.node import Answer as RankAnswer
+from torchmem.top.node import AwayError, Gpu, LastOom, Node, Oom, Rank, Use, ask, ask_rank
+from torchmem.top.reading import rank_lines
+from torchmem.top.start import START
 from torchmem.top.view import is_live
 
-RANK_PATH = "/api/v1/rank"
-START = "Start it: `torchmem exporter`."
 WIDTH = 88
-
-
-class Text(msgspec.Struct, frozen=True):
-    """A fact, a threat, a remedy with lines to type, or a place in a program."""
-
-    text: str = ""
-    subject: str = ""
-    lines: tuple[str, ...] = ()
-    place: str = ""
-    function: str = ""
-
-
-class Part(msgspec.Struct, frozen=True):
-    """What some of the memory was used for, in bytes."""
-
-    label: str = ""
-    bytes: int = 0
-
-
-class OomWhy(msgspec.Struct, frozen=True):
-    """An OOM report in words; `hidden`: the exporter does not show its call stack to us."""
-
-    time: float = 0.0
-    summary: str = ""
-    reason: str = ""
-    before: str = ""
-    memory: tuple[Part, ...] = ()
-    advice: tuple[Text, ...] = ()
-    stack: tuple[Text, ...] = ()
-    hidden: bool | None = None
-
-
-class RankWhy(msgspec.Struct, frozen=True):
-    """Why the memory of a rank is as it is (`/api/v1/rank`)."""
-
-    holds: str | None = None
-    next_request: str | None = None
-    ending: str | None = None
-    threats: tuple[Text, ...] = ()
-    advice: tuple[Text, ...] = ()
-    facts: tuple[Text, ...] = ()
-    oom: OomWhy | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +51,14 @@ class ExporterNode:
     def rank_report(self, selected: ProcessFilter) -> Answer:
         """Return what the live page shows about a rank, which `torchmem report` prints."""
         found = self._find(selected)
-        whys = [self._why(each) for each in found]
-        pages = [_report(each, why) for each, why in zip(found, whys, strict=True)]
+        answers = [(each, self._why(each)) for each in found]
+        pages = [
+            joined([rank_lines(each.gpu, each.rank, why, each.time, WIDTH)])
+            for each, why in answers
+        ]
         devices = [
-            {**_data(each), "why": msgspec.to_builtins(why)}
-            for each, why in zip(found, whys, strict=True)
+            {**_data(each), "why": msgspec.to_builtins(msgspec.structs.replace(why, run=None))}
+            for each, why in answers
         ]
         return Answer("\n".join(pages), {"devices": devices})
 
@@ -144,12 +103,11 @@ class ExporterNode:
         except AwayError as error:
             raise TorchmemError(f"{self._name} {error}. {START}") from None
 
-    def _why(self, found: _Found) -> RankWhy:
-        query = urlencode({"id": found.rank.id, "gpu": found.gpu.uuid})
-        try:
-            return read_as(RankWhy, answer_of(f"{self._url}{RANK_PATH}?{query}"))
-        except AwayError as error:
-            raise TorchmemError(f"{self._name} {error}.") from None
+    def _why(self, found: _Found) -> RankAnswer:
+        why = ask_rank(self._url, found.gpu.uuid, found.rank.id)
+        if why is None:
+            raise TorchmemError(f"{self._name} does not explain {_name(found)}: try again.")
+        return why
 
     def _find(self, selected: ProcessFilter) -> list[_Found]:
         """Return the GPUs of the only rank that matches, if possible one that runs."""
@@ -225,24 +183,6 @@ def _words(name: str) -> str:
     return known.words if known else name
 
 
-def _report(found: _Found, why: RankWhy) -> str:
-    running = why.threats or is_live(found.rank)
-    threats = [line for each in why.threats for line in wrapped(each.text, "  - ", WIDTH)]
-    sections = [
-        _heading(found),
-        list(_rank_parts(found)),
-        wrapped(why.ending or why.next_request or "", width=WIDTH),
-        list(fact_lines(Fact(each.subject, each.text) for each in why.facts)),
-        ["Threats", *(threats or ["  Nothing at the moment."])] if running else [],
-        _advice(why.advice),
-    ]
-    return joined(sections)
-
-
-def _advice(advice: Sequence[Text]) -> list[str]:
-    return list(advice_lines([Remedy(each.text, each.lines) for each in advice]))
-
-
 def _oom_line(found: _Found, oom: LastOom) -> str:
     ago = format_seconds(max(0.0, found.time - (oom.timestamp or found.time)))
     size = "" if oom.requested_bytes is None else f", {format_size(oom.requested_bytes)} requested"
@@ -250,7 +190,7 @@ def _oom_line(found: _Found, oom: LastOom) -> str:
     return f"{_name(found)}: {oom.cause}{size}{line}, {ago} ago"
 
 
-def _oom_page(found: _Found, oom: OomWhy) -> str:
+def _oom_page(found: _Found, oom: Oom) -> str:
     memory = [(part.label, part.bytes) for part in oom.memory]
     sections = [
         [*wrapped(f"{oom.summary}.", width=WIDTH), *_heading(found)],
@@ -258,12 +198,12 @@ def _oom_page(found: _Found, oom: OomWhy) -> str:
         wrapped(oom.reason, width=WIDTH),
         list(memory_lines(found.gpu.total_bytes, memory)),
         wrapped(oom.before, width=WIDTH),
-        _advice(oom.advice),
+        list(advice_lines(oom.advice)),
     ]
     return joined(sections)
 
 
-def _stack(oom: OomWhy) -> Iterator[str]:
+def _stack(oom: Oom) -> Iterator[str]:
     if oom.stack:
         yield "Where the memory was requested"
         yield from (f"  {call.place}  {call.function}" for call in oom.stack)
