@@ -91,6 +91,8 @@ test-dependencies-%:
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* --resolution $* --editable '.[exporter,otlp]' \
 		'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'hypothesis>=6.100' 'httpx>=0.27' 'trustme>=1.1' 'promql-parser>=0.11'
 	.venv-$*/bin/python -m pytest -q --numprocesses 2 $(EXPORTER_TESTS) $(ARGS)
+	.venv-$*/bin/uv pip install --quiet --python .venv-$* --resolution $* --editable '.[exporter,mcp]'
+	.venv-$*/bin/python -m pytest -q --numprocesses 2 tests/mcp/test_process.py tests/mcp/test_exporter.py $(ARGS)
 
 # Pass `ARGS='--python 3.12 --torch 2.13.0'` for one pair. `make generate` then writes the table in docs/sdk.md.
 test-versions: $(VENV)/.dev  ## Test on each Python found, and on each PyTorch that is supported; takes half an hour.
