@@ -11,7 +11,7 @@ FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16
 NOTEBOOKS := nbclient==0.11.0 ipykernel==7.4.0
 BIN := $(VENV)/bin
 
-.PHONY: help demo stack test check format generate pictures check-grafana test-allocator test-dependencies test-versions test-gpu clean
+.PHONY: help demo stack test check format generate boards pictures check-grafana test-allocator test-dependencies test-versions test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -21,9 +21,10 @@ $(VENV)/.demo: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[exporter]'
 	touch $@
 
+# Most of what pip installs is never imported, so --no-compile; Python compiles what is.
 $(VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## Run a simulated training on four GPUs through the real SDK and exporter; ARGS='--ranks 8' for eight.
@@ -57,16 +58,20 @@ tests/grafana/node_modules/.installed: tests/grafana/package-lock.json
 	touch $@
 
 # Pass `ARGS='node --theme dark'` to draw one of them, and `ARGS=--help` for all options.
-pictures: $(VENV)/.dev tests/grafana/node_modules/.installed generate  ## Draw the dashboards, and list what is wrong with them; needs npm, Chromium and Prometheus.
+boards: $(VENV)/.dev tests/grafana/node_modules/.installed generate  ## Draw the dashboards, and list what is wrong with them; needs npm, Chromium and Prometheus.
 	PYTHONPATH=tests $(BIN)/python -m pictures $(ARGS)
+
+# Pass `ARGS=demo` to draw one subject, and `ARGS=--help` for all of them and all options.
+pictures: $(VENV)/.dev tests/grafana/node_modules/.installed generate  ## Draw the pictures of the documentation that are older than what they show; needs what `boards` needs.
+	PYTHONPATH=tests $(BIN)/python -m pictures.docs $(ARGS)
 
 check-grafana: tests/grafana/node_modules/.installed  ## Check the dashboards against the types of Grafana 11, 12 and 13; needs npm.
 	node tests/grafana/check.mjs dashboards/json/*.json
 
 $(CUDA_VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(CUDA_VENV)
-	$(CUDA_VENV)/bin/python -m pip install --quiet '$(CUDA_TORCH)' numpy $(FRAMEWORKS) $(NOTEBOOKS)
-	$(CUDA_VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	$(CUDA_VENV)/bin/python -m pip install --quiet --no-compile '$(CUDA_TORCH)' numpy $(FRAMEWORKS) $(NOTEBOOKS)
+	$(CUDA_VENV)/bin/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@
 
 test-allocator: $(CUDA_VENV)/.dev  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.
@@ -86,6 +91,8 @@ test-dependencies-%:
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* --resolution $* --editable '.[exporter,otlp]' \
 		'pytest>=8.2' 'pytest-timeout>=2.3' 'pytest-xdist>=3.6' 'hypothesis>=6.100' 'httpx>=0.27' 'trustme>=1.1' 'promql-parser>=0.11'
 	.venv-$*/bin/python -m pytest -q --numprocesses 2 $(EXPORTER_TESTS) $(ARGS)
+	.venv-$*/bin/uv pip install --quiet --python .venv-$* --resolution $* --editable '.[exporter,mcp]'
+	.venv-$*/bin/python -m pytest -q --numprocesses 2 tests/mcp/test_process.py tests/mcp/test_exporter.py $(ARGS)
 
 # Pass `ARGS='--python 3.12 --torch 2.13.0'` for one pair. `make generate` then writes the table in docs/sdk.md.
 test-versions: $(VENV)/.dev  ## Test on each Python found, and on each PyTorch that is supported; takes half an hour.

@@ -43,6 +43,7 @@ class Unit:
     NUMBER = units.NoUnit
     TEXT = units.String
     PER_MINUTE = "suffix:per min"
+    GIB_PER_MINUTE = "suffix:GiB/min"
     AGO = units.DateTimeFromNow
     DOLLARS = "currencyUSD"
     KILOWATT_HOURS = units.KiloWattHour
@@ -119,7 +120,7 @@ def stat_panel(
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(_thresholds(levels.steps() if levels else [(None, NEUTRAL)]))
     )
-    if levels and levels.falling:
+    if levels:
         panel.mappings([_no_value(text.empty)])
     for index, each in enumerate(queries):
         panel.with_target(_target(each, index).instant())
@@ -128,7 +129,7 @@ def stat_panel(
 
 
 def _no_value(empty: str) -> dashboard_models.SpecialValueMap:
-    """Return the mapping without which no value has the color of the lowest, which is a bad one."""
+    """Return the mapping without which no value has the color of the lowest, good or bad."""
     result = dashboard_models.ValueMappingResult(text=empty, color=NEUTRAL)
     match = dashboard_models.SpecialValueMatch.NULL_AND_NAN
     options = dashboard_models.DashboardSpecialValueMapOptions(match=match, result=result)
@@ -159,6 +160,8 @@ def lines(
         .mode(models.TooltipDisplayMode.MULTI)
         .sort(models.SortOrder.DESCENDING)
     )
+    # The message without data is for the panel; a line that has ended has no last value.
+    panel.override_by_regexp(".*", [dashboard_models.DynamicConfigValue("noValue", "–")])
     for index, query in enumerate(queries):
         panel.with_target(_target(query, index))
         _colored(panel, query, index)
@@ -213,6 +216,24 @@ def with_limit(panel: timeseries.Panel, limit: Query) -> timeseries.Panel:
     index = len(panel.build().targets or ())
     panel.with_target(_target(limit, index))
     return panel.override_by_query(_letter(index), _dashed_line())
+
+
+def with_trend(panel: timeseries.Panel, ahead: Query, pace: Query, unit: str) -> timeseries.Panel:
+    """Add a dashed line that is `ahead` of the lines of a panel, and to the legend its `pace`."""
+    value = dashboard_models.DynamicConfigValue
+    index = len(panel.build().targets or ())
+    panel.with_target(_target(ahead, index)).with_target(_target(pace, index + 1))
+    panel.override_by_query(
+        _letter(index),
+        [
+            _fixed_color(colors.NOTICE),
+            value("custom.lineWidth", 2),
+            value("custom.lineStyle", {"fill": "dash", "dash": [6, 6]}),
+        ],
+    )
+    hidden = [value("custom.lineWidth", 0), value("custom.axisPlacement", "hidden")]
+    shown = [_fixed_color(colors.NOTICE), value("unit", unit), value("decimals", 2)]
+    return panel.override_by_query(_letter(index + 1), [*shown, *hidden])
 
 
 def _shaded(panel: timeseries.Panel) -> timeseries.Panel:
@@ -372,6 +393,10 @@ class Column:
     decimals: int | None = None
 
 
+# The only value of a cell, by the name of Grafana's reducer.
+_AGGREGATION = "lastNotNull"
+
+
 def joined_table(
     text: Text,
     columns: Sequence[Column],
@@ -385,10 +410,12 @@ def joined_table(
     `hidden` are labels that tell the rows apart but are not shown.
     """
     panel = _framed(table.Panel(), text, Unit.TEXT, span=24, height=9)
-    options = _arrangement(columns, hidden)
-    arranged = dashboard_models.DataTransformerConfig("organize", options=options)
-    panel.with_transformation(dashboard_models.DataTransformerConfig("merge", options={}))
-    panel.with_transformation(arranged)
+    for name, options in {
+        "merge": {},
+        "groupBy": _rows(columns, hidden),
+        "organize": _arrangement(columns, hidden),
+    }.items():
+        panel.with_transformation(dashboard_models.DataTransformerConfig(name, options=options))
     for index, query in enumerate(_column_queries(columns)):
         panel.with_target(_target(Query(query), index).instant().format(PromQueryFormat.TABLE))
     # The message without data is for the panel; a blank cell stays blank.
@@ -406,17 +433,36 @@ def _column_queries(columns: Sequence[Column]) -> list[str]:
     return list(dict.fromkeys(column.query for column in columns if column.query))
 
 
+def _values(columns: Sequence[Column]) -> dict[str, str]:
+    """Return the field with the values of each query; Grafana numbers them if there are several."""
+    queries = _column_queries(columns)
+    names = [f"Value #{_letter(index)}" for index in range(len(queries))]
+    return dict(zip(queries, names if len(queries) > 1 else ["Value"], strict=True))
+
+
+def _rows(columns: Sequence[Column], unseen: Sequence[str]) -> Json:
+    """Return the options of Grafana's `groupBy`: a group is a row, which has only one value each.
+
+    It leaves out a table without labels, which has no rows; Grafana draws that one as headings, and
+    no table as the message of the panel.
+    """
+    labels = [column.label for column in columns if column.label]
+    names = _values(columns)
+    values = [names[column.query] for column in columns if column.query and not column.label]
+    rows = {"operation": "groupby", "aggregations": []}
+    cells = {"operation": "aggregate", "aggregations": [_AGGREGATION]}
+    return {
+        "fields": dict.fromkeys((*labels, *unseen, "uuid"), rows) | dict.fromkeys(values, cells)
+    }
+
+
 def _arrangement(columns: Sequence[Column], unseen: Sequence[str]) -> Json:
     """Return the options of Grafana's `organize`: the fields to display, their order and names."""
-    queries = _column_queries(columns)
-    # Grafana numbers the values only if there are several.
-    names = [f"Value #{_letter(index)}" for index in range(len(queries))]
-    values = dict(zip(queries, names if len(queries) > 1 else ["Value"], strict=True))
+    values = {query: f"{name} ({_AGGREGATION})" for query, name in _values(columns).items()}
     fields = [column.label or values[column.query or ""] for column in columns]
-    hidden = [name for name in ("Time", "uuid", *unseen, *values.values()) if name not in fields]
     headings = [column.heading for column in columns]
     return {
-        "excludeByName": dict.fromkeys(hidden, True),
+        "excludeByName": {name: True for name in ("uuid", *unseen) if name not in fields},
         "indexByName": {name: index for index, name in enumerate(fields)},
         "renameByName": dict(zip(fields, headings, strict=True)),
     }
@@ -467,7 +513,7 @@ def _cell(column: Column) -> dict[str, object]:
         }
     if column.colors or column.levels:
         return {"custom.cellOptions": {"type": "color-background", "mode": "basic"}}
-    return {"custom.wrapText": True, "custom.minWidth": 370} if column.wrap else {}
+    return {"custom.wrapText": True, "custom.minWidth": 425} if column.wrap else {}
 
 
 def _value_mappings(column: Column) -> dict[str, dict[str, str]]:

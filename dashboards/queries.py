@@ -25,6 +25,7 @@ DEVICE_ROW = ("instance", *GPU, *RANK)
 GPU_ROW = ("instance", *GPU)
 RANK_ROW = ("run", "rank", "instance")
 RUN_ROW = ("run",)
+RUN_RANK = ("run", "rank")
 
 # Lines of single ranks in a panel; more cannot be told apart.
 MAX_LINES = 10
@@ -89,7 +90,7 @@ def ranks_in(state: str) -> str:
 
 def worst(
     expression: str,
-    labels: Sequence[str] = ("run", "rank"),
+    labels: Sequence[str] = RUN_RANK,
     *,
     lowest: bool = False,
     only: str = "",
@@ -168,6 +169,7 @@ def ooms_in_range(**fixed: str) -> str:
 OOMS_IN_RANGE = f"sum({ooms_in_range()})"
 RETRIES_PER_MINUTE = f"60 * {rate(select(catalog.ALLOC_RETRIES))}"
 HEADROOM = select(recorded.MIN_HEADROOM)
+HEADROOM_FALL = select(recorded.HEADROOM_FALL)
 HEADROOM_SHARE = f"{HEADROOM} / {select(catalog.DEVICE_TOTAL)}"
 STRANDED_SHARE = live(select(recorded.STRANDED_RATIO))
 EXHAUSTION = select(recorded.EXHAUSTION)

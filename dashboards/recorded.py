@@ -13,6 +13,7 @@ def _recorded(name: str, *labels: str) -> MetricSpec:
 LIVE = _recorded("rank:torchmem_process_state:live", "instance", *RANK)
 STRANDED_RATIO = _recorded("rank:torchmem_stranded_bytes:ratio", "instance", *DEVICE)
 MIN_HEADROOM = _recorded("rank:torchmem_headroom_bytes:min5m", "instance", *DEVICE)
+HEADROOM_FALL = _recorded("rank:torchmem_headroom_bytes:fall10m", "instance", *DEVICE)
 PEAK_MARGIN = _recorded("rank:torchmem_peak_margin_bytes:ratio", "instance", *DEVICE)
 PLANNED_MARGIN = _recorded("rank:torchmem_planned_margin_bytes:ratio", "instance", *DEVICE)
 EXHAUSTION = _recorded("rank:torchmem_peak_margin_exhaustion:seconds", "instance", *DEVICE)

@@ -31,7 +31,7 @@ source, or with that of `--datasource`, a name or UID. Dashboards that exist are
 `--force`. Alternatively, `torchmem dashboards --out DIR` writes files to import, and `torchmem
 manifests grafana --out DIR` also the provisioning.
 
-`make pictures ARGS=--docs` draws the pictures with Grafana's published panel libraries, from
+`make pictures` draws the pictures with Grafana's published panel libraries, from
 recordings of simulated jobs and GPUs. State timelines and heatmaps only resemble Grafana's.
 """
 TAIL = """\

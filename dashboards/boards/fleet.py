@@ -80,7 +80,7 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text("GPUs", "How many GPUs does the driver reach on the selected nodes?", "0"),
         Query(f"sum({select(recorded.NODE_GPUS)})"),
-        Unit.COUNT,
+        Unit.NUMBER,
     ),
     stat_panel(
         Text(
@@ -171,7 +171,7 @@ def _states() -> Panel:
         "while. Ended ranks count for 15 minutes.",
         "No ranks",
     )
-    return stat_panel(text, RANKS_BY_STATE, Unit.COUNT).span(8).height(7)
+    return stat_panel(text, RANKS_BY_STATE, Unit.NUMBER).span(8).height(7)
 
 
 def _least_headroom() -> Panel:
@@ -188,22 +188,20 @@ def _least_headroom() -> Panel:
     listed = f"(bottomk({MAX_RANKS}, {share}) or {exhaustion})"
     stranded = row(DEVICE_ROW, STRANDED_SHARE)
     columns = [
-        Column("Run", label="run", link=LINK_TO_RANK, width=160),
-        Column("Rank", label="rank", width=60),
+        Column("Run", label="run", link=LINK_TO_RANK),
+        Column("Rank", label="rank", width=50),
         Column("Node", label="instance", link=LINK_TO_NODE),
-        _bar("Headroom", among(DEVICE_ROW, share, listed), levels.HEADROOM),
-        Column(
-            "Out of memory in", exhaustion, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=140
-        ),
-        _bar("Stranded", among(DEVICE_ROW, stranded, listed), levels.STRANDED),
+        _bar("Headroom", among(DEVICE_ROW, share, listed), levels.HEADROOM, width=95),
+        Column("OOM in", exhaustion, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=75),
+        _bar("Stranded", among(DEVICE_ROW, stranded, listed), levels.STRANDED, width=90),
     ]
     unseen = ("gpu", "pid")
     table = joined_table(text, columns, sort="Headroom", hidden=unseen)
-    return table.span(12).height(7).min_width(80)
+    return table.span(11).height(7).min_width(80)
 
 
-def _bar(heading: str, query: str, bar_levels: levels.Levels) -> Column:
-    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=bar_levels)
+def _bar(heading: str, query: str, bar_levels: levels.Levels, width: int) -> Column:
+    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=bar_levels, width=width)
 
 
 def _wasteful() -> Panel:
@@ -220,7 +218,7 @@ def _wasteful() -> Panel:
     idle = among(GPU_ROW, row(GPU_ROW, select(recorded.IDLE_HELD)), hours)
     holder = row(GPU_ROW, among(("instance", "uuid"), _largest_process(), hours), "run", "user")
     columns = [
-        Column("GPU", names, label="short_name", width=160),
+        Column("GPU", names, label="short_name", width=150),
         Column(
             "Now",
             idle,
@@ -229,14 +227,14 @@ def _wasteful() -> Panel:
             width=100,
             centered=True,
         ),
-        _bar("Wasted", now, levels.STRANDED),
-        Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2),
-        Column("Cost", f"{hours} * {PRICE} > 0", unit=Unit.DOLLARS, decimals=2),
+        _bar("Wasted", now, levels.STRANDED, width=90),
+        Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2, width=110),
+        Column("Cost", f"{hours} * {PRICE} > 0", unit=Unit.DOLLARS, decimals=2, width=60),
         Column("Run", holder, label="run"),
         Column("User", holder, label="user"),
     ]
     table = joined_table(text, columns, sort="GPU-hours", descending=True, hidden=GPU_ROW)
-    return table.span(12).height(7).min_width(80)
+    return table.span(13).height(7).min_width(60)
 
 
 def _largest_process() -> str:

@@ -83,7 +83,7 @@ OVER_TIME: list[Panel] = [
             "Where is memory wasted, and since when? A value of 1 is the memory of one whole GPU "
             "that is idle but held, or stranded by fragmentation. The panel shows the most "
             "wasteful nodes.",
-            "No data yet",
+            NO_NVML,
         ),
         [Query(worst(row(NODE_ROW, select(recorded.NODE_WASTED)), NODE_ROW), "{{instance}}")],
         Unit.COUNT,

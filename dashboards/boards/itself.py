@@ -25,6 +25,7 @@ from torchmem.metrics.catalog import MetricSpec
 from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
 
 NO_EXPORTER = "Prometheus scrapes no exporter with job torchmem"
+NO_EXPORTERS = "No exporter"
 NO_RANK = "No rank matches the selection"
 
 NODE_ROW = ("instance",)
@@ -42,7 +43,10 @@ def _new(spec: MetricSpec) -> str:
     return f"round(increase({select(spec, over='$__range')}))"
 
 
-DOWN = f"{_scraped(recorded.UP)} == 0"
+EXPORTERS_KNOWN = _scraped(recorded.UP)
+DOWN = f"{EXPORTERS_KNOWN} == 0"
+NONE = f"0 * count({EXPORTERS_KNOWN})"
+"""0, unless there is no exporter that could have reported something."""
 NVML_DOWN = f"{select(catalog.NVML_UP)} == 0"
 # Without NVML all collectors of GPUs fail, which is one problem.
 COLLECTORS_FAILED = f"{select(catalog.COLLECTOR_SUCCESS)} == 0 unless on (instance) ({NVML_DOWN})"
@@ -55,8 +59,9 @@ NUMBERS: list[Panel] = [
         Text(
             "Exporters down",
             "How many exporters can Prometheus not scrape? Their nodes are not monitored.",
+            NO_EXPORTERS,
         ),
-        Query(f"count({DOWN}) or vector(0)"),
+        Query(f"count({DOWN}) or {NONE}"),
         Unit.COUNT,
         levels=ANY_HAS_FAILED,
     ),
@@ -65,9 +70,9 @@ NUMBERS: list[Panel] = [
             "NVML down",
             "On how many nodes is the driver not available? All nvml_ metrics of these nodes are "
             "missing; the metrics of their ranks are not affected.",
-            NO_EXPORTER,
+            NO_EXPORTERS,
         ),
-        Query(f"count({NVML_DOWN}) or vector(0)"),
+        Query(f"count({NVML_DOWN}) or {NONE}"),
         Unit.COUNT,
         levels=ANY_IS_WRONG,
     ),
@@ -76,9 +81,9 @@ NUMBERS: list[Panel] = [
             "Collectors failed",
             "How many collectors failed in the newest scrape? Their metrics are missing; the "
             "exporter's log contains the errors. Collectors on nodes without NVML do not count.",
-            NO_EXPORTER,
+            NO_EXPORTERS,
         ),
-        Query(f"count({COLLECTORS_FAILED}) or vector(0)"),
+        Query(f"count({COLLECTORS_FAILED}) or {NONE}"),
         Unit.COUNT,
         levels=ANY_IS_WRONG,
     ),
@@ -86,9 +91,9 @@ NUMBERS: list[Panel] = [
         Text(
             "Files rejected",
             "How many files in run directories did the exporters reject in the time range?",
-            NO_EXPORTER,
+            NO_EXPORTERS,
         ),
-        Query(f"sum({REJECTED}) or vector(0)"),
+        Query(f"sum({REJECTED}) or {NONE}"),
         Unit.COUNT,
         levels=ANY_IS_WRONG,
     ),
@@ -97,9 +102,9 @@ NUMBERS: list[Panel] = [
             "SDK errors",
             "How many errors did the SDK catch in the selected time range? Training continues, "
             "but some values may be missing.",
-            NO_RANK,
+            NO_EXPORTERS,
         ),
-        Query(f"sum({SDK_ERRORS}) or vector(0)"),
+        Query(f"sum({SDK_ERRORS}) or {NONE}"),
         Unit.COUNT,
         levels=ANY_IS_WRONG,
     ),
@@ -108,7 +113,7 @@ NUMBERS: list[Panel] = [
             "Highest SDK cost",
             "What does the SDK cost in the rank where it costs most? CPU time as a share of "
             "one core.",
-            NO_RANK,
+            "No rank",
         ),
         Query(f"max({SDK_CORES})"),
         Unit.RATIO,
@@ -135,6 +140,7 @@ def _problems() -> Panel:
     )
     directory = f"{select(catalog.RUN_DIRECTORY_PROBLEM)} == 1"
     problems = {
+        "No exporter": (f"absent({EXPORTERS_KNOWN})", "", FAILED),
         "Exporter is down": (f"1 + ({DOWN})", "", FAILED),
         "NVML is down": (f"1 + ({NVML_DOWN})", "reason", ATTENTION),
         "Collector fails": (f"1 + ({COLLECTORS_FAILED})", "collector", ATTENTION),

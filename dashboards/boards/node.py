@@ -62,7 +62,7 @@ NUMBERS: list[Panel] = [
     stat_panel(
         Text("GPUs", "How many GPUs does the driver reach on the selected nodes?", "0"),
         Query(f"sum({select(catalog.NVML_GPU_UP)})"),
-        Unit.COUNT,
+        Unit.NUMBER,
     ),
     stat_panel(
         Text(
@@ -166,12 +166,12 @@ def _gpus() -> Panel:
     names, health = _rows()
     rank = _largest_rank()
     columns = [
-        Column("GPU", names, label="short_name", width=150),
+        Column("GPU", names, label="short_name", width=170),
         _words("State", health, HEALTH, label="health", width=130),
         *_bars(),
         _words("Throttled", throttling(), THROTTLING, width=110),
         *_errors(),
-        Column("Run", rank, label="run", link=LINK_TO_RANK, width=160),
+        Column("Run", rank, label="run", link=LINK_TO_RANK, width=140),
         Column("Rank", rank, label="rank", width=60),
     ]
     return joined_table(text, columns, sort="GPU", hidden=GPU_ROW).height(11).min_width(80)
@@ -235,7 +235,7 @@ def _processes() -> Panel:
         f"group_left (short_name) ({GPU_NAMES}))"
     )
     columns = [
-        Column("GPU", named_rows, label="short_name", width=150),
+        Column("GPU", named_rows, label="short_name", width=170),
         Column("Pid", label="pid", width=90),
         Column("Name", facts, label="name"),
         Column("User", facts, label="user"),

@@ -35,7 +35,7 @@ from torchmem.sample.xids import XIDS
 NO_GPM = "Only data center GPUs from Hopper on report this"
 NO_NVLINK = "No NVLink on these GPUs"
 MIG_ROW = (*GPU_ROW, "gpu_instance")
-GPU_NAME = Column("GPU", row(GPU_ROW, GPU_NAMES, "short_name"), label="short_name", width=150)
+GPU_NAME = Column("GPU", row(GPU_ROW, GPU_NAMES, "short_name"), label="short_name", width=170)
 
 # NVML GPM metrics by the unit of the GPU that they measure.
 GPU_UNITS = {
@@ -95,7 +95,7 @@ OVER_TIME: list[Panel] = [
         value("temperature_celsius", sensor="gpu"),
         Unit.CELSIUS,
         mark=GPU_TEMPERATURE,
-    ),
+    ).height(10),
     with_limit(
         gpu_lines(
             Text(
@@ -108,7 +108,7 @@ OVER_TIME: list[Panel] = [
             Unit.WATTS,
         ),
         Query(f"max({value('power_limit_watts')})", "highest limit"),
-    ),
+    ).height(10),
 ]
 
 MEMORY: list[Panel] = [

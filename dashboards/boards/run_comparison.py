@@ -49,15 +49,16 @@ def _table() -> Panel:
         "Before and after",
         "How do two runs differ over the whole time range? Select the run before the change above, "
         "under Compare with run; the time range must contain both. The row change is the selected "
-        "run minus the compared one.",
+        "run minus the compared one. Fullest GPU: the most that one rank has reserved. Retries are "
+        "those of the worst minute, OOMs those of the worst hour; a step is the mean.",
         "No run matches the selection",
     )
     retries = f"60 * ({_over_range('max_over_time', recorded.RUN_RETRIES)})"
     ooms = _over_range("max_over_time", recorded.RUN_OOMS, aggregation="sum")
     columns = [
-        Column("Run", label="run", width=220),
+        Column("Run", label="run", width=200),
         Column(
-            "Reserved, fullest GPU",
+            "Fullest GPU",
             _over_range("max_over_time", recorded.RUN_RESERVED_MAX),
             unit=Unit.BYTES,
         ),
@@ -72,11 +73,11 @@ def _table() -> Panel:
             _over_range("min_over_time", recorded.RUN_HEADROOM, aggregation="min"),
             unit=Unit.BYTES,
         ),
-        Column("Retries, worst minute", retries, unit=Unit.PER_MINUTE),
-        Column("OOMs, worst hour", ooms),
-        Column("Step, mean", _over_range("avg_over_time", recorded.RUN_STEP), unit=Unit.SECONDS),
+        Column("Retries", retries, unit=Unit.PER_MINUTE),
+        Column("OOMs", ooms),
+        Column("Step", _over_range("avg_over_time", recorded.RUN_STEP), unit=Unit.SECONDS),
     ]
-    return joined_table(text, columns).height(5)
+    return joined_table(text, columns).height(5).min_width(80)
 
 
 def _both(title: str, question: str, spec: MetricSpec, unit: str) -> Panel:

@@ -80,7 +80,8 @@ NUMBERS: list[Panel] = [
             "Out of memory in",
             "Will a rank run out of memory within minutes? The time until almost nothing "
             "will be left at the peak of its steps, at the current pace. Shown only under the "
-            f"conditions of the alert TorchmemOutOfMemoryPredicted. {prediction.worth()}",
+            "conditions of the alert TorchmemOutOfMemoryPredicted; the chart Headroom has the pace "
+            f"of a fall that leads there later. {prediction.worth()}",
             "None predicted",
         ),
         Query(f"bottomk(1, {EXHAUSTION})", RANK),
@@ -198,26 +199,26 @@ DANGER = joined_table(
         "No rank of this run publishes samples",
     ),
     [
-        Column("Rank", label="rank", width=60),
+        Column("Rank", label="rank", width=50),
         Column(
             "State",
             among(DEVICE_ROW, _states(".*"), _LISTED),
             label="state",
             colors=STATES,
-            width=80,
+            width=75,
         ),
-        Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=95),
+        Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=90),
         _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
         _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
-        Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=80),
-        Column("Out of memory in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=130),
+        Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=75),
+        Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=75),
         Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=100),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
         Column(
             "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=165
         ),
         Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=100),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=110),
     ],
     sort="Of the GPU",
     hidden=("run", "pid"),
@@ -241,7 +242,9 @@ ANSWER: list[Panel] = [
         ),
         lambda part: _of_gpus(recorded.PART, part=part),
         Query(_of_gpus(recorded.TOTAL), "GPUs of the run"),
-    ).span(12),
+    )
+    .span(12)
+    .height(12),
     training_memory.HEADROOM_LINES,
 ]
 
@@ -279,7 +282,7 @@ def _processes() -> Panel:
         ),
         Column("Requested", of_device(catalog.LAST_OOM_REQUESTED), unit=Unit.BYTES),
     ]
-    return joined_table(text, columns, sort="Rank", hidden=("run",))
+    return joined_table(text, columns, sort="Rank", hidden=("run",)).min_width(80)
 
 
 _NAMES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards import colors as levels
 from dashboards import recorded
 from dashboards.panels import (
+    RANK,
     Panel,
     Query,
     Text,
@@ -17,9 +18,13 @@ from dashboards.panels import (
     small,
     stack,
     with_limit,
+    with_trend,
 )
 from dashboards.queries import (
     HEADROOM,
+    HEADROOM_FALL,
+    RUN_RANK,
+    among,
     append_matcher,
     live,
     of_ranks,
@@ -34,6 +39,8 @@ from torchmem.rules import prediction
 NO_FREE_BYTES = "No cached bytes"
 NO_SNAPSHOT = "No snapshot yet"
 
+# How far the headroom of a rank is continued at its pace.
+_AHEAD_MINUTES = 15
 # The largest request that failed within the time range, as a line over all of it.
 _REQUESTED = f"max(max_over_time({select(catalog.LAST_OOM_REQUESTED, over='$__range')} @ end()))"
 _HEADROOM = rank_lines(
@@ -41,14 +48,33 @@ _HEADROOM = rank_lines(
         "Headroom",
         "How large a tensor would still fit in each rank? The lowest value of 5 minutes, which is "
         "close to the headroom at the peak of a step. At zero, or below the largest request that "
-        "has failed so far, the rank runs out of memory.",
+        "has failed so far, the rank runs out of memory. Of the ranks whose headroom has fallen "
+        "steadily for 10 minutes, the legend says by how much the one falls that will have least, "
+        f"and the dashed line is what it will have left {_AHEAD_MINUTES} minutes later at this "
+        "pace. That is not a warning: many falls end.",
         NO_SNAPSHOT,
     ),
     of_ranks(HEADROOM, "min"),
     Unit.BYTES,
     lowest=True,
 )
-HEADROOM_LINES = with_limit(_HEADROOM, Query(_REQUESTED, "largest failed request"))
+
+
+def _ahead(at: str = "") -> str:
+    """Return the headroom of each rank after _AHEAD_MINUTES, if it goes on falling at its pace."""
+    left = f"{HEADROOM}{at} - {60 * _AHEAD_MINUTES} * {HEADROOM_FALL}{at}"
+    return f"min by ({', '.join(RUN_RANK)}) (clamp_min({left}, 0))"
+
+
+# Chosen once for all points: the rank that will have least.
+_FIRST = f"bottomk(1, {_ahead(' @ end()')})"
+_FALL_PER_MINUTE = of_ranks(f"60 * {HEADROOM_FALL} / 2^30")
+HEADROOM_LINES = with_trend(
+    with_limit(_HEADROOM, Query(_REQUESTED, "largest failed request")),
+    Query(among(RUN_RANK, _ahead(), _FIRST), f"{RANK} in {_AHEAD_MINUTES} min"),
+    Query(among(RUN_RANK, _FALL_PER_MINUTE, _FIRST), f"{RANK} falls by"),
+    Unit.GIB_PER_MINUTE,
+).height(12)
 
 _ALLOCATED, _ACTIVE, _RESERVED = (
     sum_without_pool(spec) for spec in (catalog.ALLOCATED, catalog.ACTIVE, catalog.RESERVED)

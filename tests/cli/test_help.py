@@ -72,6 +72,7 @@ def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     for example in ran:
         done = subprocess.run(
             ["sh", "-c", example],
+            stdin=subprocess.DEVNULL,  # at whose end mcp ends
             cwd=tmp_path,
             env=environment,
             capture_output=True,

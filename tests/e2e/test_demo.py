@@ -142,9 +142,9 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
 
 # Queries without data in the demo, by panel and letter. Of the parts of a device: private pools,
 # memory cached before the first snapshot, other processes, and memory of GPUs without NVML. A trend
-# needs 30 minutes, idleness 10. Falling headroom, alerts and marks are temporary. No rank is
-# stalled, killed or started with advice, and the ranks have no components, phases, samples, pinned
-# memory, private pools, libraries or errors other than an OOM.
+# needs 30 minutes, idleness and the pace of headroom 10. Falling headroom, alerts and marks are
+# temporary. No rank is stalled, killed or started with advice, and the ranks have no components,
+# phases, samples, pinned memory, private pools, libraries or errors other than an OOM.
 WITHOUT_DATA = (
     r"Memory of .* [D-I]|Where the memory is [D-I]|What the tensors are [A-I]|Rank .shown [BEF]"
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
@@ -158,6 +158,7 @@ WITHOUT_DATA = (
     r"|Collectors that failed A|SDK errors by stage A"
     r"|Start .mark.|Killed or failed .mark.|Alert .mark.|Advice .mark."
     r"|Pressure hook dropped .mark.|Active peak E|Left at the peak E"
+    r"|Headroom [FG]"
 )
 # The end of queries for the band of all ranks, beyond those that have a line.
 OF_MANY_RANKS = " > 10"

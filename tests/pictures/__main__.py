@@ -1,4 +1,4 @@
-"""Draw the dashboards from recordings, and say what is wrong with them: `make pictures`."""
+"""Draw the dashboards from recordings, and say what is wrong with them: `make boards`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from pathlib import Path
 
 from pictures.drawing import BOARDS, RECORDING_OF, Drawing, Json, draw, missing
 from pictures.findings import Finding, findings, unmatched_overrides
-from pictures.recorder import BUILD, ROOT, recorded, served
+from pictures.recorder import BUILD, recorded, served
 from pictures.recordings import END, RECORDINGS
-from PIL import Image
 
-DOCS = ROOT / "docs" / "pictures"
 ENDS = datetime.fromtimestamp(END, timezone.utc).isoformat()
 
 
@@ -30,8 +28,6 @@ def main() -> int:
         return 2
     if arguments.serve:
         return _serve(arguments.serve)
-    if arguments.docs:
-        return _draw_for_docs(arguments.boards)
     reports = draw(_drawings(arguments), arguments.out)
     for line in _lines(reports):
         print(line)
@@ -40,7 +36,7 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="make pictures ARGS=...", description=__doc__)
+    parser = argparse.ArgumentParser(prog="make boards ARGS=...", description=__doc__)
     names = sorted(path.stem for path in BOARDS.glob("*.json"))
     parser.add_argument("boards", nargs="*", metavar="BOARD", help=f"of {', '.join(names)}")
     add = parser.add_argument
@@ -50,7 +46,6 @@ def _arguments() -> argparse.Namespace:
     add("--range", help="such as 30m, instead of the board's own")
     add("--var", action="append", default=[], metavar="NAME=VALUE", help="value of a variable")
     add("--out", type=Path, default=BUILD, help=f"folder (default {BUILD})")
-    add("--docs", action="store_true", help="draw the pictures of docs/dashboards.md")
     add("--serve", choices=RECORDINGS, metavar="RECORDING", help="only run its Prometheus")
     arguments = parser.parse_args()
     unknown = set(arguments.boards) - set(names)
@@ -112,19 +107,6 @@ def _serve(recording: str) -> int:
         print(f"{url} holds {recording} until {ENDS}. Press Ctrl-C to stop.", flush=True)
         with suppress(KeyboardInterrupt):
             signal.pause()
-    return 0
-
-
-def _draw_for_docs(boards: Iterable[str]) -> int:
-    """Write the first screen of each board, with 256 colors, to docs/pictures."""
-    drawings = [Drawing(board, RECORDING_OF[board], first_screen=True) for board in boards]
-    draw(drawings, BUILD / "docs")
-    DOCS.mkdir(exist_ok=True)
-    for drawing in drawings:
-        with Image.open(BUILD / "docs" / f"{drawing.name}.png") as picture:
-            picture.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE).save(
-                DOCS / f"{drawing.board}.png", optimize=True
-            )
     return 0
 
 

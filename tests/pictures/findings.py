@@ -12,6 +12,8 @@ MAX_OPEN_PANELS = 12
 SCREEN_HEIGHT = 1080
 MIN_NAME_HEIGHT = 14
 NO_DATA = "no data"
+GRAFANAS_MESSAGE = "No data"
+"""What Grafana writes in a panel without a message of its own."""
 WITHOUT_PARTS = "total without parts"
 UNMATCHED = "override without a field"
 DISAGREEMENT = "two answers to one question"
@@ -49,8 +51,19 @@ def _query_errors(panel: Json) -> Iterator[str]:
 
 
 def _without_data(panel: Json) -> Iterator[str]:
-    if panel["state"] == "empty":
-        yield panel.get("message") or "no data"
+    if panel["state"] == "empty" and _sentence(panel):
+        yield _sentence(panel)
+
+
+def _without_sentence(panel: Json) -> Iterator[str]:
+    """Yield nothing if the panel has data, or says why it has none."""
+    if panel["state"] == "empty" and not _sentence(panel):
+        yield panel.get("message") or "blank"
+
+
+def _sentence(panel: Json) -> str:
+    message: str = panel.get("message") or ""
+    return "" if message == GRAFANAS_MESSAGE else message
 
 
 def _without_parts(panel: Json) -> Iterator[str]:
@@ -74,6 +87,10 @@ def _repeated_legend(panel: Json) -> Iterator[str]:
     yield from panel["legend"]["repeated"]
 
 
+def _filled_legend(panel: Json) -> Iterator[str]:
+    yield from panel["legend"]["filledBlanks"]
+
+
 def _of_table(key: str) -> Callable[[Json], Iterable[str]]:
     return lambda panel: (panel.get("table") or {}).get(key, ())
 
@@ -92,10 +109,12 @@ def _overlapping_names(panel: Json) -> Iterator[str]:
 PANEL_FAULTS: Mapping[str, Callable[[Json], Iterable[str]]] = {
     "query error": _query_errors,
     NO_DATA: _without_data,
+    "no data and no sentence": _without_sentence,
     WITHOUT_PARTS: _without_parts,
     "clipped text": _clipped,
     "hidden legend entries": _hidden_legend,
     "repeated legend entries": _repeated_legend,
+    "text for no data in a legend": _filled_legend,
     "label shown as a number": _of_table("rewritten"),
     "text for no data in a cell": _of_table("filledBlanks"),
     "column out of sight": _of_table("outOfSight"),

@@ -170,4 +170,5 @@ RECORDINGS: Mapping[str, Recording] = {
     "ranks-1024": Recording("1,024 ranks on 128 nodes", lambda: _many(1024, 16), ago(16)),
     "fleet": Recording("six nodes with three jobs", _fleet, ago(72), interval=30),
     "no-gpu": Recording("a node whose NVML does not respond", _no_gpu, ago(65)),
+    "empty": Recording("no exporter at all", list, ago(65)),
 }

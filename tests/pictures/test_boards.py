@@ -16,7 +16,8 @@ from pictures.findings import (
     unmatched_overrides,
 )
 
-# Each board from its usual recording, and those that a board must also be good for.
+# Each board from its usual recording, and those that a board must also be good for; some in the
+# smallest and the largest usual window.
 DRAWN = [
     *RECORDING_OF.items(),
     ("node", "no-gpu"),
@@ -24,6 +25,12 @@ DRAWN = [
     ("training-memory", "one-rank"),
     ("training-memory", "ranks-64"),
 ]
+WIDTHS = {
+    ("fleet", "fleet"): 1280,
+    ("node", "no-gpu"): 1280,
+    ("self", "no-gpu"): 1920,
+    ("training-memory", "one-rank"): 1920,
+}
 NOTHING_TO_SHOW = {"one-rank", "no-gpu", "ranks-64"}
 """Recordings in which little happens, so that panels may be without data."""
 ALL_ON_ONE = "restarts"
@@ -53,7 +60,13 @@ def reports() -> dict[Drawing, Json]:
         pytest.skip(reason)
     return draw(
         [
-            Drawing(board, recording, open_rows=True, range="15m" if "64" in recording else None)
+            Drawing(
+                board,
+                recording,
+                width=WIDTHS.get((board, recording), 1600),
+                open_rows=True,
+                range="15m" if "64" in recording else None,
+            )
             for board, recording in DRAWN
         ]
     )

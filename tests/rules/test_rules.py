@@ -42,7 +42,7 @@ def test_a_misspelled_name_is_detected(expression: str, problem: str) -> None:
 def test_recording_rules_are_named_level_metric_operations(name: str) -> None:
     """Names have the form `level:metric:operations`; the level is what one series describes."""
     assert re.fullmatch(
-        r"(rank|gpu|run|instance|cluster):(torchmem|nvml)_[a-z_]+:[a-z0-9]+", name
+        r"(rank|gpu|run|pod|user|instance|cluster):(torchmem|nvml)_[a-z_]+:[a-z0-9]+", name
     ), name
 
 

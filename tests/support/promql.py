@@ -37,7 +37,10 @@ FACTS = {
     "nvml_driver_info": {"driver_version", "nvml_version", "cuda_version"},
     "nvml_gpu_info": {"name", "pci_bus_id"},
     "nvml_mig_info": {"mig_uuid", "profile"},
-    "nvml_process_info": {"name", "user", "rank", "run", "slurm_job_id", "pod_uid"},
+    "nvml_process_info": {
+        *("name", "uid", "user", "rank", "run", "slurm_job_id"),
+        *("namespace", "pod", "pod_uid"),
+    },
 }
 SUFFIXES = {
     "histogram": ("_bucket", "_sum", "_count"),

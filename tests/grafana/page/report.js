@@ -35,9 +35,9 @@ function viewport(element, section) {
 const LEGEND_ENTRIES =
   '[data-testid^="data-testid VizLegend series"], table tbody tr:has(> td button[title])';
 
-function readLegend(section) {
+function readLegend(section, noValue) {
   const entries = [...section.querySelectorAll(LEGEND_ENTRIES)];
-  if (entries.length === 0) return { labels: [], hidden: [], repeated: [] };
+  if (entries.length === 0) return { labels: [], hidden: [], repeated: [], filledBlanks: [] };
   const labels = entries.map((entry) => textOf(entry.querySelector("button") ?? entry));
   const box = viewport(entries[0], section).getBoundingClientRect();
   const isHidden = ({ bottom, right }) => bottom > box.bottom + SLACK || right > box.right + SLACK;
@@ -45,18 +45,20 @@ function readLegend(section) {
   return {
     labels,
     hidden,
+    filledBlanks: labels.filter((_, i) => noValue && textOf(entries[i]).includes(noValue)),
     repeated: [...new Set(labels.filter((label, i) => labels.indexOf(label) !== i))],
   };
 }
 
 /** Return the ancestor that cuts off a part of a text; undefined where one can scroll to it. */
-function cutter(element, { left, right }, section) {
+function cutter(element, { left, right, top, bottom }, section) {
   for (let each = element; each !== section; each = each.parentElement) {
-    const { overflowX } = getComputedStyle(each);
+    const { overflowX, overflowY } = getComputedStyle(each);
     if (/auto|scroll/.test(overflowX) || each.getAttribute("role") === "grid") return undefined;
     const box = each.getBoundingClientRect();
-    if (overflowX !== "visible" && (left < box.left - SLACK || right > box.right + SLACK))
-      return each;
+    const isWide = left < box.left - SLACK || right > box.right + SLACK;
+    const isHigh = top < box.top - SLACK || bottom > box.bottom + SLACK;
+    if ((overflowX !== "visible" && isWide) || (overflowY !== "visible" && isHigh)) return each;
   }
   return undefined;
 }
@@ -89,9 +91,9 @@ function reportPanel(item, row) {
     isFolded,
     top: Math.round(box.top + window.scrollY),
     bottom: Math.round(box.bottom + window.scrollY),
-    message: section.querySelector(".message")?.textContent,
+    message: section.querySelector(".message")?.textContent ?? state.values?.[0]?.text,
     series: series?.length,
-    legend: readLegend(section),
+    legend: readLegend(section, panel.fieldConfig?.defaults.noValue),
     table: table && { ...table, ...readTable(section, table.columns) },
     clipped: readClipped(section),
   };

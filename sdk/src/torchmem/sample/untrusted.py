@@ -135,6 +135,15 @@ def printable(text: str) -> str:
     )
 
 
+def printable_json(value: Any) -> Any:
+    """Return a JSON value with printable text."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(key): printable_json(item) for key, item in value.items()}
+    return [printable_json(item) for item in value] if isinstance(value, list) else value
+
+
 def sanitize_text(text: str) -> str:
     """Return the first MAX_TEXT bytes of `text` in UTF-8, made printable."""
     text = printable(text[:MAX_TEXT])

@@ -27,6 +27,7 @@ COMMANDS = (
     "whatif",
     "snapshot",
     "preflight",
+    "mcp",
     "doctor",
     "rules",
     "dashboards",

@@ -57,7 +57,7 @@ function _shtab_torchmem_using
   test "$_shtab_torchmem_cmdpath" = "$argv"
 end
 
-set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight doctor rules dashboards manifests completion
+set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight mcp doctor rules dashboards manifests completion
 set -g _shtab_torchmem_opts_with_value --alloc-conf --at --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --hooks --html --interval --kubelet-socket --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --token-file --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
@@ -176,6 +176,10 @@ complete -c torchmem -n '_shtab_torchmem_using preflight' -l snapshot -xka "(__f
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l json -d 'print one JSON document; the script'"'"'s output goes to stderr'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory over the steps, as .png or .svg'
 complete -c torchmem -n '_shtab_torchmem_using preflight; and test $_shtab_torchmem_npos -ge 0' -ka "(__torchmem_command)" -d 'the command to run'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a mcp -d 'serve read-only tools for AI assistants over the Model Context Protocol'
+complete -c torchmem -n '_shtab_torchmem_using mcp' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using mcp' -l exporter -x -d 'ask this exporter for ranks, also with USER:PASSWORD@ before the host (default: read the run directory)'
+complete -c torchmem -n '_shtab_torchmem_using mcp' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a doctor -d 'check everything between a training process and Prometheus, and say what to fix'
 complete -c torchmem -n '_shtab_torchmem_using doctor' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using doctor' -l exporter -x -d 'address of the exporter, also with USER:PASSWORD@ before the host (default http://127.0.0.1:9847)'

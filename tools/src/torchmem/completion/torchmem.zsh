@@ -13,6 +13,7 @@ _shtab_torchmem_commands() {
     doctor:'check everything between a training process and Prometheus, and say what to fix'
     exporter:'serve allocator and NVML metrics of this node to Prometheus'
     manifests:'write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …'
+    mcp:'serve read-only tools for AI assistants over the Model Context Protocol'
     oom:'explain why an instrumented process ran out of memory'
     preflight:'run a training script on a phantom GPU and report whether it fits'
     release:'make running processes return unused memory to the driver'
@@ -127,6 +128,15 @@ _shtab_torchmem_manifests_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_manifests_defaults_added=0
+
+_shtab_torchmem_mcp_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--exporter[ask this exporter for ranks, also with USER\:PASSWORD\@ before the host (default\: read the run directory)]:URL:"
+  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_mcp_defaults_added=0
 
 _shtab_torchmem_oom_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -280,6 +290,7 @@ _shtab_torchmem() {
         doctor) _arguments -C -s $_shtab_torchmem_doctor_options ;;
         exporter) _arguments -C -s $_shtab_torchmem_exporter_options ;;
         manifests) _arguments -C -s $_shtab_torchmem_manifests_options ;;
+        mcp) _arguments -C -s $_shtab_torchmem_mcp_options ;;
         oom) _arguments -C -s $_shtab_torchmem_oom_options ;;
         preflight) _arguments -C -s $_shtab_torchmem_preflight_options ;;
         release) _arguments -C -s $_shtab_torchmem_release_options ;;

@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,23 +62,53 @@ def run(arguments: argparse.Namespace) -> int:
         output.check(arguments.html)
     directory = arguments.run_dir or run_directory(os.environ)
     selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
+    found = reported(directory, selected, arguments.thresholds)
+    words = found.page()
+    if arguments.html:
+        subject = html.ReportedProcess(found.process, found.sample, found.now, found.gpus)
+        output.write(html.page(subject, found.limits), arguments.html)
+    if arguments.json:
+        words = json.dumps(found.document(), allow_nan=False) + "\n"
+    if arguments.html != output.STDOUT:
+        write_out(words)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A process with its newest sample at the time `now`, in Unix seconds, and how it is judged.
+
+    `gpus` are NVML's indices by UUID, where known; `oom` is a report that concerns the process.
+    """
+
+    process: TrainingProcess
+    sample: Sample
+    now: float
+    gpus: Mapping[str, int]
+    limits: Limits
+    oom: NewestOom | None
+
+    def page(self) -> str:
+        """Return the report as text."""
+        words = text.page(self.sample, self.now, self.gpus, self.limits)
+        if self.oom is None:
+            return words
+        return f"{self.oom.happened(self.now)}; to see why:\n  {self.oom.command}\n\n{words}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the sample, the threats, the advice, and the file of the OOM report, for JSON."""
+        path = str(self.oom.path) if self.oom else None
+        return _document(self.sample, self.limits) | {"oom_report": path}
+
+
+def reported(directory: Path, selected: ProcessFilter, thresholds: Path | None = None) -> Reported:
+    """Return the process that the filter selects. Raise MissingExtraError or UsageError."""
     now, oom = time.time(), newest_oom(directory, selected)
     process = _find(directory, selected, oom, now)
     sample, gpus = load(process), gpu_indices()
     oom = oom if oom and oom.concerns(sample.process) else None
-    limits = _thresholds(arguments.thresholds).limits(sample.process.run, platform.node())
-    words = text.page(sample, now, gpus, limits)
-    if oom:
-        words = f"{oom.happened(now)}; to see why:\n  {oom.command}\n\n{words}"
-    if arguments.html:
-        subject = html.ReportedProcess(process, sample, now, gpus)
-        output.write(html.page(subject, limits), arguments.html)
-    if arguments.json:
-        document = _document(sample, limits) | {"oom_report": str(oom.path) if oom else None}
-        words = json.dumps(document, allow_nan=False) + "\n"
-    if arguments.html != output.STDOUT:
-        write_out(words)
-    return 0
+    limits = chosen_thresholds(thresholds).limits(sample.process.run, platform.node())
+    return Reported(process, sample, now, gpus, limits, oom)
 
 
 def _find(
@@ -130,7 +161,7 @@ def newest_oom(directory: Path, selected: ProcessFilter) -> NewestOom | None:
     return None
 
 
-def _thresholds(given: Path | None) -> Thresholds:
+def chosen_thresholds(given: Path | None) -> Thresholds:
     """Return the thresholds of the file, else of TORCHMEM_THRESHOLDS, else the shipped ones.
 
     Raise MissingExtraError or UsageError.

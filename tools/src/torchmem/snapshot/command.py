@@ -110,12 +110,12 @@ def _answers(path: Path, arguments: argparse.Namespace) -> list[str]:
     from torchmem.snapshot.leaks import is_long_enough, leaks
 
     answers = []
-    traces = _read(path, arguments.gpu)
+    traces = read_traces(path, arguments.gpu)
     if arguments.plot and len(traces) > 1:
         devices = ", ".join(str(trace.device) for trace in traces)
         raise UsageError(f"--plot draws one GPU: pass --gpu with one of {devices}.")
     for trace in traces:
-        lifetimes, found = _examine(trace, path, "end" if arguments.leaks else arguments.at)
+        lifetimes, found = examine(trace, path, "end" if arguments.leaks else arguments.at)
         if arguments.plot:
             plot.draw(lifetimes, found, arguments.plot)
         if arguments.leaks:
@@ -134,8 +134,8 @@ def _diff(arguments: argparse.Namespace) -> None:
 
     before, after = (
         {
-            trace.device: _examine(trace, path, arguments.at)[1]
-            for trace in _read(path, arguments.gpu)
+            trace.device: examine(trace, path, arguments.at)[1]
+            for trace in read_traces(path, arguments.gpu)
         }
         for path in arguments.snapshots
     )
@@ -149,7 +149,8 @@ def _diff(arguments: argparse.Namespace) -> None:
         write_out(document.diff_document(*pair, changes) if arguments.json else page)
 
 
-def _read(path: Path, device: int | None) -> Sequence[StackedTrace]:
+def read_traces(path: Path, device: int | None) -> Sequence[StackedTrace]:
+    """Return the traces of a file, of one device if given. Raise UsageError."""
     from torchmem.recording import read_with_stacks
 
     label = f"reading {sanitize_text(path.name)}"
@@ -167,7 +168,8 @@ def _read(path: Path, device: int | None) -> Sequence[StackedTrace]:
     return chosen
 
 
-def _examine(trace: StackedTrace, path: Path, at: str | None) -> tuple[Lifetimes, Holders]:
+def examine(trace: StackedTrace, path: Path, at: str | None) -> tuple[Lifetimes, Holders]:
+    """Return what holds the memory at a moment. Raise UsageError without an OutOfMemoryError."""
     from torchmem.snapshot.holders import holders
     from torchmem.snapshot.lifetimes import Lifetimes
 

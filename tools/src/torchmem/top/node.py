@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -17,7 +17,7 @@ from torchmem.cli.http import HttpAnswer, fetch, why_not
 from torchmem.explain.rank_report import Fact
 from torchmem.explain.remedies import Remedy
 from torchmem.explain.run_chart import Chart
-from torchmem.sample.untrusted import printable
+from torchmem.sample.untrusted import printable_json
 
 Fetch = Callable[[str], HttpAnswer]
 STATE_PATH = "/api/v1/state"
@@ -48,6 +48,16 @@ class Why(msgspec.Struct, frozen=True):
     text: str = ""
 
 
+class LastOom(msgspec.Struct, frozen=True):
+    """The newest OutOfMemoryError of a rank; its time in Unix seconds."""
+
+    timestamp: float | None = None
+    cause: str = ""
+    requested_bytes: int | None = None
+    detail: str | None = None
+    line: str | None = None
+
+
 class Rank(msgspec.Struct, frozen=True):
     """One process on one GPU. Sizes are in bytes, times in Unix seconds."""
 
@@ -63,12 +73,14 @@ class Rank(msgspec.Struct, frozen=True):
     snapshot_time: float | None = None
     parts: tuple[Use, ...] = ()
     tensor_bytes: int | None = None
+    allocated_bytes: int | None = None
     reserved_bytes: int | None = None
     fragmentation_ratio: float | None = None
     has_severe_fragmentation: bool = False
     headroom_flush_bytes: int | None = None
     alloc_retries: int | None = None
     ooms: dict[str, int] | None = None
+    last_oom: LastOom | None = None
     steps: int | None = None
     step_seconds: float | None = None
     why: tuple[Why, ...] = ()
@@ -114,10 +126,18 @@ class Labeled(msgspec.Struct, frozen=True):
     bytes: int = 0
 
 
+class Call(msgspec.Struct, frozen=True):
+    """One frame of a call stack."""
+
+    place: str = ""
+    function: str = ""
+
+
 class Oom(msgspec.Struct, frozen=True):
     """An OOM report in words: the verdict in one sentence, the reason in several, and the advice.
 
-    `time` is in Unix seconds, and `memory` the use of the GPU at that time.
+    `time` is in Unix seconds, and `memory` the use of the GPU at that time. `stack`: from the
+    requesting line outwards; `hidden`: whether the exporter does not show it to us.
     """
 
     time: float | None = None
@@ -126,6 +146,8 @@ class Oom(msgspec.Struct, frozen=True):
     before: str = ""
     memory: tuple[Labeled, ...] = ()
     advice: tuple[Remedy, ...] = ()
+    stack: tuple[Call, ...] = ()
+    hidden: bool | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -195,12 +217,4 @@ def read(body: bytes) -> Node:
 
 def _converted(body: bytes, kind: type[D]) -> D:
     """Return a document. Raise ValueError, of which MsgspecError is one, or RecursionError."""
-    return msgspec.convert(_printable(msgspec.json.decode(body)), kind)
-
-
-def _printable(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {printable(key): _printable(item) for key, item in value.items()}
-    return [_printable(item) for item in value] if isinstance(value, list) else value
+    return msgspec.convert(printable_json(msgspec.json.decode(body)), kind)

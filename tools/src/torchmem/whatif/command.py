@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -116,14 +116,15 @@ def _options(arguments: argparse.Namespace) -> WhatIfOptions:
         if len(arguments.snapshots) > 1:
             raise UsageError("--plot draws one snapshot: name only one.")
         plots.check(arguments.plot, "whatif")
-    gpu = _gpu_model(arguments.gpu_model) if arguments.gpu_model else None
+    gpu = gpu_model(arguments.gpu_model) if arguments.gpu_model else None
     check_settings(arguments.setting)
     return WhatIfOptions(
         arguments.gpu, gpu, tuple(arguments.setting), arguments.plot, arguments.json
     )
 
 
-def _gpu_model(text: str) -> GpuModel:
+def gpu_model(text: str) -> GpuModel:
+    """Return a model by name or size. Raise UsageError."""
     from torchmem.phantom.gpus import parse_usable_gpu_model
 
     try:
@@ -145,19 +146,25 @@ def _answer(path: Path, options: WhatIfOptions, *, is_first: bool) -> bool:
 
     Pages after the first one start with an empty line.
     """
-    from torchmem.recording import read
     from torchmem.whatif.result import document
     from torchmem.whatif.text import page
 
     decided = True
-    for recording in _selected(read(path), path, options):
-        result = _replay(recording, options)
+    for result in results(path, options):
         write_out(document(result) if options.json else "\n" * (not is_first) + page(result))
         is_first = False
         if options.plot:
             _draw(result, options.plot)
         decided &= result.verdict.decision != "none"
     return decided
+
+
+def results(path: Path, options: WhatIfOptions) -> Iterator[WhatIf]:
+    """Yield the answer for each device of a file. Raise UsageError."""
+    from torchmem.recording import read
+
+    for recording in _selected(read(path), path, options):
+        yield _replay(recording, options)
 
 
 def _selected(

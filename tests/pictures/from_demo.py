@@ -1,33 +1,38 @@
-"""Draw the live page from a run of the demo: `PYTHONPATH=tests python docs/picture.py`.
-
-It takes three minutes and needs what the tests in Chromium need (CONTRIBUTING.md).
-"""
+"""Pictures of the live page and of `torchmem top`, and the animation, from one run of the demo."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from PIL import Image
+from rich.console import Console
+from rich.text import Text
 from support.browser import Page, open_page
 from support.stack import answers, free_port
 
-DOCS = Path(__file__).resolve().parent
-MOVIE = DOCS / "demo.webp"
 MOVIE_SIZE = (1180, 880)
 DURATION_SECONDS = 90.0
 FRAME_SECONDS = 1.0
 FRAMES_PER_SECOND = 4
 LAST_FRAMES_SECONDS = 3.0
 OUT_OF_MEMORY = "document.querySelector('[data-state=oom]')"
+TERMINAL = (130, 30)
+"""Columns and lines."""
+TERMINAL_PAGE = """<!doctype html><meta charset="utf-8"><style>
+body {{ margin: 0; padding: 12px; width: max-content; background: #101014; color: #d0d0d0 }}
+pre {{ margin: 0; font: 14px/18px "DejaVu Sans Mono", monospace }}
+</style><body><pre>{code}</pre>"""
 
 
-def main() -> None:
+def draw(docs: Path) -> None:
     """Run the demo until a rank is out of memory, and write the movie and the pictures."""
     with TemporaryDirectory() as folder, demo() as url, open_page() as page:
         page.media(motion="reduce")
@@ -35,8 +40,9 @@ def main() -> None:
         page.goto(url)
         page.wait("document.querySelectorAll('.rank').length === 4")
         names = [*until_out_of_memory(page, Path(folder)), *explanation(page, Path(folder))]
-        draw_pictures(page)
-        write_movie(names)
+        draw_pictures(page, docs / "pictures")
+        draw_top(page, url, Path(folder), docs / "pictures" / "top.png")
+        write_movie(names, docs / "demo.webp")
 
 
 @contextmanager
@@ -77,13 +83,13 @@ def shot(page: Page, path: Path) -> Path:
     return path
 
 
-def write_movie(names: Sequence[Path]) -> None:
+def write_movie(names: Sequence[Path], path: Path) -> None:
     """Write the frames as an animated WebP, whose last frames stay for longer."""
     frames = [Image.open(name).convert("RGB") for name in names]
     usual, last = 1000 // FRAMES_PER_SECOND, int(1000 * LAST_FRAMES_SECONDS)
     durations = [*[usual] * (len(frames) - 2), last, 2 * last]
     frames[0].save(
-        MOVIE,
+        path,
         save_all=True,
         append_images=frames[1:],
         duration=durations,
@@ -92,32 +98,42 @@ def write_movie(names: Sequence[Path]) -> None:
         quality=80,
         method=4,
     )
-    print(f"{MOVIE.name}: {len(frames)} frames, {MOVIE.stat().st_size:,} bytes")
 
 
-def draw_pictures(page: Page) -> None:
+def draw_pictures(page: Page, folder: Path) -> None:
     """Write the pictures of docs/live-page.md."""
     page.resize(1440, 815)  # above the call stack, whose paths are those of this machine
     page.evaluate("document.querySelector('.gpu:has(.details)').scrollIntoView()")
-    save(page, "live-page")
+    save(page, folder / "live-page.png")
     page.click("role=tab[name=Now]")
     page.media("dark", motion="reduce")
     page.evaluate("scrollTo(0, 0)")
-    save(page, "live-page-dark")
+    save(page, folder / "live-page-dark.png")
     page.media("light", motion="reduce")
     page.resize(390, 844)
-    save(page, "live-page-phone")
+    save(page, folder / "live-page-phone.png")
 
 
-def save(page: Page, name: str) -> None:
-    """Write one picture to docs/pictures."""
+def draw_top(page: Page, url: str, folder: Path, path: Path) -> None:
+    """Write a screen of `torchmem top` as a terminal shows it."""
+    columns, lines = TERMINAL
+    terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
+    environment = os.environ | terminal | {"COLUMNS": str(columns), "LINES": str(lines)}
+    command = [sys.executable, "-m", "torchmem.cli", "top", "--once", url]
+    screen = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
+    console = Console(record=True, width=columns, file=StringIO())
+    console.print(Text.from_ansi(screen.stdout.decode()))
+    file = folder / "top.html"
+    file.write_text(console.export_html(code_format=TERMINAL_PAGE, inline_styles=True))
+    page.resize(9 * columns, 18 * lines)
+    page.goto(file.as_uri())
+    save(page, path)
+
+
+def save(page: Page, path: Path) -> None:
+    """Write one picture of the window."""
     time.sleep(1)  # the charts follow the size of the window
-    path = DOCS / "pictures" / f"{name}.png"
     page.screenshot(path)
     with Image.open(path) as picture:
         opaque = picture.convert("RGB")
     opaque.save(path, optimize=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,67 @@
+"""Answers about snapshot files, by the code of `torchmem snapshot` and `torchmem whatif`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from torchmem.mcp.answer import Answer
+from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import sanitize_text
+from torchmem.snapshot import command as snapshot
+from torchmem.snapshot import document, text
+from torchmem.snapshot.leaks import is_long_enough, leaks
+from torchmem.whatif import command as whatif
+from torchmem.whatif import text as whatif_text
+from torchmem.whatif.result import whatif_values
+
+Moment = Literal["end", "peak", "oom"]
+MAX_FILE_BYTES = 256 << 20
+"""Larger files take longer than an assistant waits; the commands read up to 1 GiB."""
+MAX_ROWS = 50
+MAX_SETTINGS = 8
+NARROW = "Pass `gpu` or fewer `rows`."
+
+
+def read_snapshot(
+    file: str, at: Moment | None, gpu: int | None, rows: int, *, only_leaks: bool
+) -> Answer:
+    """Return what `torchmem snapshot` prints. Raise UsageError."""
+    path = _checked(file, "snapshot")
+    pages, documents = [], []
+    for trace in snapshot.read_traces(path, gpu):
+        lifetimes, found = snapshot.examine(trace, path, "end" if only_leaks else at)
+        if only_leaks:
+            growing = leaks(lifetimes) if is_long_enough(lifetimes) else None
+            pages.append(text.leaks_page(found, growing, rows))
+            documents.append(document.leaks_document(found, growing))
+        else:
+            pages.append(text.page(found, rows))
+            documents.append(document.document(found))
+    return Answer("\n".join(pages), {"gpus": [json.loads(each) for each in documents]}, NARROW)
+
+
+def what_if(file: str, settings: Sequence[str], gpu_model: str | None, gpu: int | None) -> Answer:
+    """Return what `torchmem whatif` prints. Raise UsageError."""
+    path = _checked(file, "whatif")
+    whatif.check_settings(settings)
+    model = whatif.gpu_model(gpu_model) if gpu_model else None
+    options = whatif.WhatIfOptions(gpu, model, tuple(settings), plot=None, json=False)
+    results = list(whatif.results(path, options))
+    pages = map(whatif_text.page, results)
+    return Answer("\n".join(pages), {"gpus": list(map(whatif_values, results))}, "Pass `gpu`.")
+
+
+def _checked(file: str, command: str) -> Path:
+    """Return the path of a file that is not too large; others are refused when they are read."""
+    path = Path(file)
+    with suppress(OSError, ValueError):
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise UsageError(
+                f"{sanitize_text(file)} is larger than {MAX_FILE_BYTES >> 20} MiB: run `torchmem "
+                f"{command}` in a terminal."
+            )
+    return path

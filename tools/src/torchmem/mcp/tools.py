@@ -1,0 +1,40 @@
+"""What each tool answers, by its name. Runs in a process of its own, see `worker`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torchmem.capture.processes import ProcessFilter
+from torchmem.mcp.answer import Answer
+from torchmem.mcp.local import LocalNode
+
+Arguments = Mapping[str, Any]
+
+
+def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> Answer:
+    """Return the answer of a tool. Raise TorchmemError."""
+    from torchmem.mcp.remote import ExporterNode
+
+    node = LocalNode(Path(run_dir)) if exporter is None else ExporterNode(exporter)
+    about_node: dict[str, Callable[[], Answer]] = {
+        "list_ranks": lambda: node.list_ranks(arguments["run"]),
+        "rank_report": lambda: node.rank_report(_selected(arguments)),
+        "what_holds_memory": lambda: node.what_holds_memory(_selected(arguments)),
+        "oom_reports": lambda: node.oom_reports(arguments["run"]),
+        "explain_oom": lambda: node.explain_oom(arguments["file"], _selected(arguments)),
+    }
+    if tool in about_node:
+        return about_node[tool]()
+    from torchmem.mcp import recordings
+
+    about_file: dict[str, Callable[..., Answer]] = {
+        "read_snapshot": recordings.read_snapshot,
+        "what_if": recordings.what_if,
+    }
+    return about_file[tool](**arguments)
+
+
+def _selected(arguments: Arguments) -> ProcessFilter:
+    return ProcessFilter(arguments["rank"], arguments["run"], arguments["pid"])
