@@ -122,7 +122,8 @@ class _Painter:
         elif not self._screen.node:
             yield Text(f"Asking {self._screen.url} …", style="dim")
         if not self._node.nvml.up:
-            reason = self._node.nvml.reason or "the reason is unknown"
+            nvml = self._node.nvml
+            reason = nvml.text or nvml.reason or "the reason is unknown"
             yield from self._wrapped(Text(f"NVML does not respond: {reason}", colors.ATTENTION))
 
     def rows(self) -> tuple[list[Callable[[], Text]], int]:

@@ -1,9 +1,10 @@
-"""The handlers of /api/v1/state, /api/v1/events and /api/v1/rank."""
+"""The handlers of /api/v1/state, /api/v1/events, /api/v1/history and /api/v1/rank."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
@@ -12,9 +13,10 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from torchmem.exporter.live.state import encode
+from torchmem.exporter.live.state import Document, encode
 from torchmem.exporter.live.states import (
     GZIP_HEADER,
+    GZIP_LEVEL,
     RankIndex,
     States,
     deflated,
@@ -58,6 +60,23 @@ class LiveApi:
         gzipped = accepts_gzip(request.headers.get("accept-encoding", ""))
         body = newest.gzipped if gzipped else newest.json
         headers = _HEADERS | (_GZIP if gzipped else {})
+        return Response(body, headers=headers, media_type="application/json")
+
+    async def history(self, request: Request) -> Response:
+        """Answer /api/v1/history: the last ten minutes of every GPU, or of a rank on one of them.
+
+        The rank is named as in /api/v1/rank; 404 for one without a history.
+        """
+        await self._states.newest()
+        kept, query = self._states.history, request.query_params
+        found: Document | None = kept.of_gpus()
+        if "id" in query:
+            found = kept.of_rank(query.get("gpu", ""), query["id"])
+        if found is None:
+            return PlainTextResponse("No history of such a rank.\n", 404)
+        body, headers = encode(found), _HEADERS
+        if accepts_gzip(request.headers.get("accept-encoding", "")):
+            body, headers = gzip.compress(body, GZIP_LEVEL), _HEADERS | _GZIP
         return Response(body, headers=headers, media_type="application/json")
 
     async def rank(self, request: Request) -> Response:
