@@ -38,6 +38,7 @@ STREAM_SECONDS = 45.0
 
 _RETRY = b"retry: 500\n\n"  # milliseconds
 _HEADERS = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+_NO_SUCH_RANK = "No such rank: ask /api/v1/state for the ranks.\n"
 _GZIP = {"Content-Encoding": "gzip"}
 
 
@@ -65,15 +66,15 @@ class LiveApi:
     async def history(self, request: Request) -> Response:
         """Answer /api/v1/history: the last ten minutes of every GPU, or of a rank on one of them.
 
-        The rank is named as in /api/v1/rank; 404 for one without a history.
+        The rank is named as in /api/v1/rank; 404 for unknown ones.
         """
         await self._states.newest()
         kept, query = self._states.history, request.query_params
-        found: Document | None = kept.of_gpus()
+        if "id" in query and not self._ranks.get(query["id"]):
+            return PlainTextResponse(_NO_SUCH_RANK, 404)
+        found: Document = kept.of_gpus()
         if "id" in query:
             found = kept.of_rank(query.get("gpu", ""), query["id"])
-        if found is None:
-            return PlainTextResponse("No history of such a rank.\n", 404)
         body, headers = encode(found), _HEADERS
         if accepts_gzip(request.headers.get("accept-encoding", "")):
             body, headers = gzip.compress(body, GZIP_LEVEL), _HEADERS | _GZIP
@@ -86,7 +87,7 @@ class LiveApi:
         gpu = request.query_params.get("gpu", "")
         device = item and next((d for d in item.sample.devices if gpu == (d.uuid or "")), None)
         if not item or not device:
-            return PlainTextResponse("No such rank: ask /api/v1/state for the ranks.\n", 404)
+            return PlainTextResponse(_NO_SUCH_RANK, 404)
         words = partial(self._why, request, found, item, device)
         try:
             body = await self._queue.run(requester(request.scope), words)

@@ -116,11 +116,10 @@ class History:
             found = {uuid: series.columns for uuid, series in self._gpus.items()}
         return GpuHistories(seconds=SECONDS, gpus=found)
 
-    def of_rank(self, uuid: str, rank_id: str) -> Columns | None:
-        """Return the history of a rank on a GPU, up to its end; None without one."""
+    def of_rank(self, uuid: str, rank_id: str) -> Columns:
+        """Return the history of a rank on a GPU, up to its end; it may be empty."""
         with self._lock:
-            series = self._ranks.get((uuid, rank_id))
-            return series.columns if series else None
+            return self._ranks.get((uuid, rank_id), Series(RANK_COLUMNS)).columns
 
 
 def _add_gpu(series: Series, time: float, gpu: GpuState) -> None:

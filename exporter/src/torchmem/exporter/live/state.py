@@ -212,13 +212,14 @@ def _nvml(reason: str) -> NvmlState:
     return NvmlState(up=False, reason=reason, text=problem.text, step=problem.step)
 
 
-_URGENCY: tuple[State, ...] = ("oom", "killed", "failed", "stalled", "running", "exited")
+_DIED: tuple[State, ...] = ("oom", "killed", "failed")
+_URGENCY: tuple[State, ...] = (*_DIED, "stalled", "running", "exited")
 
 
 def _rank_urgency(rank: RankState) -> tuple[int, bool, float]:
     """Return the position of a rank: the newest death first, the warned before the others."""
-    ended = 0.0 if rank.state in LIVE_STATES else -rank.sample_time
-    return _URGENCY.index(rank.state), not rank.why, ended
+    died = -rank.sample_time if rank.state in _DIED else 0.0
+    return _URGENCY.index(rank.state), not rank.why, died
 
 
 def _by_rank(found: NodeReading) -> list[Published]:
