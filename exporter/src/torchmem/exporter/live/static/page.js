@@ -74,9 +74,13 @@ function draw() {
   setText(byId("hidden"), `${plural(hidden, "more device")} that only ranks report; see the state as JSON.`);
 }
 
-/** Return GPUs by their worst rank: the order changes only when a GPU fails, or a rank dies. */
+/**
+ * Return GPUs by their worst rank: the order changes only when a GPU fails, or a rank dies. Those
+ * that NVML knows stay before the others, which some user may have made up.
+ */
 function worstFirst(gpus) {
-  const urgency = (gpu) => (gpu.up ? DIED.indexOf(gpu.ranks[0]?.state) + 1 || DIED.length + 1 : 0);
+  const trouble = (gpu) => (gpu.up ? DIED.indexOf(gpu.ranks[0]?.state) + 1 || DIED.length + 1 : 0);
+  const urgency = (gpu) => trouble(gpu) + (gpu.index === undefined ? DIED.length + 2 : 0);
   return gpus.map((gpu, at) => ({ gpu, at })).sort((a, b) => urgency(a.gpu) - urgency(b.gpu) || a.at - b.at).map(({ gpu }) => gpu);
 }
 

@@ -12,7 +12,7 @@ const WAYS = [
 export function createStart() {
   const place = el("code");
   const heading = el("h2", { id: "start-title" });
-  const element = el("section", { class: "gpu start", "aria-labelledby": "start-title", hidden: true },
+  const element = el("section", { class: "start", "aria-labelledby": "start-title", hidden: true },
     heading,
     el("p", {}, "The exporter works, but no training process has reported to it yet. Start one on this machine; it appears here by itself."),
     el("ol", { class: "ways" }, WAYS.map(([title, text]) => el("li", {},
