@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from support.browser import Page
-from support.collectors import EmptyCollector
 from support.publishing import own_sample, publish
 
 from torchmem.demo.simulated_nvml import FakeNvml
@@ -50,9 +49,10 @@ def test_it_says_what_is_missing_and_fills_by_itself(page: Page, tmp_path: Path)
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_each_way_can_be_copied(page: Page, number: int) -> None:
+def test_each_way_can_be_copied(page: Page, tmp_path: Path, number: int) -> None:
     """The button says that the lines are in the clipboard, or which keys put them there."""
-    with closing(serve(EmptyCollector())) as server:
+    exporter = Exporter(FakeNvml.of(), RunDirectory(tmp_path))
+    with closing(exporter), closing(serve(exporter)) as server:
         page.goto(server.url)
         page.wait(f"{START}?.hidden === false")
         page.click(f".ways li:nth-child({number + 1}) .copy")
