@@ -49,10 +49,12 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("docs.dashboards"),
     lambda: rendered_by("docs.alerts"),
     lambda: rendered_by("docs.scenarios"),
+    lambda: rendered_by("docs.top"),
     lambda: rendered_by("docs.measurements.prediction"),
     lambda: rendered_by("docs.verdict"),
     lambda: rendered_by("docs.versions"),
     lambda: rendered_by("deploy.kubernetes.build"),
+    lambda: rendered_by("deploy.helm.build"),
     lambda: rendered_by("deploy.completion"),
 )
 

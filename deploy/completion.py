@@ -54,6 +54,7 @@ BY_METAVAR = {
     "FILE.yml": shtab.FILE,
     "SNAPSHOT": shtab.FILE,
     "DIR": shtab.DIRECTORY,
+    "DIR|FILE": shtab.FILE,
     "COMMAND": COMMAND,
     "-- COMMAND": COMMAND,
 }

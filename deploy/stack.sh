@@ -92,7 +92,7 @@ end() {
 
 need prometheus "run sudo apt-get install prometheus"
 need prometheus-alertmanager "run sudo apt-get install prometheus-alertmanager"
-need "$TORCHMEM" "run pip install 'torchmem[exporter]', or set TORCHMEM to the command"
+need "$TORCHMEM" "run pip install '.[exporter]' in a clone of torchmem, or set TORCHMEM to the command"
 unused EXPORTER_PORT "the exporter"
 unused PROMETHEUS_PORT "Prometheus"
 unused ALERTMANAGER_PORT "Alertmanager"

@@ -16,10 +16,20 @@ HEAD = """\
 # Dashboards
 
 This page lists the question that each panel answers. Grafana shows the same text behind the ⓘ of
-the panel. `docker compose up -d` and `make stack` provision all dashboards. To use your own Grafana
-(11, 12 or 13), import the files in `dashboards/json` and select the Prometheus data source. All
-dashboards have the same variables for run, node, GPU and rank. They link to each other and keep the
-selection and the time range.
+the panel. `docker compose up -d` and `make stack` provision all dashboards. All dashboards have the
+same variables for run, node, GPU and rank. They link to each other and keep the selection and the
+time range.
+
+To save them in your own Grafana (11, 12 or 13), give it the token of a service account with the
+role Editor:
+
+    torchmem dashboards --grafana https://grafana.example.org --token-file token
+
+Without `--token-file`, the token is read from the variable `GRAFANA_TOKEN`. The dashboards go to
+the folder `torchmem`, or to that of `--folder`, and start with Grafana's default Prometheus data
+source, or with that of `--datasource`, a name or UID. Dashboards that exist are replaced only with
+`--force`. Alternatively, `torchmem dashboards --out DIR` writes files to import, and `torchmem
+manifests grafana --out DIR` also the provisioning.
 
 `make pictures ARGS=--docs` draws the pictures with Grafana's published panel libraries, from
 recordings of simulated jobs and GPUs. State timelines and heatmaps only resemble Grafana's.

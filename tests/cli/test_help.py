@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.publishing import own_process, own_sample, publish
-from support.recordings import varying_lengths, write
-from support.reports import STRANDED
+from support.examples import prepare
 
 from torchmem.cli.main import COMMANDS, command_line, main
-from torchmem.explain.oom_report import encode
-from torchmem.sample.run_directory import REPORT_SUFFIX
 
 COLUMNS = 80
 _EXAMPLE = re.compile(r"^  (torchmem .+)$", re.MULTILINE)
 # They serve until Ctrl-C, or need another process, CUDA, NVML or a server.
 NOT_RUN = re.compile(
     r"torchmem (demo( --scenario .*)?|top( .*)?|exporter --listen .*|run .* torchrun .*|capture .*"
-    r"|preflight .*|release .*|doctor --prometheus .*)"
+    r"|preflight .*|release .*|doctor --prometheus .*|dashboards --grafana .*)"
 )
 
 
@@ -72,7 +66,7 @@ def test_every_example_is_a_valid_command_line(capsys: pytest.CaptureFixture[str
 
 def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the files that they name, the examples succeed, in the order of the help texts."""
-    environment = _prepare(tmp_path)
+    environment = prepare(tmp_path)
     ran = [example for example in examples(capsys) if not NOT_RUN.fullmatch(example)]
     assert len(ran) > len(COMMANDS)
     for example in ran:
@@ -88,18 +82,3 @@ def test_the_examples_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         # doctor finds no exporter.
         expected = 1 if example == "torchmem doctor" else 0
         assert done.returncode == expected, f"{example}: {done.stderr}"
-
-
-def _prepare(folder: Path) -> dict[str, str]:
-    """Write the files that examples name, and return the environment of the commands."""
-    run_dir = folder / "run"
-    publish(run_dir, own_sample(process=own_process(run="nightly", rank=3)))
-    publish(run_dir, encode(STRANDED), f"4242-1-1-1{REPORT_SUFFIX}")
-    write(varying_lengths(steps=30).snapshot(), folder / "snapshot.pickle")
-    for step in (100, 900):
-        write(varying_lengths(steps=step // 50).snapshot(), folder / f"step{step}.pickle")
-    (folder / "train.py").write_text("")
-    for place in (".local/share/bash-completion/completions", ".config/fish/completions"):
-        (folder / place).mkdir(parents=True)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "HOME": str(folder), "TORCHMEM_RUN_DIR": str(run_dir)}

@@ -41,6 +41,8 @@ CASES = [
     ("torchmem demo --scenario retry", "retry-storm"),
     ("torchmem oom rep", "report-of-rank3.json"),
     ("torchmem rules --out rul", "rules-of-mine"),
+    ("torchmem manifests kube", "kubernetes"),
+    ("torchmem dashboards --datas", "--datasource"),
     ("torchmem run -- torchmem-trai", "torchmem-trainer"),
     ("torchmem run -- python trai", "train-it.py"),
     ("torchmem run --name x -- python trai", "train-it.py"),

@@ -44,7 +44,7 @@ def test_a_missing_prometheus_is_named(root: Path, tmp_path: Path) -> None:
 def test_a_missing_torchmem_is_named(root: Path) -> None:
     """Without torchmem, the script prints how to install it; TORCHMEM overrides the command."""
     expected = (
-        "/nowhere/torchmem is not on PATH: run pip install 'torchmem[exporter]', "
+        "/nowhere/torchmem is not on PATH: run pip install '.[exporter]' in a clone of torchmem, "
         "or set TORCHMEM to the command.\n"
     )
     assert stack(root, TORCHMEM="/nowhere/torchmem") == (2, expected)
@@ -72,19 +72,16 @@ def torchmem(tmp_path: Path) -> str:
 
 @contextmanager
 def started(
-    root: Path, torchmem: str, folder: Path, path: str = os.environ["PATH"]
+    torchmem: str, folder: Path, path: str = os.environ["PATH"]
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """Run a copy of the script's files on free ports; yield its output and the ports."""
-    checkout = folder / "checkout"
-    (checkout / "deploy").mkdir(parents=True)
-    (checkout / "deploy" / "stack.sh").write_bytes((root / "deploy" / "stack.sh").read_bytes())
-    for name in ("prometheus", "alertmanager", "dashboards", "docs", "docker-compose.yml"):
-        (checkout / name).symlink_to(root / name)
+    """Run what `torchmem manifests stack` writes on free ports; yield its output and the ports."""
+    written = folder / "manifests"
+    subprocess.run([torchmem, "manifests", "stack", "--out", written], check=True)
     names = ("EXPORTER_PORT", "PROMETHEUS_PORT", "ALERTMANAGER_PORT", "GRAFANA_PORT")
     ports = {name: str(free_port()) for name in names}
     log = folder / "stack.log"
     environment = {**os.environ, **ports, "TORCHMEM": torchmem, "PATH": path}
-    with running(["bash", str(checkout / "deploy" / "stack.sh")], log, environment):
+    with running([str(written / "deploy" / "stack.sh")], log, environment):
         until(lambda: "Ctrl-C" in log.read_text(), pause=0.2)
         yield log.read_text(), ports
 
@@ -94,7 +91,7 @@ def test_every_printed_address_exists(root: Path, torchmem: str, tmp_path: Path)
     """On other ports, every printed address answers, Prometheus scrapes all three programs, and
     the link of an alert leads to its runbook.
     """
-    with started(root, torchmem, tmp_path) as (output, ports):
+    with started(torchmem, tmp_path) as (output, ports):
         addresses = re.findall(r"http://[\w.:/-]+", output)
         assert {re.findall(r":(\d+)", address)[0] for address in addresses} >= {
             ports[name] for name in ("EXPORTER_PORT", "PROMETHEUS_PORT", "ALERTMANAGER_PORT")
@@ -117,12 +114,12 @@ def test_without_grafana_it_says_how_to_see_the_dashboards(
     root: Path, torchmem: str, tmp_path: Path
 ) -> None:
     """The printed command runs the Grafana of docker-compose.yml on this stack's Prometheus."""
-    with started(root, torchmem, tmp_path) as (output, ports):
+    with started(torchmem, tmp_path) as (output, ports):
         (image,) = re.findall(r"image: (grafana/.*)", (root / "docker-compose.yml").read_text())
         command = output[output.index("docker run") : output.index("and open port")]
         assert image in command
         assert f"PROMETHEUS_URL=http://127.0.0.1:{ports['PROMETHEUS_PORT']}" in command
-        assert f"{tmp_path}/checkout/dashboards:/dashboards:ro" in command
+        assert f"{tmp_path}/manifests/dashboards:/dashboards:ro" in command
 
 
 @pytest.mark.stack
@@ -136,7 +133,7 @@ def test_a_grafana_on_path_is_started(root: Path, torchmem: str, tmp_path: Path)
     )
     grafana.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    with started(root, torchmem, tmp_path, path) as (output, ports):
+    with started(torchmem, tmp_path, path) as (output, ports):
         address = f"http://127.0.0.1:{ports['GRAFANA_PORT']}"
         assert address in output
         assert answers(address)

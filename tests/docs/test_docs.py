@@ -128,14 +128,22 @@ def test_every_command_is_shown(readme: str) -> None:
     ] == []
 
 
-def test_the_example_of_an_oom_is_real(readme: str, root: Path) -> None:
-    """Every line of the README's example is printed by `torchmem oom`, in this order."""
-    example = readme.split("$ torchmem oom\n")[1].split("```", maxsplit=1)[0].splitlines()
-    printed = iter(
-        (root / "tests" / "oom" / "golden" / "leak_and_stranded.txt").read_text().splitlines()
-    )
+def test_the_outputs_on_the_pages_are_real(root: Path) -> None:
+    """Each output that names a recorded file has lines of that file, in its order."""
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    examples = [
+        (root / golden, shown)
+        for page in pages
+        for golden, shown in re.findall(
+            r"<!-- (tests/\S+) -->\n+```text\n(.*?)```", page.read_text(), re.DOTALL
+        )
+    ]
 
-    assert [line for line in example if line != "…" and line not in printed] == []
+    assert len(examples) > 10
+    for golden, shown in examples:
+        recorded = iter(golden.read_text().splitlines())
+        lines = [line for line in shown.splitlines() if line != "…" and not line.startswith("$ ")]
+        assert [line for line in lines if line not in recorded] == [], golden
 
 
 def test_every_make_target_exists(root: Path) -> None:

@@ -205,6 +205,7 @@ OWNERS = {
     "container_id",
     "pod_uid",
     "slurm_job_id",
+    "systemd_unit",
 }  # of the process that runs the tests, where it has them
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-NEED_THE_EXTRA = {"exporter", "demo", "doctor", "release", "rules", "top"}
+NEED_THE_EXTRA = {"exporter", "demo", "doctor", "release", "top"}
 
 
 def packages(root: Path) -> set[str]:

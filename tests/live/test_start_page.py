@@ -12,7 +12,7 @@ from support.publishing import own_sample, publish
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.nvml import NvmlDownError
-from torchmem.exporter.nvml_problems import PROBLEMS
+from torchmem.exporter.nvml_reasons import REASONS
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
 
@@ -43,8 +43,9 @@ def test_it_says_what_is_missing_and_fills_by_itself(page: Page, tmp_path: Path)
     for command in ("sdk.instrument()", "torchmem run -- python train.py", "torchmem demo"):
         assert command in start
     assert str(tmp_path) in start
-    problem = PROBLEMS["library_not_found"]
-    assert nvml == f"NVML does not respond. {problem.text} {problem.step}"
+    reason = REASONS["library_not_found"]
+    assert reason.words[1:] in nvml
+    assert reason.next_step in nvml
     assert summary == "No GPU · no rank"
 
 

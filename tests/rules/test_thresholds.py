@@ -133,6 +133,46 @@ def test_other_files_in_the_folder_are_kept(tmp_path: Path) -> None:
     assert rules("--check", tmp_path).returncode == 0
 
 
+def test_one_file_has_the_rules_of_all(tmp_path: Path) -> None:
+    """With a .yml file as --out, it has the groups of all files, and --check reads it."""
+    assert rules("--out", tmp_path / "rules").returncode == 0
+    assert rules("--out", tmp_path / "one" / "torchmem.yml").returncode == 0
+    groups = yaml.safe_load((tmp_path / "one" / "torchmem.yml").read_text())["groups"]
+
+    assert groups == [
+        group
+        for path in sorted((tmp_path / "rules").iterdir())
+        for group in yaml.safe_load(path.read_text())["groups"]
+    ]
+    assert rules("--check", tmp_path / "one" / "torchmem.yml").returncode == 0
+
+
+def test_one_file_leaves_its_neighbors_alone(tmp_path: Path) -> None:
+    """Writing or checking one file does not concern other rendered files of the folder."""
+    assert rules("--out", tmp_path).returncode == 0
+    before = sorted(tmp_path.iterdir())
+    assert rules("--out", tmp_path / "torchmem.yml").returncode == 0
+
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "torchmem.yml"])
+    assert rules("--check", tmp_path / "torchmem.yml").returncode == 0
+
+
+def test_a_file_that_is_not_rendered_is_kept(tmp_path: Path) -> None:
+    """A file of the user with the name of a rules file is replaced only with --force."""
+    mine = tmp_path / "alerts-memory.yml"
+    mine.write_text("groups: []\n")
+    refused = rules("--out", tmp_path)
+
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        f"torchmem: alerts-memory.yml in {tmp_path} would be replaced, and `torchmem rules` did "
+        "not write it: add --force, or give another --out.\n"
+    )
+    assert list(tmp_path.iterdir()) == [mine]
+    assert rules("--out", tmp_path, "--force").returncode == 0
+    assert rules("--check", tmp_path).returncode == 0
+
+
 def test_rules_contain_the_values_and_urls(file: Path) -> None:
     """A threshold, a duration, a size and the links appear in the rendered rules."""
     file.write_text(

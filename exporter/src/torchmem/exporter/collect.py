@@ -21,6 +21,7 @@ from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
 from torchmem.exporter.host_processes import HostProcesses
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.nvml import NvmlDownError
+from torchmem.exporter.pod_names import PodNames
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import (
     DEFAULT_PROCESSES_PER_GPU,
@@ -89,7 +90,7 @@ class Exporter:
     `processes_per_gpu`: how many processes of a GPU have series of their own, the largest first;
     `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
     `thresholds`: of the live page, by default the shipped ones; `workers`: the threads that call
-    the driver.
+    the driver; `pods`: finds the names of pods.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two are settings
@@ -103,10 +104,12 @@ class Exporter:
         pcie_throughput: bool = False,
         thresholds: Thresholds | None = None,
         workers: JobThreads[GpuLabels] | None = None,
+        pods: PodNames | None = None,
     ) -> None:
         self._driver = Driver(nvml)
         self._events = xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
+        self._pods = pods or PodNames()
         self._hosts = HostProcesses()
         self._outside = OutsideAllocator()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
@@ -239,6 +242,7 @@ class Exporter:
             result = run_collector(name, partial(collect, reading))
             result = replace(result, success=result.success and not reading.call_failed)
             reading.results = (*reading.results, result)
+        reading.nvml.end_reading()
 
     def _fail(self, reading: Reading, error: NvmlDownError) -> None:
         reading.down_reason = error.reason
@@ -261,7 +265,7 @@ class Exporter:
         # NVML's processes are joined only under the exporter's own pids.
         is_joinable = reading.nvml.pid_namespace() == self._run_directory.namespace
         joinable = reading if is_joinable else self._new_reading()
-        facts = partial(processes.info_families, joinable, published, self._owners)
+        facts = partial(processes.info_families, joinable, published, self._owners, self._pods)
         process_info = run_collector("process_info", facts)
         outside, join = self._join(joinable, published, gpus)
         self._found = NodeReading(

@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags. A flag that is not given is None, so that the configuration file decides."""
     _add_serving_arguments(parser)
     _add_reading_arguments(parser)
+    _add_kubernetes_arguments(parser)
     parser.add_argument(
         "--config", metavar="FILE.yml", type=Path, help="settings in YAML; flags override them"
     )
@@ -105,6 +106,22 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=_count,
         help="maximum number of processes to export for each GPU (default: 32)",
+    )
+
+
+def _add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("names of pods")
+    group.add_argument(
+        "--container-logs",
+        metavar="DIR",
+        help="where the kubelet links the logs of containers; no log is read "
+        "(default: /var/log/containers)",
+    )
+    group.add_argument(
+        "--kubelet-socket",
+        metavar="PATH",
+        help="the kubelet's pod-resources socket; needs permission to connect and the extra "
+        "`kubernetes`",
     )
 
 

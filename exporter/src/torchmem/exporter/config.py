@@ -15,6 +15,7 @@ import yaml
 
 from torchmem.exporter import strict_yaml
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
+from torchmem.exporter.pod_names import CONTAINER_LOGS
 from torchmem.exporter.reading import DEFAULT_PROCESSES_PER_GPU
 from torchmem.exporter.strict_yaml import Section
 from torchmem.sample.errors import UsageError
@@ -37,6 +38,8 @@ class ExporterSettings:
     it on this machine; addresses, localhost and the node's name are always allowed.
     `thresholds`: the file of `torchmem rules`, for the live page.
     `otlp`: also send the metrics by OTLP, as set by OpenTelemetry's environment variables.
+    `container_logs`: where the kubelet links the logs of containers, for the names of pods.
+    `kubelet_socket`: the kubelet's pod-resources socket, None to leave it alone.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -51,6 +54,8 @@ class ExporterSettings:
     allowed_hosts: tuple[str, ...] = ()
     thresholds: Path | None = None
     otlp: bool = False
+    container_logs: Path = CONTAINER_LOGS
+    kubelet_socket: Path | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -78,8 +83,9 @@ def load(file: Path | None, flags: Mapping[str, Any]) -> ExporterSettings:
     defaults = ExporterSettings()
     values = asdict(defaults if file is None else _from_file(file, defaults))
     values |= {name: value for name, value in flags.items() if value is not None}
-    values["run_dir"] = Path(values["run_dir"])
-    for name in ("web_config_file", "thresholds"):
+    for name in ("run_dir", "container_logs"):
+        values[name] = Path(values[name])
+    for name in ("web_config_file", "thresholds", "kubelet_socket"):
         values[name] = Path(values[name]) if values[name] else None
     values["allowed_hosts"] = tuple(values["allowed_hosts"])
     return ExporterSettings(**values)
@@ -104,6 +110,8 @@ def _from_file(file: Path, defaults: ExporterSettings) -> ExporterSettings:
         allowed_hosts=section.texts("allowed_hosts"),
         thresholds=_path(section, "thresholds"),
         otlp=section.flag("otlp", defaults.otlp),
+        container_logs=_path(section, "container_logs") or defaults.container_logs,
+        kubelet_socket=_path(section, "kubelet_socket"),
     )
 
 

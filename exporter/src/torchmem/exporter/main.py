@@ -24,6 +24,7 @@ from torchmem.exporter import config, thresholds
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
+from torchmem.exporter.pod_names import PodNames
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.exporter.web.config import LiveConfig
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print(settings.as_yaml())
         return 0
     _configure_logging()
+    pods = pod_names(settings)
     exporter = Exporter(
         PyNvml(),
         RunDirectory(settings.run_dir, settings.ttl_seconds),
@@ -59,6 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         processes_per_gpu=settings.processes_per_gpu,
         pcie_throughput=settings.pcie_throughput,
         thresholds=thresholds.load(settings.thresholds),
+        pods=pods,
     )
     with closing(exporter):
         if arguments.once:
@@ -66,6 +69,22 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             serve_until_signal(exporter, settings, load)
     return 0
+
+
+def pod_names(settings: ExporterSettings) -> PodNames:
+    """Return the source of the names of pods.
+
+    Raises MissingExtraError when the setting `kubelet_socket` needs an extra.
+    """
+    if settings.kubelet_socket is None:
+        return PodNames(settings.container_logs)
+    try:
+        from torchmem.exporter.pod_resources import PodResources
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            "exporter --kubelet-socket", error.name or "", "kubernetes"
+        ) from error
+    return PodNames(settings.container_logs, PodResources(settings.kubelet_socket))
 
 
 def _configure_logging() -> None:

@@ -1,4 +1,4 @@
-"""The owner of a process, as the kernel shows it: name, user, container, pod and Slurm job.
+"""The owner of a process, as the kernel shows it: name, user, container, pod, job and unit.
 
 Command lines and environments are never read, because they can hold secrets.
 """
@@ -32,10 +32,12 @@ _POD = re.compile(
 # slurm/uid_1000/job_7/... (cgroup v1), slurmstepd.scope/job_7/... (v2); either may contain the
 # node's name.
 _SLURM = re.compile(r"/[^/]*slurm[^/]*/(?:uid_\d+/)?job_(\d+)(?:/|$)")
+# The innermost service, also below user@1000.service. systemd escapes names as \x2d.
+_UNIT = re.compile(r".*/(?!user@)([\w.:@\\-]{1,247}\.service)(?=/|$)", re.ASCII)
 
 
 class ProcessOwners:
-    """Reads the owners of processes: name, user, container, pod and Slurm job.
+    """Reads the owners of processes: name, user, container, pod, Slurm job and systemd unit.
 
     `user_name` looks up a user ID; by default it asks the user database, except in a container,
     where the answer could name a different user than on the host.
@@ -50,7 +52,7 @@ class ProcessOwners:
         self._worker = JobThread()
 
     def labels(self, pid: int) -> Mapping[str, str]:
-        """Return those of name, uid, user, container_id, pod_uid and slurm_job_id that are visible.
+        """Return those of name, uid, user and the labels of `cgroup_labels` that are visible.
 
         The mapping is empty when the process is gone.
         """
@@ -87,9 +89,10 @@ def is_container(files: Iterable[Path] = _CONTAINER_FILES) -> bool:
 
 
 def cgroup_labels(text: str) -> Mapping[str, str]:
-    """Return the container_id, pod_uid and slurm_job_id that the control groups name.
+    """Return the container_id, pod_uid, slurm_job_id and systemd_unit of the control groups.
 
-    `text` is the content of /proc/PID/cgroup, version 1 or 2.
+    `text` is the content of /proc/PID/cgroup, version 1 or 2. Below a container or a Slurm job, the
+    unit is that of the runtime or of Slurm's daemon, so it is left out.
     """
     paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
     labels = {
@@ -97,6 +100,8 @@ def cgroup_labels(text: str) -> Mapping[str, str]:
         "pod_uid": _first(match.replace("_", "-") for match in _matches(_POD, paths)),
         "slurm_job_id": _first(_matches(_SLURM, paths)),
     }
+    if not any(labels.values()):
+        labels["systemd_unit"] = _first(_matches(_UNIT, paths))
     return {name: value for name, value in labels.items() if value is not None}
 
 

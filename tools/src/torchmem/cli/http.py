@@ -1,15 +1,19 @@
-"""HTTP requests of the commands, to an exporter or to Prometheus."""
+"""HTTP requests of the commands, to an exporter, Prometheus or Grafana."""
 
 from __future__ import annotations
 
 import base64
 import http.client
+import json
 import urllib.error
 import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
+
+from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import sanitize_text
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 32 << 20
@@ -37,14 +41,69 @@ def fetch(url: str) -> HttpAnswer:
     if credentials:
         encoded = base64.b64encode(urllib.parse.unquote(credentials).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {encoded}")
+    return _sent(request, urllib.request.build_opener())
+
+
+def call(url: str, token: str, body: object = None) -> HttpAnswer:
+    """GET a URL of a JSON API with a bearer token, or POST a body to it.
+
+    Redirects are not followed, because a redirected POST would become a GET. Raises OSError or
+    ValueError without an answer.
+    """
+    request = urllib.request.Request(  # noqa: S310 - the caller checks the scheme
+        url,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={
+            "Authorization": f"Bearer {token}",
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+        },
+    )
+    return _sent(request, urllib.request.build_opener(_NoRedirects()))
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Follow no redirect."""
+
+
+def _sent(request: urllib.request.Request, opener: urllib.request.OpenerDirector) -> HttpAnswer:
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:  # noqa: S310
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
             return _answer(answer)
     except urllib.error.HTTPError as error:
         with error:
             return _answer(error)
     except http.client.HTTPException as error:
         raise OSError(f"its answer is not HTTP: {type(error).__name__}") from error
+
+
+def server_url(text: str, server: str, example: str) -> str:
+    """Return the URL of a server, without a slash at the end; http:// may be left out.
+
+    Raises UsageError, which says that it is not the URL of `server`, for example `example`.
+    """
+    whole = (text if "://" in text else f"http://{text}").rstrip("/")
+    try:
+        parts = urllib.parse.urlsplit(whole)
+        is_valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or not whole.isascii() or not whole.isprintable() or " " in whole:
+        shown = sanitize_text(without_credentials(whole))
+        raise UsageError(f"{shown} is not the URL of {server}: write {example}.")
+    return whole
+
+
+def exporter_url(text: str) -> str:
+    """Return the URL of an exporter, also when that of its metrics is given. Raise UsageError."""
+    return server_url(text, "an exporter", "http://HOST:9847").removesuffix("/metrics")
+
+
+def why_not(error: OSError | ValueError) -> str:
+    """Return the reason why `fetch` failed."""
+    reason = getattr(error, "reason", error)
+    return sanitize_text(str(getattr(reason, "strerror", None) or reason))
 
 
 def without_credentials(url: str) -> str:

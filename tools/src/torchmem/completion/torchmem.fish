@@ -57,8 +57,8 @@ function _shtab_torchmem_using
   test "$_shtab_torchmem_cmdpath" = "$argv"
 end
 
-set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight doctor rules completion
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --check --config --duration --exporter --find-batch --gpu --gpu-model --gpu-models --gpus --hooks --html --interval --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight doctor rules dashboards manifests completion
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --hooks --html --interval --kubelet-socket --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --token-file --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -78,6 +78,8 @@ complete -c torchmem -n '_shtab_torchmem_using exporter' -l ttl-seconds -x -d 'h
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l scrape-deadline-seconds -x -d 'how long to wait for the driver (default: 5)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l pcie-throughput -l no-pcie-throughput -d 'measure PCIe throughput, which takes 40 ms for each GPU and scrape'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l processes-per-gpu -x -d 'maximum number of processes to export for each GPU (default: 32)'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l container-logs -xka "(__fish_complete_directories)" -d 'where the kubelet links the logs of containers; no log is read (default: /var/log/containers)'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l kubelet-socket -x -d 'the kubelet'"'"'s pod-resources socket; needs permission to connect and the extra `kubernetes`'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'settings in YAML; flags override them'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l thresholds -xka "(__fish_complete_path (commandline -ct))" -d 'thresholds of `torchmem rules`, for the live page and `torchmem top`'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l print-config -d 'print the effective settings as YAML and exit'
@@ -92,14 +94,15 @@ complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -
 complete -c torchmem -n '_shtab_torchmem_using demo' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l scenario -xka "amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbor phase-change qkv retry-storm rl-phases variable-length" -d 'scenario to run; see --list'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l list -d 'describe the scenarios and exit'
-complete -c torchmem -n '_shtab_torchmem_using demo' -l ranks -x -d 'number of ranks and GPUs (default 4)'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l ranks -x -d 'number of ranks, each on a simulated GPU (default 4)'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l duration -x -d 'length of the scenario (default 300)'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l loop -d 'repeat the scenario until Ctrl-C'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l seed -x -d 'seed of the allocations (default 0)'
-complete -c torchmem -n '_shtab_torchmem_using demo' -l listen -x -d 'address of the exporter; port 0 selects a free port'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l listen -x -d 'address of the exporter; a free port is used instead of 0 or of one in use'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l real -d 'allocate tensors on this machine'"'"'s GPUs with PyTorch'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a top -d 'show the GPUs and ranks of a node in the terminal, live'
 complete -c torchmem -n '_shtab_torchmem_using top' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using top' -l exporter -x -d 'address of the exporter, also with USER:PASSWORD@ before the host (default http://127.0.0.1:9847)'
 complete -c torchmem -n '_shtab_torchmem_using top' -l once -d 'print one screen and exit'
 complete -c torchmem -n '_shtab_torchmem_using top' -l interval -x -d 'time between updates (default 1)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a oom -d 'explain why an instrumented process ran out of memory'
@@ -175,16 +178,30 @@ complete -c torchmem -n '_shtab_torchmem_using preflight' -l plot -xka "(__fish_
 complete -c torchmem -n '_shtab_torchmem_using preflight; and test $_shtab_torchmem_npos -ge 0' -ka "(__torchmem_command)" -d 'the command to run'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a doctor -d 'check everything between a training process and Prometheus, and say what to fix'
 complete -c torchmem -n '_shtab_torchmem_using doctor' -s h -l help -d 'show this help message and exit'
-complete -c torchmem -n '_shtab_torchmem_using doctor' -l exporter -x -d 'address of the exporter (default http://127.0.0.1:9847)'
+complete -c torchmem -n '_shtab_torchmem_using doctor' -l exporter -x -d 'address of the exporter, also with USER:PASSWORD@ before the host (default http://127.0.0.1:9847)'
 complete -c torchmem -n '_shtab_torchmem_using doctor' -l prometheus -x -d 'address of Prometheus (default: not checked)'
 complete -c torchmem -n '_shtab_torchmem_using doctor' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
 complete -c torchmem -n '_shtab_torchmem_using doctor' -l json -d 'print the checks as one line of JSON'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a rules -d 'write recording and alerting rules for Prometheus from your thresholds'
 complete -c torchmem -n '_shtab_torchmem_using rules' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using rules' -l thresholds -xka "(__fish_complete_path (commandline -ct))" -d 'the file of your thresholds (default: the shipped thresholds)'
-complete -c torchmem -n '_shtab_torchmem_using rules' -l out -xka "(__fish_complete_directories)" -d 'the directory to write the rules to, one file for each subject'
-complete -c torchmem -n '_shtab_torchmem_using rules' -l check -xka "(__fish_complete_directories)" -d 'write nothing; fail if the rules in the directory differ'
+complete -c torchmem -n '_shtab_torchmem_using rules' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'the directory to write to, one file for each subject; or one .yml file'
+complete -c torchmem -n '_shtab_torchmem_using rules' -l check -xka "(__fish_complete_path (commandline -ct))" -d 'write nothing; fail if the rules there differ'
 complete -c torchmem -n '_shtab_torchmem_using rules' -l defaults -d 'print the shipped thresholds, as a template for your file'
+complete -c torchmem -n '_shtab_torchmem_using rules' -l force -d 'replace files of the same names that this command did not write'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a dashboards -d 'write Grafana'"'"'s dashboards to files, or save them in a Grafana'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l out -xka "(__fish_complete_directories)" -d 'the directory to write to'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l grafana -x -d 'the Grafana to save them in'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'the token (default: GRAFANA_TOKEN)'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l folder -x -d 'the folder in Grafana, made if it is missing (default: torchmem)'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l datasource -x -d 'name or UID of the Prometheus data source (default: Grafana'"'"'s default)'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l force -d 'replace dashboards that you may have changed'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a manifests -d 'write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …'
+complete -c torchmem -n '_shtab_torchmem_using manifests' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using manifests' -l out -xka "(__fish_complete_directories)" -d 'the directory to write to'
+complete -c torchmem -n '_shtab_torchmem_using manifests' -l force -d 'replace files that you changed'
+complete -c torchmem -n '_shtab_torchmem_using manifests; and test $_shtab_torchmem_npos -eq 0' -ka "systemd kubernetes helm mixin slurm prometheus alertmanager grafana image compose stack" -d 'what to write'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a completion -d 'print the completion script of a shell'
 complete -c torchmem -n '_shtab_torchmem_using completion' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using completion; and test $_shtab_torchmem_npos -eq 0' -ka "bash zsh fish" -d 'the shell'

@@ -8,9 +8,11 @@ _shtab_torchmem_commands() {
   local _commands=(
     capture:'record the memory history of a running process and save the snapshot'
     completion:'print the completion script of a shell'
+    dashboards:'write Grafana'"'"'s dashboards to files, or save them in a Grafana'
     demo:'run a simulated training job and show the memory of its ranks; needs no GPU'
     doctor:'check everything between a training process and Prometheus, and say what to fix'
     exporter:'serve allocator and NVML metrics of this node to Prometheus'
+    manifests:'write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …'
     oom:'explain why an instrumented process ran out of memory'
     preflight:'run a training script on a phantom GPU and report whether it fits'
     release:'make running processes return unused memory to the driver'
@@ -53,15 +55,28 @@ _shtab_torchmem_completion_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_completion_defaults_added=0
 
+_shtab_torchmem_dashboards_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--grafana[the Grafana to save them in]:URL:"
+  "--token-file[the token (default\: GRAFANA_TOKEN)]:FILE:_files"
+  "--folder[the folder in Grafana, made if it is missing (default\: torchmem)]:TITLE:"
+  "--datasource[name or UID of the Prometheus data source (default\: Grafana\'s default)]:NAME:"
+  "--force[replace dashboards that you may have changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_dashboards_defaults_added=0
+
 _shtab_torchmem_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--scenario[scenario to run\; see --list]:NAME:(amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbor phase-change qkv retry-storm rl-phases variable-length)"
   "--list[describe the scenarios and exit]"
-  "--ranks[number of ranks and GPUs (default 4)]:N:"
+  "--ranks[number of ranks, each on a simulated GPU (default 4)]:N:"
   "--duration[length of the scenario (default 300)]:SECONDS:"
   "--loop[repeat the scenario until Ctrl-C]"
   "--seed[seed of the allocations (default 0)]:N:"
-  "--listen[address of the exporter\; port 0 selects a free port]:HOST:PORT:"
+  "--listen[address of the exporter\; a free port is used instead of 0 or of one in use]:HOST:PORT:"
   "--real[allocate tensors on this machine\'s GPUs with PyTorch]"
 )
 
@@ -70,7 +85,7 @@ _shtab_torchmem_demo_defaults_added=0
 
 _shtab_torchmem_doctor_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--exporter[address of the exporter (default http\:\/\/127.0.0.1\:9847)]:URL:"
+  "--exporter[address of the exporter, also with USER\:PASSWORD\@ before the host (default http\:\/\/127.0.0.1\:9847)]:URL:"
   "--prometheus[address of Prometheus (default\: not checked)]:URL:"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
   "--json[print the checks as one line of JSON]"
@@ -92,6 +107,8 @@ _shtab_torchmem_exporter_options=(
   "--scrape-deadline-seconds[how long to wait for the driver (default\: 5)]:N:"
   {--pcie-throughput,--no-pcie-throughput}"[measure PCIe throughput, which takes 40 ms for each GPU and scrape]"
   "--processes-per-gpu[maximum number of processes to export for each GPU (default\: 32)]:N:"
+  "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
+  "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
   "--thresholds[thresholds of \`torchmem rules\`, for the live page and \`torchmem top\`]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
@@ -100,6 +117,16 @@ _shtab_torchmem_exporter_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_exporter_defaults_added=0
+
+_shtab_torchmem_manifests_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+  ":what to write:(systemd kubernetes helm mixin slurm prometheus alertmanager grafana image compose stack)"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_defaults_added=0
 
 _shtab_torchmem_oom_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -169,9 +196,10 @@ _shtab_torchmem_report_defaults_added=0
 _shtab_torchmem_rules_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--thresholds[the file of your thresholds (default\: the shipped thresholds)]:FILE:_files"
-  "--out[the directory to write the rules to, one file for each subject]:DIR:_files -/"
-  "--check[write nothing\; fail if the rules in the directory differ]:DIR:_files -/"
+  "--out[the directory to write to, one file for each subject\; or one .yml file]:DIR|FILE:_files"
+  "--check[write nothing\; fail if the rules there differ]:DIR|FILE:_files"
   "--defaults[print the shipped thresholds, as a template for your file]"
+  "--force[replace files of the same names that this command did not write]"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -205,9 +233,9 @@ _shtab_torchmem_snapshot_defaults_added=0
 
 _shtab_torchmem_top_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--exporter[address of the exporter, also with USER\:PASSWORD\@ before the host (default http\:\/\/127.0.0.1\:9847)]:URL:"
   "--once[print one screen and exit]"
   "--interval[time between updates (default 1)]:SECONDS:"
-  ":address of the exporter, also with USER\:PASSWORD\@ before the host (http\:\/\/127.0.0.1\:9847):"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -247,9 +275,11 @@ _shtab_torchmem() {
       case $line[1] in
         capture) _arguments -C -s $_shtab_torchmem_capture_options ;;
         completion) _arguments -C -s $_shtab_torchmem_completion_options ;;
+        dashboards) _arguments -C -s $_shtab_torchmem_dashboards_options ;;
         demo) _arguments -C -s $_shtab_torchmem_demo_options ;;
         doctor) _arguments -C -s $_shtab_torchmem_doctor_options ;;
         exporter) _arguments -C -s $_shtab_torchmem_exporter_options ;;
+        manifests) _arguments -C -s $_shtab_torchmem_manifests_options ;;
         oom) _arguments -C -s $_shtab_torchmem_oom_options ;;
         preflight) _arguments -C -s $_shtab_torchmem_preflight_options ;;
         release) _arguments -C -s $_shtab_torchmem_release_options ;;

@@ -56,16 +56,15 @@ def kernel_driver(proc: Path) -> str | None:
 def _nvml(nvml: Nvml, *, is_expected: bool) -> Iterator[Check]:
     from torchmem.exporter.driver import Driver
     from torchmem.exporter.nvml import NvmlDownError
-    from torchmem.exporter.nvml_problems import nvml_problem
+    from torchmem.exporter.nvml_reasons import REASONS, code_in_words, next_step, reason_in_words
 
     driver = Driver(nvml)
     try:
         gpus, versions = driver.list_gpus(), nvml.versions()
     except NvmlDownError as error:
-        problem = nvml_problem(error.reason)
         status: Status = "problem" if is_expected else "note"
-        text = f"does not respond ({error.reason}): {problem.text}"
-        yield Check("NVML", status, text, problem.step)
+        found = f"does not respond: {reason_in_words(error.reason)}"
+        yield Check("NVML", status, found, next_step(error.reason))
         return
     finally:
         driver.close()
@@ -79,6 +78,6 @@ def _nvml(nvml: Nvml, *, is_expected: bool) -> Iterator[Check]:
         yield Check(
             f"GPU {index or uuid}",
             "problem",
-            f"does not respond: NVML return code {code}",
-            "Drain the node and reset the GPU: see the runbook TorchmemGpuLost.",
+            f"does not respond: {code_in_words(code)}",
+            REASONS["gpu_is_lost"].next_step,
         )

@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchmem.sample.errors import MissingExtraError, UsageError
+
+if TYPE_CHECKING:
+    from torchmem.explain.thresholds import Thresholds
 
 HELP = "write recording and alerting rules for Prometheus from your thresholds"
 EPILOG = """\
 Examples:
   torchmem rules --defaults > thresholds.yml
   torchmem rules --thresholds thresholds.yml --out rules
+  torchmem rules --out torchmem.yml
 """
 
 
@@ -28,19 +33,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument(
         "--out",
         type=Path,
-        metavar="DIR",
-        help="the directory to write the rules to, one file for each subject",
+        metavar="DIR|FILE",
+        help="the directory to write to, one file for each subject; or one .yml file",
     )
     action.add_argument(
         "--check",
         type=Path,
-        metavar="DIR",
-        help="write nothing; fail if the rules in the directory differ",
+        metavar="DIR|FILE",
+        help="write nothing; fail if the rules there differ",
     )
     action.add_argument(
         "--defaults",
         action="store_true",
         help="print the shipped thresholds, as a template for your file",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace files of the same names that this command did not write",
     )
 
 
@@ -49,32 +59,47 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises MissingExtraError and UsageError.
     """
-    try:
-        from torchmem.explain.thresholds import defaults_text
-        from torchmem.exporter import thresholds
-        from torchmem.rules import render
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("rules", error.name or "") from error
+    from torchmem.explain.thresholds import defaults_text
+    from torchmem.rules import render
+
     if arguments.defaults:
         sys.stdout.write(defaults_text())
         return 0
-    rendered = render.render(thresholds.load(arguments.thresholds))
+    place = arguments.check or arguments.out
+    if place is None:
+        raise UsageError("--out is missing: give the directory or the .yml file for the rules.")
+    folder, rendered = render.at(place, render.render(_thresholds(arguments.thresholds)))
     if arguments.check:
-        return _check(arguments.check, render.outdated(arguments.check, rendered))
-    if arguments.out is None:
-        raise UsageError("--out is missing: give the directory for the rules.")
-    render.write(arguments.out, rendered)
-    print(f"Wrote {len(rendered)} files to {arguments.out}.")
-    print(f"Check them with: promtool check rules {arguments.out}/*.yml")
+        return _check(place, render.outdated(folder, rendered))
+    render.write(folder, rendered, force=arguments.force)
+    if place == folder:
+        print(f"Wrote {len(rendered)} files to {place}.")
+        place /= "*.yml"
+    else:
+        print(f"Wrote {place}.")
+    print(f"Check them with: promtool check rules {place}")
     return 0
 
 
-def _check(folder: Path, outdated: list[str]) -> int:
+def _thresholds(file: Path | None) -> Thresholds:
+    """Return the shipped thresholds, or those of a file, which needs a YAML parser."""
+    from torchmem.explain.thresholds import defaults
+
+    if file is None:
+        return defaults()
+    try:
+        from torchmem.exporter import thresholds
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("rules --thresholds", error.name or "") from error
+    return thresholds.load(file)
+
+
+def _check(place: Path, outdated: list[str]) -> int:
     if not outdated:
         return 0
     print(
-        f"torchmem: {folder} does not match the thresholds ({', '.join(outdated)}): run "
-        f"`torchmem rules --out {folder}` with the same thresholds.",
+        f"torchmem: {place} does not match the thresholds ({', '.join(outdated)}): run "
+        f"`torchmem rules --out {place}` with the same thresholds.",
         file=sys.stderr,
     )
     return 1

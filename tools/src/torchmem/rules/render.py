@@ -275,17 +275,38 @@ def _absolute(address: str) -> str:
     return f"{{{{ $externalURL }}}}{address}" if address.startswith("/") else address
 
 
+def at(place: Path, rendered: Mapping[str, str]) -> tuple[Path, Mapping[str, str]]:
+    """Return the folder and the files for a place: a folder, or one .yml file for all groups."""
+    if place.suffix not in {".yml", ".yaml"} or place.is_dir():
+        return place, rendered
+    groups = (text.removeprefix(HEADER).partition("groups:\n")[2] for text in rendered.values())
+    return place.parent, {place.name: f"{HEADER}groups:\n{''.join(groups)}"}
+
+
 def outdated(folder: Path, rendered: Mapping[str, str]) -> list[str]:
     """Return the names of files in the folder that are missing, changed or no longer rendered."""
     present = _present(folder)
-    return sorted(name for name in {*rendered, *present} if rendered.get(name) != present.get(name))
+    obsolete = _obsolete(present, rendered)
+    return sorted(
+        name for name in {*rendered, *obsolete} if rendered.get(name) != present.get(name)
+    )
 
 
-def write(folder: Path, rendered: Mapping[str, str]) -> None:
-    """Write every file, and remove files of an earlier rendering. Raises UsageError."""
+def write(folder: Path, rendered: Mapping[str, str], *, force: bool = False) -> None:
+    """Write every file, and remove files of an earlier rendering.
+
+    Raises UsageError, and writes nothing, if a file was not rendered and `force` is not set.
+    """
     try:
+        present = _present(folder)
+        foreign = [name for name in rendered if (folder / name).exists() and name not in present]
+        if foreign and not force:
+            raise UsageError(
+                f"{', '.join(foreign)} in {folder} would be replaced, and `torchmem rules` did not "
+                "write it: add --force, or give another --out."
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _present(folder).keys() - rendered.keys():
+        for name in _obsolete(present, rendered):
             (folder / name).unlink()
         for name, text in rendered.items():
             (folder / name).write_text(text, encoding="utf-8")
@@ -295,10 +316,17 @@ def write(folder: Path, rendered: Mapping[str, str]) -> None:
         ) from error
 
 
+def _obsolete(present: Mapping[str, str], rendered: Mapping[str, str]) -> set[str]:
+    """Return the rendered files that belong to no rule any more; none beside a single file."""
+    names = {name for name, _ in templates()}
+    return present.keys() - rendered.keys() if names <= rendered.keys() else set()
+
+
 def _present(folder: Path) -> dict[str, str]:
     """Return the rendered files in a folder by name; other files are left alone."""
     texts = {
         file.name: file.read_text(encoding="utf-8", errors="replace")
-        for file in folder.glob("*.yml")
+        for pattern in ("*.yml", "*.yaml")
+        for file in folder.glob(pattern)
     }
     return {name: text for name, text in texts.items() if text.startswith(RENDERED_BY)}

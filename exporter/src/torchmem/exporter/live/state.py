@@ -30,7 +30,7 @@ from torchmem.exporter.live.parts import (
     tensor_bytes,
 )
 from torchmem.exporter.node_reading import NodeReading
-from torchmem.exporter.nvml_problems import nvml_problem
+from torchmem.exporter.nvml_reasons import next_step, reason_in_words
 from torchmem.exporter.reading import Reading, V
 from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.memory import MemoryInfo
@@ -208,8 +208,9 @@ def node_state(found: NodeReading) -> NodeState:
 def _nvml(reason: str) -> NvmlState:
     if not reason:
         return NvmlState(up=True)
-    problem = nvml_problem(reason)
-    return NvmlState(up=False, reason=reason, text=problem.text, step=problem.step)
+    words = reason_in_words(reason)
+    text = f"{words[0].upper()}{words[1:]}."
+    return NvmlState(up=False, reason=reason, text=text, step=next_step(reason))
 
 
 _DIED: tuple[State, ...] = ("oom", "killed", "failed")

@@ -32,7 +32,7 @@ from torchmem.explain.rank_report import (
     ending,
     memory_facts,
     next_request,
-    rank_facts,
+    rank_report,
     settings_facts,
 )
 from torchmem.explain.remedies import (
@@ -42,8 +42,7 @@ from torchmem.explain.remedies import (
     remedies,
     would_not_help,
 )
-from torchmem.explain.run_chart import Chart, run_chart
-from torchmem.explain.threats import advice
+from torchmem.explain.run_chart import Chart
 from torchmem.exporter.live.parts import LEGEND, UseState, plausible, rank_parts
 from torchmem.exporter.live.state import Document, Reason, rank_threats
 from torchmem.exporter.node_reading import NodeReading
@@ -81,6 +80,13 @@ class RemedyText(Document, frozen=True, kw_only=True):
     lines: tuple[str, ...] = ()
 
 
+class LabeledBytes(Document, frozen=True, kw_only=True):
+    """What some of a device's memory was used for, in bytes."""
+
+    label: str
+    bytes: int
+
+
 class OomWhy(Document, frozen=True, kw_only=True):
     """An OOM report in the words of `torchmem oom`. `time` is in Unix seconds.
 
@@ -108,12 +114,15 @@ class OomWhy(Document, frozen=True, kw_only=True):
 class RankWhy(Document, frozen=True, kw_only=True):
     """The answer about one rank on one device.
 
-    `holds`: what holds its memory; `next_request`: whether the next allocation would succeed;
+    `heading`: who it is, and `memory`: what the device was used for, as `torchmem report` prints
+    them. `holds`: what holds its memory; `next_request`: whether the next allocation would succeed;
     `ending`: how it ended. `run`: its memory over the whole run, in at most 64 points. `oom`: its
     newest OOM report, if there is one.
     """
 
     id: str
+    heading: tuple[str, ...] = ()
+    memory: tuple[LabeledBytes, ...] = ()
     holds: str | None = None
     next_request: str | None = None
     ending: str | None = None
@@ -136,20 +145,26 @@ def rank_why(
     outside = found.outside.get((device.uuid or "", process_key(sample.process)))
     is_live = item.state in LIVE_STATES
     report = newest_report(run_dir, item) if device.last_oom else None
-    known, limits = rank_facts(sample, device, found.time), found.limits(item)
+    limits, index = found.limits(item), _index(found, device)
+    words = rank_report(sample, device, found.time, index, limits)
     return RankWhy(
         id=item.id,
+        heading=words.heading,
+        memory=_labeled(words.parts),
         holds=_holds(rank_parts(device, outside)),
         next_request=next_request(layout) if layout and is_live else None,
         ending=_ending(found, item),
         threats=rank_threats(sample, device, limits) if is_live else (),
-        advice=tuple(map(_advice, advice(sample, device, limits)))
-        if is_live
-        else _after_kill(found, item),
-        facts=_facts(known),
-        run=run_chart(device.run_history, device.total_bytes),
-        oom=oom_why(report, _index(found, device), may_look=may_look) if report else None,
+        advice=tuple(map(_advice, words.advice)) if is_live else _after_kill(found, item),
+        facts=_facts(words.facts),
+        run=words.run,
+        oom=oom_why(report, index, may_look=may_look) if report else None,
     )
+
+
+def _labeled(parts: Iterable[tuple[str, int]]) -> tuple[LabeledBytes, ...]:
+    known = [(label, size) for label, size in parts if plausible(size)]
+    return tuple(LabeledBytes(label=label, bytes=size) for label, size in known)
 
 
 def _holds(parts: Iterable[UseState]) -> str | None:

@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuLabels, GpuValue
 from torchmem.exporter.nvml import NvmlDevice, available
+from torchmem.exporter.pod_names import PodNames, PodProcess
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.sample_files import Published
@@ -242,23 +243,38 @@ def _unattributed(table: _GpuTable) -> Iterator[Row]:
 
 
 def info_families(
-    reading: Reading, published: Sequence[Published], owners: ProcessOwners
+    reading: Reading, published: Sequence[Published], owners: ProcessOwners, pods: PodNames
 ) -> Iterator[Metric]:
-    """Yield the kernel's facts about the processes with series of their own, and their rank.
+    """Yield the known facts about the processes with series of their own, and their rank.
 
     NVML's pids must be the exporter's. A rank is named only if the sample certainly comes from the
     process: an equal pid alone does not prove it.
     """
     tables = _tables(reading) if reading.has_families("processes") else []
     ranks = {item.pid: _rank(item) for item in published if item.attributed}
-    facts: dict[int, Mapping[str, str]] = {}
-    rows = []
-    for table in tables:
-        for pid in table.pids:
-            if pid not in facts:
-                facts[pid] = owners.labels(pid)
-            rows.append(((*table.labels, str(pid)), {**facts[pid], **ranks.get(pid, {})}))
+    facts = {pid: owners.labels(pid) for table in tables for pid in table.pids}
+    names = pods.labels(_in_pods(facts, tables))
+    rows = (
+        ((*table.labels, str(pid)), {**facts[pid], **names.get(pid, {}), **ranks.get(pid, {})})
+        for table in tables
+        for pid in table.pids
+    )
     yield info(catalog.NVML_PROCESS_INFO, [row for row in rows if row[1]])
+
+
+def _in_pods(
+    facts: Mapping[int, Mapping[str, str]], tables: Sequence[_GpuTable]
+) -> Mapping[int, PodProcess]:
+    """Return the processes whose control groups name a pod, with the GPUs that they use."""
+    gpus: dict[int, set[str]] = {}
+    for table in tables:
+        for process in table.processes.listed:
+            gpus.setdefault(process.pid, set()).add(process.mig_uuid or table.labels[1])
+    return {
+        pid: PodProcess(labels["pod_uid"], labels.get("container_id"), frozenset(gpus[pid]))
+        for pid, labels in facts.items()
+        if "pod_uid" in labels
+    }
 
 
 def _rank(item: Published) -> Mapping[str, str]:

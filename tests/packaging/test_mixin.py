@@ -1,0 +1,58 @@
+"""The monitoring mixin, evaluated by jsonnet."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+gojsonnet = pytest.importorskip("_gojsonnet", reason="jsonnet has no package for this platform")
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def evaluated(expression: str) -> Any:
+    """Evaluate an expression in which `mixin` is the mixin."""
+    file = ROOT / "deploy" / "mixin" / "mixin.libsonnet"
+    return json.loads(
+        gojsonnet.evaluate_snippet("test", f"local mixin = import '{file}'; {expression}")
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "files"),
+    [("prometheusAlerts", "alerts-*.yml"), ("prometheusRules", "recording-*.yml")],
+)
+def test_the_rules_are_those_of_prometheus(field: str, files: str) -> None:
+    """The mixin has the groups of every rules file, alerts and recording rules apart."""
+    groups = [
+        group
+        for file in sorted((ROOT / "prometheus" / "rules").glob(files))
+        for group in yaml.safe_load(file.read_text())["groups"]
+    ]
+
+    assert evaluated(f"mixin.{field}.groups") == groups
+
+
+def test_the_dashboards_are_those_of_grafana() -> None:
+    """The mixin has every dashboard under the name of its file."""
+    expected = {
+        file.name: json.loads(file.read_text())
+        for file in (ROOT / "dashboards" / "json").glob("*.json")
+    }
+
+    assert evaluated("mixin.grafanaDashboards") == expected
+
+
+def test_it_is_added_to_other_mixins() -> None:
+    """Rules and dashboards of another mixin stay when this one is added."""
+    alerts, boards = "groups+: [{name: 'other'}]", "'other.json': {}"
+    other = f"{{prometheusAlerts+:: {{{alerts}}}, grafanaDashboards+:: {{{boards}}}}}"
+    names = evaluated(f"[group.name for group in ({other} + mixin).prometheusAlerts.groups]")
+    dashboards = evaluated(f"std.objectFieldsAll(({other} + mixin).grafanaDashboards)")
+
+    assert "other" in names
+    assert {"other.json", "fleet.json"} <= set(dashboards)

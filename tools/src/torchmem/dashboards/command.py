@@ -1,0 +1,105 @@
+"""`torchmem dashboards`: write Grafana's dashboards to files, or save them in a Grafana."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path, PurePosixPath
+from urllib.parse import urlsplit
+
+from torchmem.sample.errors import UsageError
+
+TOKEN_VARIABLE = "GRAFANA_TOKEN"  # noqa: S105 - a name
+FOLDER = "torchmem"
+HELP = "write Grafana's dashboards to files, or save them in a Grafana"
+EPILOG = f"""\
+The token of a Grafana service account is in {TOKEN_VARIABLE} or --token-file.
+
+Examples:
+  torchmem dashboards --out dashboards
+  torchmem dashboards --grafana https://grafana.example.org --folder GPUs
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags."""
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--out", type=Path, metavar="DIR", help="the directory to write to")
+    target.add_argument("--grafana", metavar="URL", help="the Grafana to save them in")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help=f"the token (default: {TOKEN_VARIABLE})"
+    )
+    parser.add_argument(
+        "--folder",
+        default=FOLDER,
+        metavar="TITLE",
+        help="the folder in Grafana, made if it is missing (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--datasource",
+        metavar="NAME",
+        help="name or UID of the Prometheus data source (default: Grafana's default)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace dashboards that you may have changed"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write or upload the dashboards, print where they are, and return the exit code.
+
+    Raises UsageError and TorchmemError.
+    """
+    from torchmem.manifests import shipped, writing
+
+    paths = shipped.paths(shipped.root(), "grafana")
+    boards = writing.read(
+        {PurePosixPath(path).name: path for path in paths if path.endswith(".json")}
+    )
+    if arguments.grafana is not None:
+        return _upload(arguments, list(boards.values()))
+    replaced = writing.write(arguments.out, boards, force=arguments.force)
+    writing.report(arguments.out, len(boards), replaced)
+    print("Import them in Grafana, or give its URL with --grafana.")
+    return 0
+
+
+def _upload(arguments: argparse.Namespace, boards: list[bytes]) -> int:
+    from torchmem.dashboards.grafana import Grafana
+
+    grafana = Grafana(_url(arguments.grafana), _token(arguments.token_file))
+    parsed = [json.loads(board) for board in boards]
+    urls = grafana.upload(parsed, arguments.folder, arguments.datasource, force=arguments.force)
+    print("\n".join(urls))
+    return 0
+
+
+def _url(text: str) -> str:
+    """Return Grafana's URL without a slash at its end. Raises UsageError."""
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise UsageError("--grafana needs a URL that starts with http:// or https://.")
+    if "@" in parts.netloc:
+        raise UsageError(
+            "--grafana takes no password: remove it from the URL, and give the token of a service "
+            f"account in {TOKEN_VARIABLE} or --token-file."
+        )
+    return parts._replace(query="", fragment="").geturl().rstrip("/")
+
+
+def _token(file: Path | None) -> str:
+    """Return the token. Raises UsageError."""
+    try:
+        text = file.read_text(encoding="ascii") if file else os.environ.get(TOKEN_VARIABLE, "")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the token from {file}: check --token-file.") from error
+    token = text.strip()
+    if not token:
+        raise UsageError(
+            f"there is no token: set {TOKEN_VARIABLE}, or give --token-file, with the token of a "
+            "Grafana service account."
+        )
+    if not token.isprintable() or not token.isascii() or " " in token:
+        raise UsageError("the token is not one line of ASCII characters: check where it is from.")
+    return token

@@ -1,0 +1,92 @@
+"""`torchmem manifests`: write the configuration that a checkout contains."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.metadata import distribution
+from pathlib import Path
+
+from torchmem.manifests import shipped
+from torchmem.sample.errors import UsageError
+
+HELP = "write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …"
+EPILOG = """\
+Kinds:
+  systemd       the exporter as a service, its user and its run directory
+  kubernetes    kustomizations: the exporter, rules, dashboards, example jobs
+  helm          the same as a Helm chart
+  mixin         rules and dashboards as a monitoring mixin, for jsonnet
+  slurm         job scripts
+  prometheus    scrape configuration and rules
+  alertmanager  routing and templates
+  grafana       dashboards and their provisioning
+  compose       Docker Compose: exporter, Prometheus, Alertmanager and Grafana
+  image         the exporter's container image
+  stack         the same as compose, from native binaries
+
+Files have the same paths as in a checkout. Files that you changed are
+replaced only with --force.
+
+Examples:
+  torchmem manifests kubernetes --out manifests
+  torchmem manifests systemd --out manifests
+"""
+# What to do in the folder that was written.
+NEXT = {
+    "systemd": "The unit runs /opt/torchmem/bin/torchmem. Copy {out}/deploy/systemd/*.service to "
+    "/etc/systemd/system, and the other folders' files to /etc/sysusers.d and /etc/tmpfiles.d.",
+    "kubernetes": "Name your image in a kustomization, then run: "
+    "kubectl apply -k {out}/deploy/kubernetes/base",
+    "helm": "Install it with: helm install torchmem {out}/deploy/helm/torchmem "
+    "--set image.repository=IMAGE",
+    "mixin": "Add {out}/deploy/mixin/mixin.libsonnet to your mixins.",
+    "slurm": "Start a job with: sbatch {out}/deploy/slurm/srun.sh",
+    "prometheus": "List your nodes in {out}/prometheus/targets/exporters.yml, then run: "
+    "promtool check config {out}/prometheus/prometheus.yml",
+    "alertmanager": "Set a receiver in {out}/alertmanager/alertmanager.yml, then run: "
+    "amtool check-config {out}/alertmanager/alertmanager.yml",
+    "grafana": "Start Grafana with GF_PATHS_PROVISIONING={out}/dashboards/provisioning, "
+    "TORCHMEM_DASHBOARDS={out}/dashboards/json and PROMETHEUS_URL.",
+    "compose": "Start it with: cd {out} && docker compose up -d",
+    "image": "Build it with: "
+    "docker build -f {out}/exporter/Dockerfile -t localhost/torchmem-exporter {out}",
+    "stack": "Start it with: {out}/deploy/stack.sh",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the kind and the flags."""
+    parser.add_argument("kind", choices=tuple(shipped.KINDS), metavar="KIND", help="what to write")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", required=True, help="the directory to write to"
+    )
+    parser.add_argument("--force", action="store_true", help="replace files that you changed")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the files of a kind, print what to do next, and return the exit code.
+
+    Raises UsageError.
+    """
+    from torchmem.manifests import writing
+
+    paths = shipped.paths(shipped.root(), arguments.kind)
+    files = writing.read({path: path for path in paths})
+    if arguments.kind in shipped.NEED_THE_WHEEL:
+        files |= _wheel()
+    replaced = writing.write(arguments.out, files, force=arguments.force)
+    writing.keep_executable(arguments.out, paths)
+    writing.report(arguments.out, len(files), replaced)
+    print(NEXT[arguments.kind].format(out=arguments.out))
+    return 0
+
+
+def _wheel() -> dict[str, bytes]:
+    from torchmem.manifests.wheel import rebuilt
+
+    if folder := shipped.checkout():
+        raise UsageError(
+            f"torchmem runs from the checkout {folder}, which contains these files: use Docker "
+            "there, or install torchmem without --editable."
+        )
+    return dict([rebuilt(distribution("torchmem"))])
