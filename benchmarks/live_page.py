@@ -19,6 +19,7 @@ from support.publishing import own_process, own_sample
 from torchmem.demo.node import SimulatedNode, uuid
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
+from torchmem.exporter.live.state import node_state
 from torchmem.exporter.live.states import EncodedState
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.sample_files import Published, RunDirectory
@@ -71,7 +72,8 @@ def main() -> None:
 def encoding(node: Node) -> tuple[float, float, int]:
     """Return CPU milliseconds for a state and for its compression, and its compressed bytes."""
     started = time.process_time()
-    states = [EncodedState(node.found()) for _ in range(REPETITIONS)]
+    found = node.found()
+    states = [EncodedState(found, node_state(found)) for _ in range(REPETITIONS)]
     encoded = time.process_time()
     size = max(len(state.deflated_event) for state in states)
     packed = time.process_time()

@@ -27,8 +27,10 @@ from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.explain.oom_report import encode
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.page import files
+from torchmem.exporter.live.why import oom_why
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
+from torchmem.oom import text
 from torchmem.whatif.result import document
 
 INPUT = "input[type=file]"
@@ -250,13 +252,40 @@ def test_a_snapshot_has_timeline_and_map(opened: Page, tmp_path: Path) -> None:
 
 
 def test_an_oom_report(opened: Page, tmp_path: Path) -> None:
-    """It says what failed and shows the minutes before."""
+    """It says what `torchmem oom` says, in the same words; its chart ends at the OOM."""
     path = tmp_path / "1-2-3-0.oom.json"
     path.write_bytes(encode(reports.STRANDED))
     choose(opened, path)
-    assert "ran out of memory: free memory is in pieces" in shown(opened)
-    assert "Largest free block" in shown(opened)
+    opened.wait("document.querySelector('.oom .uplot')")
+    words = " ".join(shown(opened).split())
+    command = " ".join(text.page(path, reports.STRANDED, {}).split())
+    said = oom_why(reports.STRANDED, None, may_look=True)
+    sentences = (
+        said.summary,
+        said.reason,
+        said.before,
+        *(remedy.text for remedy in said.advice),
+        *(line.strip() for each in said.listings for line in (each.title, *each.text.split("\n"))),
+        *(f"{fact.subject} {fact.text}" for fact in said.facts),
+    )
+    for sentence in (" ".join(sentence.split()) for sentence in sentences):
+        assert sentence in words
+        assert sentence in command
+    assert [chart.x[-1] for chart in said.charts] == [0.0]
     assert opened.axe() == []
+
+
+def test_an_oom_report_needs_the_exporter(page: Page, tmp_path: Path) -> None:
+    """Without an answer, the page says what to run instead."""
+    path = tmp_path / "1-2-3-0.oom.json"
+    path.write_bytes(encode(reports.STRANDED))
+    exporter = Exporter(FakeNvml.of(), RunDirectory(tmp_path / "run"))
+    with closing(exporter), closing(serve(exporter)) as server:
+        page.goto(server.url)
+        page.wait("document.getElementById('connection').textContent === 'live'")
+    choose(page, path)
+    page.wait("document.querySelector('#files .map-message').textContent.includes('torchmem oom')")
+    page.problems()
 
 
 def test_what_if_side_by_side(opened: Page, tmp_path: Path) -> None:
@@ -281,7 +310,7 @@ def test_what_if_side_by_side(opened: Page, tmp_path: Path) -> None:
         (b"hello", "neither a memory snapshot nor JSON"),
         (b'{"a": 1}', "neither an OOM report"),
         (b"", "neither a memory snapshot nor JSON"),
-        (b'{"oom": {"cause": "x"}, "process": {"run": 7}, "device": {}}', "ran out of memory"),
+        (b'{"oom": {"cause": "x"}, "process": {"run": 7}, "device": {}}', "not an OOM report"),
         (b'{"verdict": {}, "outcomes": [null, 3, {}]}', "Peak reserved"),
     ],
 )

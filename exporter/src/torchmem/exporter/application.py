@@ -20,10 +20,11 @@ from torchmem.exporter.discovery import HOST, ServiceDiscovery
 from torchmem.exporter.live.api import LiveApi
 from torchmem.exporter.live.map_api import MapApi
 from torchmem.exporter.live.page import page, static_file
+from torchmem.exporter.live.report_api import ReportApi
 from torchmem.exporter.live.states import RankIndex, States
 from torchmem.exporter.scrape_limits import NODE_LIMITS, as_yaml
 from torchmem.exporter.scrapes import Collector, Scrapes
-from torchmem.exporter.web.access import Access
+from torchmem.exporter.web.access import REPORT_PATH, Access
 from torchmem.exporter.web.config import WebConfig
 from torchmem.exporter.web.fair_queue import FairQueue
 
@@ -79,14 +80,18 @@ def application(
     states = States(partial(scrapes.collection, _STATE_SECONDS), collector.found)
     ranks, queue = RankIndex(collector.found), FairQueue("torchmem-live", _MAX_WAITING, _LIVE_SHARE)
     api = LiveApi(states, ranks, collector.run_dir, queue)
-    maps = MapApi(ranks, collector.run_dir, queue)
+    maps, reports = MapApi(ranks, collector.run_dir, queue), ReportApi(queue)
     discovery = ServiceDiscovery(collector)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        first = asyncio.create_task(scrapes.collection())
+        tasks = [
+            asyncio.create_task(scrapes.collection()),
+            asyncio.create_task(states.keep_history()),
+        ]
         yield
-        first.cancel()
+        for task in tasks:
+            task.cancel()
 
     routes = [
         Route("/metrics", scrapes.metrics),
@@ -96,6 +101,8 @@ def application(
         Route("/api/v1/state", api.state),
         Route("/api/v1/events", api.events),
         Route("/api/v1/rank", api.rank),
+        Route("/api/v1/history", api.history),
+        Route(REPORT_PATH, reports.answer, methods=["POST"]),
         Route("/api/v1/map", maps.answer),
         *(_PAGE_ROUTES if web_ui else [Route("/", _landing_page)]),
     ]

@@ -276,6 +276,7 @@ class Exporter:
             outside=outside.by_process,
             kill_causes=self._hosts.kill_causes,
             thresholds=self._thresholds,
+            run_dir=self.run_dir,
         )
         gpu = replace(gpu, success=not reading.down_reason)
         return [gpu, events, samples, process_info, join]

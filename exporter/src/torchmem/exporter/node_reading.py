@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torchmem.explain.thresholds import Limits, Thresholds, defaults
 from torchmem.exporter.gpus import GpuIdentity
@@ -22,7 +23,7 @@ class NodeReading:
     `time`: when it ended, in Unix seconds. `gpus`: the known GPUs by UUID, and those of MIG devices
     by the names of these devices. `outside`: bytes outside the allocator by device and process;
     below zero, that many reserved bytes are not on the device. `kill_causes`: what killed a
-    process, where it is known. `thresholds` were in force.
+    process, where it is known. `thresholds` were in force. `run_dir`: where the ranks were found.
     """
 
     time: float
@@ -32,6 +33,7 @@ class NodeReading:
     outside: Mapping[DeviceProcess, int] = field(default_factory=dict)
     kill_causes: Mapping[ProcessKey, KillCause] = field(default_factory=dict)
     thresholds: Thresholds = field(default_factory=defaults)
+    run_dir: Path | None = None
 
     def limits(self, item: Published) -> Limits:
         """Return the thresholds for a process."""

@@ -34,7 +34,7 @@ NVML_DOWN = {
     12: "library_not_found",
     18: "driver_library_version_mismatch",
 }
-_OPEN_FAILED = {
+OPEN_FAILED = {
     4: "no_permission",
     13: "function_not_found",
     15: "gpu_is_lost",
@@ -271,7 +271,7 @@ def _field_value(field: Any) -> int | None:
 
 
 def _open_failure(code: int) -> str:
-    return NVML_DOWN.get(code) or _OPEN_FAILED.get(code, f"nvml_error_{code}")
+    return NVML_DOWN.get(code) or OPEN_FAILED.get(code, f"nvml_error_{code}")
 
 
 def _import_pynvml() -> Any:

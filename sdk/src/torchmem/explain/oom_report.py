@@ -186,6 +186,21 @@ FRAGMENTATION_REASONS: dict[OomDetail, str] = {
 }
 
 
+def origin_lines(report: OomReport, gpu: int | None = None) -> list[str]:
+    """Return the process, its GPU, and its versions, one line each; `gpu` is NVML's index."""
+    process, device = report.process, report.device
+    rank = f"rank {process.rank}" + (f" of {process.world_size}" if process.world_size else "")
+    script = f" ({process.script})" if process.script else ""
+    names = [name for name in ("torch", "cuda", "hip") if name in process.versions]
+    on = [gpu_name(device.index, device.uuid, gpu), device.name or "", device.uuid or ""]
+    lines = (
+        f"run {process.run}{script}, {rank}, pid {process.pid} on {process.hostname}",
+        "  ".join(word for word in on if word),
+        "  ".join(f"{name} {process.versions[name]}" for name in names),
+    )
+    return [line for line in lines if line]
+
+
 def failure_reason(report: OomReport, gpu: int | None = None) -> tuple[str, ...]:
     """Return why the request failed, in a few sentences with numbers; `gpu` is NVML's index."""
     name = gpu_name(report.device.index, report.device.uuid, gpu)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from torchmem.explain.gpu_name import gpu_name
+from torchmem.explain.oom_chart import oom_charts
+from torchmem.explain.oom_listings import listings, oom_lines
 from torchmem.explain.oom_report import (
     OomReport,
     failure_reason,
@@ -18,22 +20,14 @@ from torchmem.explain.oom_report import (
 )
 from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
-from torchmem.explain.run_chart import Chart, ChartLine, lines
 from torchmem.oom import text
-from torchmem.oom.lines import held_lines
-from torchmem.oom.offer import offer
 from torchmem.oom.recorded import leak_lines, sentence
-from torchmem.oom.tensors import tensor_lines
-from torchmem.oom.where import where
 from torchmem.pages import memory_map
 from torchmem.pages.page import Heading, filled
-from torchmem.pages.sections import facts, listings, paragraph, parts
+from torchmem.pages.sections import facts, paragraph, parts
 from torchmem.sample.memory_map import MAP_SUFFIX, DeviceMap
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.snapshot.leaks import Leak
-
-_COLORS = {"allocated": "in_use", "reserved": "--soft", "stranded": "stranded", "headroom": "--ink"}
-"""Names of the columns of the trend."""
 
 
 def page(
@@ -74,7 +68,7 @@ def map_at(path: Path, report: OomReport) -> DeviceMap | None:
 
 
 def _device(report: OomReport, gpu: int | None, leaking: Sequence[Leak]) -> dict[str, Any]:
-    device, chart = report.device, _chart(report)
+    device, chart = report.device, next(iter(oom_charts(report)), None)
     return {
         "name": gpu_name(device.index, device.uuid, gpu),
         "total": device.total_bytes,
@@ -88,15 +82,9 @@ def _device(report: OomReport, gpu: int | None, leaking: Sequence[Leak]) -> dict
         "memory": "Memory of the GPU",
         "parts": parts(memory_uses(report)),
         "facts": facts(_facts(report)),
-        "listings": listings(
-            chain(
-                leak_lines(leaking),
-                held_lines(report),
-                tensor_lines(report),
-                where(report),
-                offer(report),
-            )
-        ),
+        "listings": [
+            asdict(each) for each in listings(chain(leak_lines(leaking), oom_lines(report)))
+        ],
         "map": "Memory map at the error",
     }
 
@@ -115,21 +103,3 @@ def advice_items(found: Sequence[Remedy]) -> list[dict[str, Any]]:
         {"text": f"{remedy.text}{gain_sentence(remedy)}", "lines": list(remedy.lines)}
         for remedy in found
     ]
-
-
-def _chart(report: OomReport) -> Chart | None:
-    """Return the chart of the whole run; without a history, of the minutes before."""
-    return text.whole_run(report) or _minutes_before(report)
-
-
-def _minutes_before(report: OomReport) -> Chart | None:
-    seconds = report.trend.seconds
-    if not seconds or list(seconds) != sorted(seconds, reverse=True) or seconds[-1] < 0:
-        return None
-    columns = [
-        ChartLine(name, _COLORS[name], column, fill=name == "allocated", dash=name == "headroom")
-        for name, column in text.trend_columns(report)
-    ]
-    x = [*(-value for value in seconds), 0.0]
-    total = report.device.total_bytes
-    return Chart("The minutes before", "before", x, lines(columns), total, oom=True)

@@ -14,7 +14,7 @@ from torchmem.allocator.sizes import format_size
 from torchmem.explain.call_stack import Frame, package_of, public_place
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import OomReport
-from torchmem.oom.where import place
+from torchmem.explain.where import place
 from torchmem.recording import read_with_stacks
 from torchmem.sample.capture_messages import OOM_RECORDING_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.sample.errors import TorchmemError

@@ -10,22 +10,23 @@ from pathlib import Path
 
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import joined, wrapped
-from torchmem.explain.gpu_name import gpu_name
+from torchmem.explain.held_lines import held_lines
+from torchmem.explain.offer import offer
+from torchmem.explain.oom_chart import trend_columns, whole_run
 from torchmem.explain.oom_report import (
     OomReport,
     failure_reason,
     format_seconds,
     memory_uses,
+    origin_lines,
     preceding_events,
 )
 from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
-from torchmem.explain.run_chart import Chart, OomMoment, run_chart
-from torchmem.oom.lines import held_lines
-from torchmem.oom.offer import offer
+from torchmem.explain.run_chart import Chart
+from torchmem.explain.tensor_lines import tensor_lines
+from torchmem.explain.where import where
 from torchmem.oom.recorded import leak_lines, sentence
-from torchmem.oom.tensors import tensor_lines
-from torchmem.oom.where import where
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.snapshot.leaks import Leak
 
@@ -98,19 +99,8 @@ def _local_time(timestamp: float) -> str:
 
 def heading_lines(report: OomReport, index: int | None) -> list[str]:
     """Return the time, the process, and the GPU; `index` is NVML's."""
-    process, device = report.process, report.device
-    rank = f"rank {process.rank}" + (f" of {process.world_size}" if process.world_size else "")
-    script = f" ({process.script})" if process.script else ""
-    versions = [
-        f"{name} {process.versions[name]}"
-        for name in ("torch", "cuda", "hip")
-        if name in process.versions
-    ]
-    gpu = [gpu_name(device.index, device.uuid, index), device.name or "", device.uuid or ""]
-    where = f"pid {process.pid} on {process.hostname}"
-    first = f"{_local_time(report.oom.timestamp)}  run {process.run}{script}, {rank}, {where}"
-    lines = first, "  ".join(word for word in gpu if word), "  ".join(versions)
-    return [line for line in lines if line]
+    process, *rest = origin_lines(report, index)
+    return [f"{_local_time(report.oom.timestamp)}  {process}", *rest]
 
 
 def memory_lines(
@@ -132,19 +122,6 @@ def memory_lines(
         bar = "█" * round(BAR * min(1.0, size / total))
         sizes = f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}"
         yield f"{sizes}  {bar}".rstrip() if width >= len(sizes) + 2 + BAR else sizes
-
-
-def whole_run(report: OomReport) -> Chart | None:
-    """Return the chart of the run up to the OOM; None in reports without its history."""
-    allocator, layout = report.device.allocator, report.layout
-    end = OomMoment(
-        step=report.steps.count + 1,
-        allocated=allocator.allocated_bytes.total if allocator else None,
-        peak=allocator.active_peak_bytes if allocator else None,
-        stranded=layout.stranded_bytes if layout else None,
-        outside=report.outside_bytes,
-    )
-    return run_chart(report.device.run_history, report.device.total_bytes, end)
 
 
 def run_lines(chart: Chart | None) -> Iterator[str]:
@@ -180,18 +157,6 @@ def _trend(report: OomReport) -> Iterator[str]:
     for name, column in trend_columns(report):
         yield from spark_lines(name, column, width=SUBJECT)
     yield from wrapped(" ".join(preceding_events(report)), "  ", WIDTH)
-
-
-def trend_columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:
-    """Yield the name and the values of each series of the trend; the OOM is the last value."""
-    trend, allocator, layout = report.trend, report.device.allocator, report.layout
-    yield (
-        "allocated",
-        (*trend.allocated_bytes, allocator.allocated_bytes.total if allocator else None),
-    )
-    yield "reserved", (*trend.reserved_bytes, report.reserved_bytes)
-    yield "stranded", (*trend.stranded_bytes, layout.stranded_bytes if layout else None)
-    yield "headroom", (*trend.headroom_bytes, layout.headroom_flush_bytes if layout else None)
 
 
 def spark_lines(name: str, column: Sequence[int | None], *, width: int) -> Iterator[str]:

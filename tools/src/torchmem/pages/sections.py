@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,18 +22,3 @@ def parts(uses: Iterable[MemoryUse]) -> list[dict[str, Any]]:
 def facts(known: Iterable[Fact]) -> list[dict[str, str]]:
     """Return what is known about some subjects."""
     return [{"subject": fact.subject, "text": fact.text} for fact in known]
-
-
-def listings(lines: Iterable[str]) -> list[dict[str, str]]:
-    """Return lines of text under their titles, which are the lines without an indent."""
-    found: list[tuple[str, list[str]]] = []
-    for line in lines:
-        if not line.startswith(" "):
-            found.append((line, []))
-        elif found:
-            found[-1][1].append(line)
-    return [
-        {"title": title, "text": textwrap.dedent("\n".join(below))}
-        for title, below in found
-        if below
-    ]

@@ -102,10 +102,11 @@ class Gpu(msgspec.Struct, frozen=True):
 
 
 class NvmlStatus(msgspec.Struct, frozen=True):
-    """Whether NVML responds, and the reason if it does not."""
+    """Whether NVML responds, and the reason if it does not; `text` is the reason in words."""
 
     up: bool = True
     reason: str | None = None
+    text: str | None = None
 
 
 class Node(msgspec.Struct, frozen=True):

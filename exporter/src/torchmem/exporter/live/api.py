@@ -1,9 +1,10 @@
-"""The handlers of /api/v1/state, /api/v1/events and /api/v1/rank."""
+"""The handlers of /api/v1/state, /api/v1/events, /api/v1/history and /api/v1/rank."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import gzip
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
@@ -12,9 +13,10 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from torchmem.exporter.live.state import encode
+from torchmem.exporter.live.state import Document, encode
 from torchmem.exporter.live.states import (
     GZIP_HEADER,
+    GZIP_LEVEL,
     RankIndex,
     States,
     deflated,
@@ -36,6 +38,7 @@ STREAM_SECONDS = 45.0
 
 _RETRY = b"retry: 500\n\n"  # milliseconds
 _HEADERS = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
+_NO_SUCH_RANK = "No such rank: ask /api/v1/state for the ranks.\n"
 _GZIP = {"Content-Encoding": "gzip"}
 
 
@@ -60,6 +63,23 @@ class LiveApi:
         headers = _HEADERS | (_GZIP if gzipped else {})
         return Response(body, headers=headers, media_type="application/json")
 
+    async def history(self, request: Request) -> Response:
+        """Answer /api/v1/history: the last ten minutes of every GPU, or of a rank on one of them.
+
+        The rank is named as in /api/v1/rank; 404 for unknown ones.
+        """
+        await self._states.newest()
+        kept, query = self._states.history, request.query_params
+        if "id" in query and not self._ranks.get(query["id"]):
+            return PlainTextResponse(_NO_SUCH_RANK, 404)
+        found: Document = kept.of_gpus()
+        if "id" in query:
+            found = kept.of_rank(query.get("gpu", ""), query["id"])
+        body, headers = encode(found), _HEADERS
+        if accepts_gzip(request.headers.get("accept-encoding", "")):
+            body, headers = gzip.compress(body, GZIP_LEVEL), _HEADERS | _GZIP
+        return Response(body, headers=headers, media_type="application/json")
+
     async def rank(self, request: Request) -> Response:
         """Answer /api/v1/rank?id=ID&gpu=UUID: why its memory is as it is; 404 for unknown ones."""
         found = (await self._states.newest()).found
@@ -67,7 +87,7 @@ class LiveApi:
         gpu = request.query_params.get("gpu", "")
         device = item and next((d for d in item.sample.devices if gpu == (d.uuid or "")), None)
         if not item or not device:
-            return PlainTextResponse("No such rank: ask /api/v1/state for the ranks.\n", 404)
+            return PlainTextResponse(_NO_SUCH_RANK, 404)
         words = partial(self._why, request, found, item, device)
         try:
             body = await self._queue.run(requester(request.scope), words)

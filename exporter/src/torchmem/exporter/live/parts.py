@@ -30,12 +30,44 @@ class UseState(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LegendEntry(msgspec.Struct, frozen=True):
-    """A part's name, its label on the page, its color as in colors.py, and its meaning."""
+    """A part's name, its label on the page, its color as in colors.py, and its meaning.
+
+    `group`: the one of GROUPS that it belongs to; empty for free memory.
+    """
 
     name: str
     label: str
     color: str
     meaning: str
+    group: str
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Parts that are one area in charts. It has the color of the part of this name."""
+
+    name: str
+    label: str
+
+
+GROUPS = (
+    Group("in_use", "tensors"),
+    Group("stranded", "stranded"),
+    Group("releasable", "releasable"),
+    Group("outside_allocator", "outside the allocator"),
+    Group("other_processes", "others"),
+)
+"""The groups of parts in charts over time, from below."""
+_GROUP_OF = {
+    "stranded": "stranded",
+    "releasable": "releasable",
+    "cached": "releasable",
+    "private_pools": "releasable",
+    "outside_allocator": "outside_allocator",
+    "other_processes": "other_processes",
+    "not_pytorch": "other_processes",
+    "driver": "other_processes",
+    "free": "",
+}
 
 
 _ORDER = (
@@ -61,7 +93,13 @@ _ORDER = (
 )
 _SHOWN = {**PARTS, **COMPONENTS}
 LEGEND = tuple(
-    LegendEntry(name, _SHOWN[name].label, colors.legend_color(name), _SHOWN[name].meaning)
+    LegendEntry(
+        name,
+        _SHOWN[name].label,
+        colors.legend_color(name),
+        _SHOWN[name].meaning,
+        _GROUP_OF.get(name, "in_use"),
+    )
     for name in _ORDER
 )
 """All parts in drawing order."""
@@ -213,6 +251,16 @@ def _fitted(parts: Sequence[UseState], size: int) -> list[UseState]:
         fitted.append(UseState(part.name, part.bytes - cut, part.label))
     order = [entry.name for entry in LEGEND]
     return sorted(fitted, key=lambda part: order.index(part.name))
+
+
+def group_bytes(parts: Iterable[UseState]) -> tuple[int, ...]:
+    """Return the bytes of each of GROUPS."""
+    sums = dict.fromkeys((group.name for group in GROUPS), 0)
+    for part in parts:
+        group = _GROUP_OF.get(part.name, "in_use")
+        if group:
+            sums[group] += part.bytes
+    return tuple(sums.values())
 
 
 def plausible(size: int | None) -> int | None:

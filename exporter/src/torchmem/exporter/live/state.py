@@ -19,7 +19,9 @@ from torchmem.explain.threats import is_severe, threats
 from torchmem.explain.thresholds import Limits
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.parts import (
+    GROUPS,
     LEGEND,
+    Group,
     LegendEntry,
     UseState,
     gpu_parts,
@@ -28,6 +30,7 @@ from torchmem.exporter.live.parts import (
     tensor_bytes,
 )
 from torchmem.exporter.node_reading import NodeReading
+from torchmem.exporter.nvml_reasons import next_step, reason_in_words
 from torchmem.exporter.reading import Reading, V
 from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.memory import MemoryInfo
@@ -120,6 +123,8 @@ class GpuState(Document, frozen=True, kw_only=True):
     """One GPU or MIG device. The bytes of `parts` add up to `total_bytes`.
 
     Without NVML and without a running rank, only what ranks hold is known, and they are less.
+    The first of `ranks` is in most trouble: those that died, the newest death first, then those
+    that stall or are threatened; those that ended normally come last.
     `up` is False for a GPU that does not respond, with NVML's return code where it gave one.
     `index` is NVML's; of a MIG device it is that of its GPU.
     """
@@ -140,16 +145,22 @@ class GpuState(Document, frozen=True, kw_only=True):
 
 
 class NvmlState(Document, frozen=True, kw_only=True):
-    """Whether NVML responds, and the reason if it does not."""
+    """Whether NVML responds, and the reason if it does not.
+
+    `text`: the reason in words; `step`: what to do about it.
+    """
 
     up: bool
     reason: str | None = None
+    text: str | None = None
+    step: str | None = None
 
 
 class NodeState(Document, frozen=True, kw_only=True):
     """The whole document. `time`: when the collection ended, in Unix seconds.
 
-    `legend`: every part by name, in drawing order. `waiting`: ranks that have used no GPU yet.
+    `legend`: every part by name, in drawing order. `groups`: the areas of charts over time.
+    `waiting`: ranks that have used no GPU yet. `run_dir`: where the exporter looks for ranks.
     """
 
     schema: int
@@ -160,6 +171,8 @@ class NodeState(Document, frozen=True, kw_only=True):
     legend: tuple[LegendEntry, ...]
     gpus: tuple[GpuState, ...]
     waiting: tuple[RankState, ...]
+    groups: tuple[Group, ...] = ()
+    run_dir: str | None = None
 
 
 def encode(state: Document) -> bytes:
@@ -174,29 +187,47 @@ def decode(data: bytes) -> NodeState:
 
 def node_state(found: NodeReading) -> NodeState:
     """Return the state of the node."""
-    reason = found.reading.down_reason
     return NodeState(
         schema=STATE_SCHEMA_VERSION,
         time=found.time,
         node=platform.node(),
         version=version("torchmem"),
-        nvml=NvmlState(up=not reason, reason=reason or None),
+        nvml=_nvml(found.reading.down_reason),
         legend=LEGEND,
+        groups=GROUPS,
         gpus=tuple(_gpus(found)),
         waiting=tuple(
             _rank(item, None, None, found.limits(item))
             for item in _by_rank(found)
             if not item.sample.devices
         ),
+        run_dir=str(found.run_dir) if found.run_dir else None,
     )
 
 
+def _nvml(reason: str) -> NvmlState:
+    if not reason:
+        return NvmlState(up=True)
+    words = reason_in_words(reason)
+    text = f"{words[0].upper()}{words[1:]}."
+    return NvmlState(up=False, reason=reason, text=text, step=next_step(reason))
+
+
+_DIED: tuple[State, ...] = ("oom", "killed", "failed")
+_URGENCY: tuple[State, ...] = (*_DIED, "stalled", "running", "exited")
+
+
+def _rank_urgency(rank: RankState) -> tuple[int, bool, float]:
+    """Return the position of a rank: the newest death first, the warned before the others."""
+    died = -rank.sample_time if rank.state in _DIED else 0.0
+    return _URGENCY.index(rank.state), not rank.why, died
+
+
 def _by_rank(found: NodeReading) -> list[Published]:
-    """Return the processes, those that have ended last."""
+    """Return the processes by run and rank."""
     return sorted(
         found.published,
         key=lambda item: (
-            item.state not in LIVE_STATES,
             item.sample.process.run,
             item.sample.process.rank,
             -item.sample.timestamp,
@@ -266,7 +297,7 @@ def _gpu(
         uuid=gpu.uuid,
         up=is_up,
         parts=_parts(total, memory, ranks),
-        ranks=tuple(entry.state for entry in ranks),
+        ranks=_worst_first(ranks),
         index=gpu.index,
         name=gpu.name or _name(ranks),
         error_code=found.reading.lost.get(gpu.labels),
@@ -286,11 +317,15 @@ def _other_device(uuid: str, gpu: GpuIdentity | None, ranks: Sequence[_OnDevice]
         uuid=uuid,
         up=True,
         parts=_parts(total, None, ranks),
-        ranks=tuple(entry.state for entry in ranks),
+        ranks=_worst_first(ranks),
         index=gpu.index if gpu else None,
         name=_name(ranks),
         total_bytes=total,
     )
+
+
+def _worst_first(ranks: Iterable[_OnDevice]) -> tuple[RankState, ...]:
+    return tuple(sorted((entry.state for entry in ranks), key=_rank_urgency))
 
 
 def _total(ranks: Sequence[_OnDevice]) -> int | None:

@@ -8,35 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import logging
 import time
 import zlib
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 
-from torchmem.exporter.live.state import encode, node_state
+from torchmem.exporter.live.history import History
+from torchmem.exporter.live.state import NodeState, encode, node_state
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.sample_files import Published
+
+_log = logging.getLogger(__name__)
 
 MIN_SECONDS = 1.0
 MAX_PAUSE_SECONDS = 5.0
 COLLECTION_SHARE = 0.1
 """The largest share of the time that collections for clients of the live page take."""
 
+HISTORY_PAUSE_SECONDS = 10.0
+HISTORY_SHARE = 0.01
+"""The largest share of the time that collections for the history take while nobody looks."""
+
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
-_GZIP_LEVEL = 1
+GZIP_LEVEL = 1
 
 
 class EncodedState:
     """The state document of one collection. Each encoding is made once."""
 
-    def __init__(self, found: NodeReading) -> None:
+    def __init__(self, found: NodeReading, state: NodeState) -> None:
         self.found = found
-        self.json = encode(node_state(found))
+        self.json = encode(state)
 
     @cached_property
     def gzipped(self) -> bytes:
         """The document, compressed."""
-        return gzip.compress(self.json, _GZIP_LEVEL)
+        return gzip.compress(self.json, GZIP_LEVEL)
 
     @cached_property
     def event(self) -> bytes:
@@ -55,12 +63,12 @@ def deflated(data: bytes) -> bytes:
     They end at a byte and refer to nothing before them, so that the same ones can follow anything
     in the bodies of all clients, each of which begins with GZIP_HEADER.
     """
-    deflate = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    deflate = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
     return deflate.compress(data) + deflate.flush(zlib.Z_FULL_FLUSH)
 
 
 class States:
-    """The newest state. `collect` runs a collection, or waits for the one that runs already."""
+    """The newest state, and the history of all. `collect` runs a collection, or waits for one."""
 
     def __init__(
         self, collect: Callable[[], Awaitable[object]], found: Callable[[], NodeReading]
@@ -68,25 +76,43 @@ class States:
         self._collect, self._found = collect, found
         self._newest: EncodedState | None = None
         self._running: asyncio.Task[EncodedState] | None = None
+        self._collection_seconds = 0.0
+        self.history = History()
         self.pause_seconds = MIN_SECONDS
         """How old a state may be, and how long a client should wait for the next one."""
 
-    async def newest(self) -> EncodedState:
-        """Return a state that is at most `pause_seconds` old; callers share it."""
+    async def newest(self, max_age: float | None = None) -> EncodedState:
+        """Return a state of at most `max_age` or `pause_seconds`; callers share it."""
         if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._refreshed())
+            self._running = asyncio.create_task(self._refreshed(max_age or self.pause_seconds))
         return await asyncio.shield(self._running)
 
-    async def _refreshed(self) -> EncodedState:
-        if not 0 <= time.time() - self._found().time < self.pause_seconds:
+    async def keep_history(self) -> None:
+        """Add to the history, forever, also while nobody scrapes or looks."""
+        while True:
+            pause = max(HISTORY_PAUSE_SECONDS, self._collection_seconds / HISTORY_SHARE)
+            await asyncio.sleep(pause)
+            try:
+                await self.newest(pause)
+            except Exception:  # noqa: BLE001 - a failure costs one point; it is logged
+                _log.exception("adding to the history failed")
+
+    async def _refreshed(self, max_age: float) -> EncodedState:
+        if not 0 <= time.time() - self._found().time < max_age:
             started = time.monotonic()
             await self._collect()
-            pause = (time.monotonic() - started) / COLLECTION_SHARE
+            self._collection_seconds = time.monotonic() - started
+            pause = self._collection_seconds / COLLECTION_SHARE
             self.pause_seconds = min(max(pause, MIN_SECONDS), MAX_PAUSE_SECONDS)
         found = self._found()
         if self._newest is None or self._newest.found is not found:
-            self._newest = await asyncio.to_thread(EncodedState, found)
+            self._newest = await asyncio.to_thread(self._encoded, found)
         return self._newest
+
+    def _encoded(self, found: NodeReading) -> EncodedState:
+        state = node_state(found)
+        self.history.add(state)
+        return EncodedState(found, state)
 
 
 class RankIndex:

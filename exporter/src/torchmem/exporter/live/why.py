@@ -1,7 +1,8 @@
 """Explain the memory of one rank with the texts of `torchmem report` and `torchmem oom`.
 
-Every client that may read /metrics may read this, except for the call stack: other clients see only
-the line in `torchmem_last_oom_info`. The stack is for the rank's own user, see `web/peer_user`.
+Every client that may read /metrics may read this, except for what tells about the program: lines,
+tensors and the call stack. Other clients see only the line in `torchmem_last_oom_info`. The rest is
+for the rank's own user, see `web/peer_user`.
 """
 
 from __future__ import annotations
@@ -9,22 +10,38 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
 from torchmem.allocator.sizes import format_size
-from torchmem.explain.call_stack import Origin
 from torchmem.explain.headline import headline
+from torchmem.explain.offer import offer
+from torchmem.explain.oom_chart import oom_charts
+from torchmem.explain.oom_listings import Listing, listings, oom_lines, program_lines
 from torchmem.explain.oom_report import (
     OomReport,
     decode,
     failure_reason,
     memory_uses,
+    origin_lines,
     preceding_events,
 )
-from torchmem.explain.rank_report import ending, next_request, rank_report
-from torchmem.explain.remedies import REMEDY_BY_KILL, Remedy, gain_sentence, remedies
+from torchmem.explain.rank_report import (
+    Fact,
+    ending,
+    memory_facts,
+    next_request,
+    rank_report,
+    settings_facts,
+)
+from torchmem.explain.remedies import (
+    REMEDY_BY_KILL,
+    Remedy,
+    gain_sentence,
+    remedies,
+    would_not_help,
+)
 from torchmem.explain.run_chart import Chart
 from torchmem.exporter.live.parts import LEGEND, UseState, plausible, rank_parts
 from torchmem.exporter.live.state import Document, Reason, rank_threats
@@ -70,28 +87,27 @@ class LabeledBytes(Document, frozen=True, kw_only=True):
     bytes: int
 
 
-class Call(Document, frozen=True, kw_only=True):
-    """One frame of a call stack; `package` is absent for the user's own code."""
-
-    place: str
-    function: str
-    package: str | None = None
-
-
 class OomWhy(Document, frozen=True, kw_only=True):
-    """An OOM report in words. `time` is in Unix seconds.
+    """An OOM report in the words of `torchmem oom`. `time` is in Unix seconds.
 
-    `memory`: the use of the device at that time; its sizes add up to the device. `stack`: from the
-    requesting line outwards, if the client may see it; `hidden`: whether a stack was left out.
+    `about`: the process, its GPU and its versions. `parts`: the use of the device at that time; its
+    sizes add up to `total_bytes`. `charts`: the whole run, and the minutes before. `listings`: the
+    lines and tensors that held the memory and the call stack, if the client may see them, and what
+    to record next time; `hidden`: whether some were left out. `note`: what would not help.
     """
 
     time: float
     summary: str
+    about: tuple[str, ...]
     reason: str
     before: str
-    memory: tuple[LabeledBytes, ...]
+    parts: tuple[UseState, ...]
     advice: tuple[RemedyText, ...]
-    stack: tuple[Call, ...] = ()
+    facts: tuple[FactText, ...]
+    charts: tuple[Chart, ...]
+    listings: tuple[Listing, ...]
+    total_bytes: int | None = None
+    note: str | None = None
     hidden: bool | None = None
 
 
@@ -122,8 +138,8 @@ def rank_why(
 ) -> RankWhy:
     """Return the texts about a process on one of its devices.
 
-    `may_look`: whether the client may see the call stack. Reads the OOM report in `run_dir`, if
-    there is one.
+    `may_look`: whether the client may see what tells about the program. Reads the OOM report in
+    `run_dir`, if there is one.
     """
     sample, layout = item.sample, device.layout
     outside = found.outside.get((device.uuid or "", process_key(sample.process)))
@@ -140,7 +156,7 @@ def rank_why(
         ending=_ending(found, item),
         threats=rank_threats(sample, device, limits) if is_live else (),
         advice=tuple(map(_advice, words.advice)) if is_live else _after_kill(found, item),
-        facts=tuple(FactText(subject=fact.subject, text=fact.text) for fact in words.facts),
+        facts=_facts(words.facts),
         run=words.run,
         oom=oom_why(report, index, may_look=may_look) if report else None,
     )
@@ -184,29 +200,32 @@ def _index(found: NodeReading, device: DeviceSample) -> int | None:
 def oom_why(report: OomReport, gpu: int | None, *, may_look: bool) -> OomWhy:
     """Return the texts about an OOM report.
 
-    `gpu`: NVML's index, None if it is unknown; `may_look`: with the call stack.
+    `gpu`: NVML's index, None if it is unknown; `may_look`: with what tells about the program.
     """
-    calls = tuple(_calls(report.origin)) if report.origin else ()
+    device = report.device
     return OomWhy(
         time=report.oom.timestamp,
         summary=headline(report),
+        about=tuple(origin_lines(report, gpu)),
         reason=" ".join(failure_reason(report, gpu)),
         before=" ".join(preceding_events(report)),
-        memory=_labeled((use.label, use.bytes) for use in memory_uses(report)),
+        parts=tuple(
+            UseState(use.name, use.bytes, use.label)
+            for use in memory_uses(report)
+            if plausible(use.bytes)
+        ),
         advice=tuple(map(_advice, remedies(report))),
-        stack=calls if may_look else (),
-        hidden=True if calls and not may_look else None,
+        facts=_facts((*memory_facts(device), *settings_facts(report.allocator_settings))),
+        charts=oom_charts(report),
+        listings=tuple(listings(oom_lines(report) if may_look else offer(report))),
+        total_bytes=plausible(device.total_bytes),
+        note=would_not_help(report) or None,
+        hidden=True if not may_look and any(program_lines(report)) else None,
     )
 
 
-def _calls(origin: Origin) -> Iterator[Call]:
-    """Yield the frames from the user's innermost line outwards, of the thread that has one."""
-    stack = origin.stack
-    if stack.own is None and origin.main_stack is not None:
-        stack = origin.main_stack
-    start = stack.frames.index(stack.own) if stack.own else 0
-    for frame in stack.frames[start:]:
-        yield Call(place=frame.place, function=frame.function, package=frame.package)
+def _facts(known: Iterable[Fact]) -> tuple[FactText, ...]:
+    return tuple(FactText(subject=fact.subject, text=fact.text) for fact in known)
 
 
 def newest_report(run_dir: Path, item: Published) -> OomReport | None:

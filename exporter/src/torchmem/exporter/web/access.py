@@ -21,11 +21,14 @@ from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.config import RateLimit, WebConfig
 from torchmem.exporter.web.fair_queue import BusyError, FairQueue
 from torchmem.exporter.web.host_names import REFUSAL, is_rebound
-from torchmem.exporter.web.peer_user import ADMITTED
+from torchmem.exporter.web.http_protocol import MAX_BODY_BYTES
+from torchmem.exporter.web.peer_user import ADMITTED, is_foreign
 
 MAX_WAITING_PASSWORDS_PER_CLIENT = 64
 _MAX_REMEMBERED_CLIENTS = 1024
 _METHODS = ("GET", "HEAD")
+REPORT_PATH = "/api/v1/oom"
+"""The only path that takes a body: an OOM report to explain."""
 _BCRYPT_BYTES = 72  # bcrypt ignores the rest of a password; Go and htpasswd cut it there too
 
 
@@ -56,11 +59,9 @@ class Access:
 
     async def _refusal(self, scope: Scope, config: WebConfig) -> Response | None:
         headers = Headers(scope=scope)
-        if scope["method"] not in _METHODS:
-            allowed = {"Allow": ", ".join(_METHODS), "Connection": "close"}
-            return _plain_text(405, "Only GET and HEAD are supported.", allowed)
-        if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
-            return _plain_text(413, "Requests must not have a body.", {"Connection": "close"})
+        refusal = _body_refusal(headers) if _takes_body(scope) else _refusal(scope, headers)
+        if refusal:
+            return refusal
         client = requester(scope)
         if not self._rates.admit(client, config.rate_limit):
             return _plain_text(429, "Too many requests: try again later.")
@@ -82,6 +83,31 @@ class Access:
             return None
         challenge = {"WWW-Authenticate": "Basic"}
         return _plain_text(401, "A user name and a password are required.", challenge)
+
+
+def _takes_body(scope: Scope) -> bool:
+    return bool(scope["path"] == REPORT_PATH and scope["method"] == "POST")
+
+
+def _refusal(scope: Scope, headers: Headers) -> Response | None:
+    if scope["method"] not in _METHODS:
+        allowed = {"Allow": ", ".join(_METHODS), "Connection": "close"}
+        return _plain_text(405, "Only GET and HEAD are supported.", allowed)
+    if headers.get("content-length", "0") != "0" or "transfer-encoding" in headers:
+        return _plain_text(413, "Requests must not have a body.", {"Connection": "close"})
+    return None
+
+
+def _body_refusal(headers: Headers) -> Response | None:
+    """Refuse a body that is too large or of unknown length, and those of other sites' pages."""
+    size = headers.get("content-length", "")
+    if "transfer-encoding" in headers or not size.isascii() or not size.isdigit():
+        return _plain_text(411, "The length of the body is required.", {"Connection": "close"})
+    if int(size) > MAX_BODY_BYTES:
+        return _plain_text(413, "The body is too large for an OOM report.", {"Connection": "close"})
+    if is_foreign(headers):
+        return _plain_text(403, "Another site must not ask this.", {"Connection": "close"})
+    return None
 
 
 def _plain_text(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -14,10 +14,13 @@ from starlette.types import ASGIApp, Message, Scope
 
 from torchmem.exporter.web.clients import CLIENT
 from torchmem.exporter.web.connections import Connection
+from torchmem.sample.run_directory import MAX_REPORT_BYTES
 
 _log = logging.getLogger(__name__)
 
 _PIECE_BYTES = 64 << 10
+MAX_BODY_BYTES = MAX_REPORT_BYTES
+"""Of a request that has a body: an OOM report."""
 _Headers = list[tuple[bytes, bytes]]
 
 
@@ -25,8 +28,9 @@ class HttpProtocol(asyncio.Protocol):
     """Answers the requests of a connection one after another, and reports its progress to it.
 
     A client is refused if its certificate has no allowed name. h11 gets at most `head_bytes` at a
-    time, because it limits only heads that arrive in several pieces. Bodies of requests are
-    discarded: no path of the exporter takes one. A request whose client has gone is canceled.
+    time, because it limits only heads that arrive in several pieces. The body of a POST reaches the
+    application if it is at most MAX_BODY_BYTES long, and all others are discarded. A request whose
+    client has gone is canceled.
     """
 
     def __init__(self, connection: Connection, app: ASGIApp, head_bytes: int) -> None:
@@ -35,6 +39,7 @@ class HttpProtocol(asyncio.Protocol):
         self._received = bytearray()
         self._admitted = False
         self._answering: asyncio.Task[None] | None = None
+        self._body = _Body(0)
         self._writable = asyncio.Event()
         self._writable.set()
 
@@ -78,6 +83,8 @@ class HttpProtocol(asyncio.Protocol):
                 return
             if isinstance(event, h11.Request):
                 self._begin_answer(event)
+            elif isinstance(event, h11.Data) and self._body.take(event.data):
+                continue
             elif event is h11.PAUSED or (self._answering and isinstance(event, h11.Data)):
                 self._transport.pause_reading()
                 return
@@ -101,7 +108,9 @@ class HttpProtocol(asyncio.Protocol):
 
     def _begin_answer(self, request: h11.Request) -> None:
         self._connection.enter("answering")
-        answer = _Answer(self, self._connection, is_head=request.method == b"HEAD")
+        self._body = _Body(_body_bytes(request))
+        is_head = request.method == b"HEAD"
+        answer = _Answer(self, self._connection, self._body, is_head=is_head)
         self._answering = asyncio.create_task(self._answer(answer, self._scope(request)))
         self._answering.add_done_callback(self._end_answer)
 
@@ -180,23 +189,58 @@ class HttpProtocol(asyncio.Protocol):
         return tuple(address[:2]) if address else None
 
 
+def _body_bytes(request: h11.Request) -> int:
+    """Return the length of a body that the application may want, else 0."""
+    if request.method != b"POST":
+        return 0
+    length = dict(request.headers).get(b"content-length", b"0")
+    return int(length) if int(length) <= MAX_BODY_BYTES else 0
+
+
+class _Body:
+    """The body of a request, of a known length."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._content, self._is_whole = size, bytearray(), asyncio.Event()
+        if not size:
+            self._is_whole.set()
+
+    def take(self, data: bytes) -> bool:
+        """Add bytes; return False, and add nothing, if the body is not wanted."""
+        if self._is_whole.is_set():
+            return False
+        self._content += data
+        if len(self._content) >= self._size:
+            self._is_whole.set()
+        return True
+
+    async def content(self) -> bytes:
+        """Return the body once all of it has arrived."""
+        await self._is_whole.wait()
+        return bytes(self._content)
+
+
 class _Answer:
     """The answer to one request, sent in pieces.
 
     The head is held back until the first body, which counts as unsent from then on.
     """
 
-    def __init__(self, http: HttpProtocol, connection: Connection, *, is_head: bool) -> None:
+    def __init__(
+        self, http: HttpProtocol, connection: Connection, body: _Body, *, is_head: bool
+    ) -> None:
         self._http, self._connection, self._is_head = http, connection, is_head
+        self._body = body
         self._head: Message | None = None
         self._is_received = False
 
     async def receive(self) -> Message:
-        """Return an empty body; after it, wait, because the end of the client cancels the task."""
+        """Return the body; after it, wait, because the end of the client cancels the task."""
         if self._is_received:
             await asyncio.get_running_loop().create_future()
         self._is_received = True
-        return {"type": "http.request", "body": b"", "more_body": False}
+        content = await self._body.content()
+        return {"type": "http.request", "body": content, "more_body": False}
 
     async def send(self, message: Message) -> None:
         """Send the head, with the first body, or a body."""

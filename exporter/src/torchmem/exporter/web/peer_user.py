@@ -48,7 +48,7 @@ def peer_user(scope: Scope, proc: Path = PROC) -> int | None:
     """
     client, server = scope.get("client"), scope.get("server")
     headers = Headers(raw=scope.get("headers", []))
-    if not client or not server or _is_forwarded(headers) or _is_foreign(headers):
+    if not client or not server or _is_forwarded(headers) or is_foreign(headers):
         return None
     if server[1] is None:  # a Unix socket
         return None
@@ -61,7 +61,7 @@ def _is_forwarded(headers: Headers) -> bool:
     )
 
 
-def _is_foreign(headers: Headers) -> bool:
+def is_foreign(headers: Headers) -> bool:
     """Return whether a page that is not the exporter's may have made the request."""
     if headers.get("sec-fetch-site", "none") not in {"none", "same-origin"}:
         return True

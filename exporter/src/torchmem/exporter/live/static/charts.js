@@ -14,7 +14,7 @@ const AXIS_FONT = "11px system-ui, sans-serif";
  *
  * `series`: {label, color, width?, dash?} each, where `color` names a part or is CSS; `stacked`: fill
  * areas, the first at the bottom; `isBytes`: the axis has steps of powers of two; `max`: the top of the scale if it is fixed; `format(value)`: for
- * the axis and the values under the pointer; `label`: what a screen reader calls the chart.
+ * the axis and the values under the pointer; `height`: in pixels, by default that of the element; `label`: what a screen reader calls the chart.
  */
 export function createChart(element, { series, stacked = false, max, format, isBytes = true, height, label, axes = true }) {
   element.classList.add("chart");
@@ -33,10 +33,14 @@ export function createChart(element, { series, stacked = false, max, format, isB
     element.append(readout);
   }
 
+  function tall() {
+    return height ?? element.clientHeight;
+  }
+
   function options() {
     return {
       width: element.clientWidth,
-      height,
+      height: tall(),
       padding: axes ? [8, 4, 0, 0] : [2, 0, 0, 0],
       legend: { show: false },
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
@@ -84,7 +88,7 @@ export function createChart(element, { series, stacked = false, max, format, isB
   }
 
   const resizing = new ResizeObserver(() => {
-    if (chart && element.clientWidth) chart.setSize({ width: element.clientWidth, height });
+    if (chart && element.clientWidth) chart.setSize({ width: element.clientWidth, height: tall() });
     else build();
   });
   resizing.observe(element);

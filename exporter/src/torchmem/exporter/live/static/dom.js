@@ -59,3 +59,38 @@ export function keyed(parent, items, keyOf, create) {
   }
   parent.torchmemChildren = now;
 }
+
+/** Return the JSON document at a path; null if there is none, or no answer. */
+export async function asked(path, signal) {
+  try {
+    const answer = await fetch(path, { cache: "no-store", signal });
+    return answer.ok ? await answer.json() : null;
+  } catch {
+    return null;
+  }
+}
+
+/** Return a button that copies `text()`, and says so. */
+export function copyButton(text, label = "Copy") {
+  const button = el("button", { type: "button", class: "more copy", on: { click: async () => {
+    setText(button, (await copied(text())) ? "Copied" : "Press Ctrl+C");
+    setTimeout(() => setText(button, label), 2000);
+  } } }, label);
+  return button;
+}
+
+/** Copy a text; without TLS, browsers have only the old way, which needs a selection. */
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = el("textarea", { class: "hidden", value: text, readOnly: true });
+    document.body.append(area);
+    area.select();
+    const isCopied = document.execCommand("copy");
+    if (isCopied) area.remove();
+    else area.addEventListener("blur", () => area.remove());
+    return isCopied;
+  }
+}

@@ -3,21 +3,18 @@
 import { color, style } from "./colors.js";
 import { el } from "./dom.js";
 import { lineChart } from "./file_charts.js";
-import { bytes, count, ratio } from "./format.js";
-
-const CAUSES = {
-  capacity: "the GPU is full of tensors", fragmentation: "free memory is in pieces", limit: "the memory limit was reached",
-  external: "memory outside PyTorch", pending: "freed memory still waits for another stream", library: "a library outside PyTorch",
-};
+import { bytes, count } from "./format.js";
+import { oomSection } from "./oom.js";
+import { facts as factsList } from "./words.js";
 
 const size = (value) => (Number.isFinite(value) ? bytes(value) : "–");
 const words = (value) => (typeof value === "string" ? value : "");
 const list = (value) => (Array.isArray(value) ? value : []);
 const numbers = (value) => list(value).map((item) => (Number.isFinite(item) ? item : null));
 
-/** Draw a document into `section`. Throws an Error, with a sentence, for one that is not known. */
-export function showDocument(section, found) {
-  if (found?.oom?.cause && found.process && found.device) oomReport(section, found);
+/** Draw a document, whose JSON is `text`, into `section`. Throws an Error, with a sentence, for one that is not known. */
+export async function showDocument(section, found, text) {
+  if (found?.oom?.cause && found.process && found.device) await oomReport(section, text);
   else if (found?.phantom === true && found.verdict) preflight(section, found);
   else if (list(found?.outcomes).length && found.verdict) whatIf(section, found);
   else {
@@ -28,52 +25,31 @@ export function showDocument(section, found) {
 
 function facts(pairs) {
   const known = pairs.filter(([, value]) => value && value !== "–");
-  return el("dl", { class: "facts-list" }, ...known.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
+  return factsList(known.map(([subject, text]) => ({ subject, text })));
 }
 
-function oomReport(section, { process, device, oom, layout, layout_before: before, trend, driver_free_bytes: free, timestamp }) {
-  const allocator = device.allocator ?? {};
-  const total = (pools) => (pools ? (pools.small ?? 0) + (pools.large ?? 0) + (pools.undivided ?? 0) : NaN);
-  const stranded = layout?.stranded_bytes;
+/** Show an OOM report in the exporter's words: the code that explains it is the one of `torchmem oom`. */
+async function oomReport(section, text) {
+  const words = await explained(text);
   section.append(
-    el("p", { class: "map-summary" }, `Rank ${process.rank} of ${words(process.run)} requested ${size(oom.requested_bytes)} and ` +
-      `ran out of memory: ${CAUSES[oom.cause] ?? words(oom.cause)}.`),
-    facts([
-      ["Time", Number.isFinite(timestamp) ? new Date(timestamp * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC" : ""],
-      ["Line", [words(oom.line), words(oom.function)].filter(Boolean).join(" in ")],
-      ["GPU", `${words(device.name)} ${size(device.total_bytes)}`],
-      ["Allocated", size(total(allocator.allocated_bytes))],
-      ["Reserved", size(total(allocator.reserved_bytes))],
-      ["Free at the driver", size(free)],
-      ["Stranded, after the flush", size(stranded)],
-      ["Stranded, before the flush", size(before?.stranded_bytes)],
-      ["Largest free block", size(layout?.largest_free_block_bytes)],
-    ]),
-  );
-  const held = Object.entries(device.components ?? {}).filter(([, value]) => Number.isFinite(value) && value > 0);
-  if (held.length) {
-    section.append(el("h3", { class: "file-title" }, "What held the memory"),
-      facts(held.sort(([, a], [, b]) => b - a).map(([name, value]) => [name.replaceAll("_", " "), bytes(value)])));
+    el("div", { class: "why" },
+      el("div", { class: "why-main" }, oomSection(words, "h3")),
+      el("div", {}, el("h3", {}, "Details"), factsList(
+        [...words.about.map((line, at) => ({ subject: at ? "" : "process", text: line })), ...(words.facts ?? [])]))));
+}
+
+async function explained(text) {
+  const answer = await fetch("api/v1/oom", { method: "POST", body: text, headers: { "Content-Type": "application/json" } })
+    .catch(() => { throw new Error("The exporter, which explains OOM reports, does not respond. In a terminal, torchmem oom FILE says the same."); });
+  if (answer.ok) return answer.json();
+  const problem = await answer.text();
+  let sentence = problem;
+  try {
+    sentence = JSON.parse(problem).error;
+  } catch {
+    // It is plain text.
   }
-  const seconds = numbers(trend?.seconds).map((value) => -value);
-  if (seconds.length > 1) {
-    const charts = el("div", { class: "file-charts" });
-    section.append(charts);
-    lineChart(charts, {
-      title: "The minutes before", x: seconds, xFormat: (value) => `${Math.round(value)} s`, format: bytes, isBytes: true, height: 190,
-      lines: [
-        { label: "reserved", values: numbers(trend.reserved_bytes), color: () => style("--soft") },
-        { label: "allocated", values: numbers(trend.allocated_bytes), color: () => color("in_use"), fill: true },
-        { label: "stranded", values: numbers(trend.stranded_bytes), color: () => color("stranded") },
-        { label: "headroom", values: numbers(trend.headroom_bytes), color: () => style("--ink"), dash: [4, 3] },
-      ],
-    });
-    lineChart(charts, {
-      title: "Fragmentation index", x: seconds, xFormat: (value) => `${Math.round(value)} s`, format: (value) => ratio(value),
-      max: 1, height: 110, lines: [{ label: "FI", values: numbers(trend.fragmentation_ratio), color: () => color("stranded") }],
-    });
-  }
-  section.append(el("p", { class: "soft" }, "torchmem oom explains the report and says what to set."));
+  throw new Error(sentence);
 }
 
 function table(head, rows) {

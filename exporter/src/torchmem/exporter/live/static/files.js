@@ -1,6 +1,7 @@
 // Files dropped on the page: memory snapshots, OOM reports, and the results of preflight and what-if.
 //
-// They are read in the browser and never sent. A snapshot is read by a worker.
+// They are read in the browser; a snapshot is read by a worker. Only an OOM report is sent to the
+// exporter, which explains it and keeps nothing.
 
 import { color, style } from "./colors.js";
 import { el, setText } from "./dom.js";
@@ -59,16 +60,16 @@ async function showJson(file, section) {
   if (file.size > MAX_JSON_BYTES) throw new Error("The file is too large for a report or a result.");
   let documents;
   try {
-    documents = (await file.text()).trim().split("\n").map((line) => JSON.parse(line));
+    documents = (await file.text()).trim().split("\n").map((line) => [JSON.parse(line), line]);
   } catch {
     try {
-      documents = [JSON.parse(await file.text())];
+      documents = [[JSON.parse(await file.text()), await file.text()]];
     } catch {
       throw new Error("The file is neither a memory snapshot nor JSON: drop a snapshot (.pickle), " +
         "an OOM report (.oom.json), or the output of preflight --json or whatif --json.");
     }
   }
-  for (const found of documents) showDocument(section, found);
+  for (const [found, text] of documents) await showDocument(section, found, text);
 }
 
 /** Calls the worker that holds one snapshot. */

@@ -53,3 +53,8 @@ export function ago(seconds) {
 export function plural(number, noun) {
   return `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 }
+
+/** Return the time of day of a time in milliseconds: "14:03:12". */
+export function clock(milliseconds) {
+  return new Date(milliseconds).toLocaleTimeString([], { hourCycle: "h23", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+}

@@ -4,17 +4,21 @@ import { createBar } from "./bar.js";
 import { createChart } from "./charts.js";
 import { el, keyed, onChange, setText } from "./dom.js";
 import { bytes, count, percent, plural, ratio } from "./format.js";
-import { GROUPS, isLive, ofGpu } from "./history.js";
+import { isLive, ofGpu } from "./history.js";
 import { createDetails } from "./rank.js";
+import { stateName } from "./search.js";
 
 const MAX_ROWS = 8;
 
-/** Return {element, update(gpu), remove()}. `selection`: {id, select(gpu, rank)}, see page.js. */
-export function createGpu(first, selection) {
+/**
+ * Return {element, update(gpu), remove()}. `selection`: {id, select(gpu, rank)}, see page.js;
+ * `groups`: the areas of the chart, see state.py.
+ */
+export function createGpu(first, selection, groups) {
   const title = el("h2");
   const model = el("span", { class: "model" });
   const facts = el("p", { class: "facts number" });
-  const used = el("p", { class: "used number" });
+  const used = el("span", { class: "in-use" });
   const bar = createBar("gpu-bar");
   const past = el("div", { class: "past" });
   const length = el("p", { class: "used number" });
@@ -25,21 +29,21 @@ export function createGpu(first, selection) {
   const element = el(
     "article", { class: "gpu", "aria-labelledby": headingId },
     el("header", {}, title, facts),
-    el("div", { class: "memory" }, el("div", { class: "present" }, bar.element, used), el("div", { class: "past-column" }, past, length)),
+    el("div", { class: "memory" }, el("div", { class: "present" }, bar.element), el("div", { class: "past-column" }, past, length)),
     ranks, more,
   );
   let showsAll = false;
   let current = first;
   const chart = createChart(past, {
-    series: GROUPS.map((group) => ({ label: group.label, color: group.name })),
-    stacked: true, axes: false, height: 48, format: bytes, max: () => current.total_bytes,
+    series: groups.map((group) => ({ label: group.label, color: group.name })),
+    stacked: true, axes: false, format: bytes, max: () => current.total_bytes,
     label: `Memory of ${nameOf(first)} over the last ten minutes`,
   });
 
   const drawHeader = onChange((gpu) => {
     title.replaceChildren(`${nameOf(gpu)} `, model);
     setText(model, gpu.name ?? "");
-    facts.replaceChildren(...factsOf(gpu));
+    facts.replaceChildren(used, ...factsOf(gpu));
   });
 
   function toggleAll() {
@@ -101,16 +105,11 @@ function usedText(gpu) {
   return known < gpu.total_bytes ? `${total}; unknown how much is in use` : total;
 }
 
-/** Return the ranks that are shown at first: the ones in trouble, and the chosen one. */
+/** Return the ranks that are shown at first: the exporter lists those in trouble first; and the chosen one. */
 function firstRows(ranks, chosen) {
-  if (ranks.length <= MAX_ROWS) return ranks;
-  const urgency = (rank) => {
-    if (rank.id === chosen) return 0;
-    if (!isLive(rank)) return rank.state === "exited" ? 4 : 1;
-    return rank.why?.length ? 2 : 3;
-  };
-  const urgent = ranks.map((rank, at) => ({ rank, at })).sort((a, b) => urgency(a.rank) - urgency(b.rank) || a.at - b.at);
-  return urgent.slice(0, MAX_ROWS).sort((a, b) => a.at - b.at).map(({ rank }) => rank);
+  const shown = ranks.slice(0, MAX_ROWS);
+  const selected = ranks.find(({ id }) => id === chosen);
+  return !selected || shown.includes(selected) ? shown : [...shown.slice(0, -1), selected];
 }
 
 function createRow(first, selection) {
@@ -120,7 +119,7 @@ function createRow(first, selection) {
   const why = el("span", { class: "why-line" });
   const bar = createBar("rank-bar");
   const button = el(
-    "button", { type: "button", class: "row", "aria-expanded": "false" },
+    "button", { type: "button", class: "row", "aria-expanded": "false", "data-rank": first.id },
     el("span", { class: "left" }, el("span", { class: "name" }, state, who), bar.element, why), values,
   );
   const element = el("li", { class: "rank" }, button);
@@ -131,11 +130,12 @@ function createRow(first, selection) {
   return {
     element,
     update: onChange((rank) => {
-      setText(state, rank.state === "oom" ? "out of memory" : rank.state);
+      setText(state, stateName(rank.state));
       state.dataset.state = rank.state;
       who.replaceChildren(el("strong", {}, `rank ${rank.rank}`), ` ${rank.run}`);
       values.replaceChildren(...valuesOf(rank));
       setText(why, lineOf(rank));
+      why.title = lineOf(rank);
       element.classList.toggle("dead", !isLive(rank));
     }),
     /** Draw what depends on the GPU and on the selection. */

@@ -1,14 +1,16 @@
 // A rank now: what its memory consists of, its numbers, and their last ten minutes.
 
 import { createChart } from "./charts.js";
-import { el, setText } from "./dom.js";
+import { asked, el, onChange, setText } from "./dom.js";
 import { ago, bytes, count, duration, ratio } from "./format.js";
-import { RANK_FIELDS, ofRank } from "./history.js";
+import { isLive } from "./history.js";
 import { partRows, partsTable } from "./parts_table.js";
 import { drawRun } from "./run_chart.js";
 
 const HEIGHT = 150;
 const RUN_MILLISECONDS = 10000;
+const HISTORY_MILLISECONDS = 2000;
+const MEMORY = ["tensor_bytes", "reserved_bytes", "headroom_flush_bytes"];
 
 /** Draw the rank into `element` until `unmount`. */
 export function mount(element, first) {
@@ -16,14 +18,17 @@ export function mount(element, first) {
   const facts = el("dl", { class: "facts-list" });
   const memory = el("div");
   const fragmentation = el("div");
+  const title = el("h4");
+  const holds = el("h4");
+  const past = el("div", { hidden: true }, title, memory, el("h4", {}, "Fragmentation index"), fragmentation);
+  const none = el("p", { class: "soft", hidden: true }, "The exporter has no history of this rank's last minutes yet: it keeps what it has seen of a rank that runs.");
   const run = el("div", { class: "file-section whole-run" });
   element.append(
     el("div", { class: "columns" },
-      el("div", {}, el("h4", {}, "What it holds"), partsTable(parts)),
+      el("div", {}, holds, partsTable(parts)),
       el("div", {}, el("h4", {}, "Numbers"), facts),
       el("div", { class: "wide" },
-        el("h4", {}, "Memory, last ten minutes"), memory,
-        el("h4", {}, "Fragmentation index"), fragmentation, run),
+        none, past, run),
     ),
   );
   const charts = [
@@ -42,39 +47,30 @@ export function mount(element, first) {
   ];
 
   const ending = new AbortController();
-  let askedAt = -Infinity;
-  let shown;
-
-  /** Ask for the history that the process keeps, which spans its whole run, and draw it. */
-  async function askForRun(rank) {
-    if (performance.now() - askedAt < RUN_MILLISECONDS) return;
-    askedAt = performance.now();
-    const query = new URLSearchParams({ id: rank.id, gpu: rank.gpu.uuid });
-    try {
-      const answer = await fetch(`api/v1/rank?${query}`, { cache: "no-store", signal: ending.signal });
-      if (answer.ok) draw((await answer.json()).run);
-    } catch {
-      // The next update asks again.
-    }
-  }
-
-  function draw(chart) {
-    const text = JSON.stringify(chart);
-    if (text === shown) return;
-    shown = text;
+  const ask = every(HISTORY_MILLISECONDS, (query) => asked(`api/v1/history?${query}`, ending.signal), drawHistory);
+  const askForRun = every(RUN_MILLISECONDS, (query) => asked(`api/v1/rank?${query}`, ending.signal), (words) => drawWhole(words.run));
+  const drawWhole = onChange((chart) => {
     run.replaceChildren();
     if (chart) drawRun(run, chart, { height: HEIGHT, heading: "h4" });
+  });
+
+  /** Draw the history that the exporter keeps. All lines of a figure are from one answer. */
+  function drawHistory({ times, values }) {
+    past.hidden = times.length < 2;
+    none.hidden = !past.hidden;
+    if (past.hidden) return;
+    charts[0].update([times, ...MEMORY.map((name) => values[name])]);
+    charts[1].update([times, values.fragmentation_ratio]);
   }
 
   function update(rank) {
-    askForRun(rank);
+    const query = new URLSearchParams({ id: rank.id, gpu: rank.gpu.uuid });
+    ask(query, `${rank.sample_time} ${rank.state}`);
+    askForRun(query, `${rank.sample_time} ${rank.state}`);
+    setText(holds, isLive(rank) ? "What it holds" : "What it held");
+    setText(title, isLive(rank) ? "Memory, last ten minutes" : "Memory, ten minutes before its end");
     parts.replaceChildren(...partRows(rank.parts ?? [], rank.gpu.total_bytes));
     facts.replaceChildren(...factsOf(rank).flatMap(([name, text]) => [el("dt", {}, name), el("dd", { class: "number" }, text)]));
-    const columns = ofRank(rank.gpu, rank);
-    const column = (field) => columns[1 + RANK_FIELDS.indexOf(field)];
-    if (!columns) return;
-    charts[0].update([columns[0], column("tensor_bytes"), column("reserved_bytes"), column("headroom_flush_bytes")]);
-    charts[1].update([columns[0], column("fragmentation_ratio")]);
   }
 
   update(first);
@@ -84,6 +80,22 @@ export function mount(element, first) {
     ending.abort();
     charts.forEach((chart) => chart.remove());
   }
+}
+
+/** Return a function that asks when its version changes, one request at a time, and draws what comes. */
+function every(milliseconds, request, draw) {
+  let version = null;
+  let askedAt = -Infinity;
+  let isAsking = false;
+  return async (query, current) => {
+    if (current === version || isAsking || performance.now() - askedAt < milliseconds) return;
+    [isAsking, askedAt] = [true, performance.now()];
+    const found = await request(query);
+    isAsking = false;
+    if (!found) return;
+    version = current;
+    draw(found);
+  };
 }
 
 function factsOf(rank) {

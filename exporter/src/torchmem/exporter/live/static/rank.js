@@ -1,6 +1,6 @@
 // The details of one rank, in tabs: now, its memory map, and why.
 
-import { el, setText } from "./dom.js";
+import { copyButton, el, setText } from "./dom.js";
 import * as memoryMap from "./memory_map.js";
 import * as now from "./now.js";
 import * as why from "./why.js";
@@ -25,7 +25,11 @@ export function createDetails(gpu, rank, selection) {
   const title = el("h3", { class: "hidden" }, `Rank ${rank.rank} of ${rank.run}`);
   const element = el(
     "section", { class: "details", "aria-label": `Rank ${rank.rank}` },
-    title, el("div", { role: "tablist", class: "tabs", "aria-label": "Views of the rank" }, buttons), panel,
+    title,
+    el("div", { class: "tabs" },
+      el("div", { role: "tablist", "aria-label": "Views of the rank" }, buttons),
+      copyButton(() => location.href, "Copy link")),
+    panel,
   );
   let mounted = null;
   let current = { ...rank, gpu };

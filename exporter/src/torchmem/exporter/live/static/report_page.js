@@ -8,7 +8,7 @@ import { MapPanel } from "./map_panel.js";
 import { layoutOf } from "./memory_layout.js";
 import { partRows, partsTable } from "./parts_table.js";
 import { drawRun } from "./run_chart.js";
-import { adviceList, facts, threatList } from "./why.js";
+import { adviceList, facts, listing, threatList } from "./words.js";
 
 const { devices } = JSON.parse(document.getElementById("document").textContent);
 const place = document.getElementById("drawn");
@@ -21,7 +21,7 @@ function drawDevice(device) {
   place.append(
     ...(devices.length > 1 ? [el("h2", { class: "report-device" }, device.name)] : []),
     ...(device.chart ? [charts] : []),
-    el("div", { class: "report-columns" }, words(device), memory(device), ...device.listings.map(listing)),
+    el("div", { class: "report-columns" }, words(device), memory(device), ...device.listings.map(card)),
     ...(device.map ? [map] : []),
   );
   if (device.chart) drawRun(charts, device.chart);
@@ -50,15 +50,8 @@ function memory({ memory: title, parts, total, facts: known }) {
   return section.childElementCount ? section : null;
 }
 
-function listing({ title, text }) {
-  return el("section", { class: "card" }, el("h2", {}, title), el("pre", {}, el("code", {}, text.split("\n").map(line))));
-}
-
-/** Return a line of text; what has no room goes on below, behind the size at its beginning. */
-function line(text) {
-  const element = el("span", { class: "report-line" }, text);
-  element.style.setProperty("--indent", `${text.match(/^\s*(?:\+?[\d.]+ \w+\s+|→ )?/)[0].length}ch`);
-  return element;
+function card({ title, text }) {
+  return el("section", { class: "card" }, el("h2", {}, title), listing(text));
 }
 
 function drawMap(section, { title, device }) {

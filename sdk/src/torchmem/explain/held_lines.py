@@ -8,7 +8,7 @@ from torchmem.allocator.sizes import format_size
 from torchmem.explain.call_stack import Frame
 from torchmem.explain.lines import LinePart, Lines, LineUse
 from torchmem.explain.oom_report import OomReport
-from torchmem.oom.where import place, short_place
+from torchmem.explain.where import place, short_place
 
 UNKNOWN = "(no stack: allocated before the recording, or by the backward pass)"
 MAX_KNOWN = 70
