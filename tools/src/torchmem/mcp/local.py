@@ -14,6 +14,7 @@ from torchmem.capture.processes import ProcessFilter, find_process
 from torchmem.cli.gpus import gpu_indices
 from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.headline import headline
+from torchmem.explain.held_lines import held_lines
 from torchmem.explain.memory_use import COMPONENT_NAMES, MemoryUse, device_uses
 from torchmem.explain.oom_report import OomReport, format_seconds
 from torchmem.explain.rank_report import heading
@@ -21,7 +22,6 @@ from torchmem.mcp import ranks
 from torchmem.mcp.answer import Answer
 from torchmem.oom import command as oom
 from torchmem.oom import text as oom_text
-from torchmem.oom.lines import held_lines
 from torchmem.oom.recorded import recorded_leaks
 from torchmem.oom.text import memory_lines
 from torchmem.report import command as report
