@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import posixpath
 import shutil
 import subprocess
 import sys
+import tempfile
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,6 @@ from deploy.site.check import problems
 from deploy.site.navigation import Entry, navigation, site_path
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the generator reads, and what it writes.
-WORK = ROOT / "build" / "site"
-SITE = ROOT / "site"
 _STYLES = Path(__file__).with_name("site.css")
 # As on GitHub: its anchors, and no meaning for anything that has none there.
 _MARKDOWN = {
@@ -94,7 +93,6 @@ def page(text: str, source: str, pages: set[str], repository: str | None) -> str
 
 def stage(root: Path, work: Path, urls: dict[str, str]) -> None:
     """Write what the generator reads: configuration, pages, pictures. Raises ValueError."""
-    shutil.rmtree(work, ignore_errors=True)
     entries = navigation(root)
     sources = [source for entry in entries for source in entry.sources()]
     for source in sources:
@@ -125,17 +123,12 @@ def add_runbook_addresses(site: Path) -> None:
         )
 
 
-def main(root: Path = ROOT, work: Path = WORK, site: Path = SITE) -> int:
-    """Build the site, and return 0 if the generator and the check have nothing to say."""
-    import tomllib
-
+def build(root: Path, work: Path, site: Path) -> int:
+    """Build the site in the folder `work`, and move it; return 0 if nothing is wrong with it."""
+    tomllib: Any = import_module("tomllib")  # since Python 3.11
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    try:
-        stage(root, work, project.get("urls", {}))
-    except ValueError as error:
-        print(f"site: {error}", file=sys.stderr)
-        return 2
-    generator = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    stage(root, work, project.get("urls", {}))
+    generator = [sys.executable, "-m", "zensical", "build", "--strict"]
     built = subprocess.run([*generator, "--config-file", work / "mkdocs.yml"], check=False)
     if built.returncode:
         return built.returncode
@@ -143,8 +136,21 @@ def main(root: Path = ROOT, work: Path = WORK, site: Path = SITE) -> int:
     shutil.move(work / "site", site)
     add_runbook_addresses(site)
     found = problems(site)
-    print("\n".join(found) or f"The site is in {os.path.relpath(site)}.")
+    print("\n".join(found) or f"The site is in {site}.")
     return int(bool(found))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Build the site, and return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", metavar="DIR", type=Path, default=Path("site"))
+    site = parser.parse_args(arguments).out
+    try:
+        with tempfile.TemporaryDirectory() as work:
+            return build(ROOT, Path(work), site)
+    except ValueError as error:
+        print(f"site: {error}", file=sys.stderr)
+        return 2
 
 
 def _nav(entry: Entry) -> Any:

@@ -56,7 +56,9 @@ def _problems(
     target = target / "index.html" if target.is_dir() else target
     if not target.is_file():
         yield "leads nowhere"
-    elif parts.fragment and target in pages and unquote(parts.fragment) not in _known(pages[target]):
+    elif (
+        parts.fragment and target in pages and unquote(parts.fragment) not in _known(pages[target])
+    ):
         yield "has no such anchor"
 
 

@@ -78,10 +78,7 @@ def _folder(root: Path, index: str, seen: set[str]) -> Iterator[Entry]:
     """Yield the other pages of the folder: those that its index links to, then the others."""
     folder = posixpath.dirname(index)
     text = (root / index).read_text(encoding="utf-8")
-    yield from (
-        entry
-        for entry in _linked(root, index, "".join(_links_within(text)), seen)
-    )
+    yield from (entry for entry in _linked(root, index, "".join(_links_within(text)), seen))
     for path in sorted((root / folder).glob("*.md")):
         yield from _linked(root, index, f"[{path.stem}]({path.name})", seen)
 

@@ -165,8 +165,8 @@ def test_make_help_lists_every_target(root: Path) -> None:
 
 
 def test_every_setting_of_the_sdk_is_documented(root: Path) -> None:
-    """docs/sdk.md has each setting with its environment variable, and its default if a number."""
-    page = (root / "docs" / "sdk.md").read_text()
+    """docs/settings.md has each setting with its variable, and its default if a number."""
+    page = (root / "docs" / "settings.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
     settings = dataclasses.fields(Settings)
 
