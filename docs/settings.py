@@ -39,7 +39,7 @@ with it.
 """
 # An entry of the docstring of Settings: name, colon, sentence, with later lines indented.
 _ENTRY = re.compile(r"^(\w+): (.*(?:\n {4}.*)*)", re.MULTILINE)
-_PAGE = re.compile(r"docs/([\w-]+\.md)(?:#([\w-]*\w))?")
+_PAGE = re.compile(r"See docs/([\w-]+\.md(?:#[\w-]*\w)?)")
 
 
 def rendered() -> dict[Path, str]:
@@ -78,12 +78,6 @@ def _default(value: Any) -> str:
 
 
 def _sentence(text: str) -> str:
-    """Return a sentence on one line, whose paths of pages are links."""
+    """Return a sentence on one line, whose path of a page is a link."""
     line = re.sub(r"\s+", " ", text).removesuffix(".")
-    return _PAGE.sub(_link, line)
-
-
-def _link(path: re.Match[str]) -> str:
-    page, anchor = path.groups()
-    text = (anchor or page.removesuffix(".md")).replace("-", " ")
-    return f"[{text}]({page}{'#' + anchor if anchor else ''})"
+    return _PAGE.sub(r"[More](\1)", line)
