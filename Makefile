@@ -28,8 +28,8 @@ $(VENV)/.dev: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 
-demo: $(VENV)/.demo  ## Run a simulated training on four GPUs through the real SDK and exporter.
-	$(BIN)/torchmem demo $(ARGS)
+demo: $(VENV)/.demo  ## Run a simulated training on four GPUs through the real SDK and exporter; ARGS='--ranks 8' for eight.
+	@$(BIN)/torchmem demo --by-make $(ARGS)
 
 stack: $(VENV)/.demo  ## Start exporter, Prometheus, Alertmanager and, if installed, Grafana, without Docker.
 	PATH="$(abspath $(BIN)):$$PATH" deploy/stack.sh $(ARGS)

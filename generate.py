@@ -51,6 +51,7 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("docs.dashboards"),
     lambda: rendered_by("docs.alerts"),
     lambda: rendered_by("docs.scenarios"),
+    lambda: rendered_by("docs.top"),
     lambda: rendered_by("docs.measurements.prediction"),
     lambda: rendered_by("docs.verdict"),
     lambda: rendered_by("docs.versions"),

@@ -59,11 +59,10 @@ PARTS_EXPLAINED = (
     "Outside the allocator: CUDA context, NCCL, cuBLAS. Only live processes count."
 )
 
-# Legends of a rank on dashboards of one run and of several, and of a GPU. The palette goes by a
-# hash of the name, so a rank has the same color in all panels; these names get clear ones.
+# Legends of a rank on dashboards of one run and of several. The palette goes by a hash of the name,
+# so a rank has the same color in all panels; these names get clear ones.
 RANK = "rank #{{rank}}"
 RUN_RANK = "{{run}} rank #{{rank}}"
-GPU = "{{instance}} GPU {{gpu}}"
 
 # Columns of a heat map: narrower cells are hard to hit, and Grafana draws one point per pixel.
 MAX_POINTS = 120

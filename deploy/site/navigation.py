@@ -69,7 +69,7 @@ def _linked(root: Path, page: str, text: str, seen: set[str]) -> Iterator[Entry]
         source = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
         if source not in seen:
             seen.add(source)
-            name = title[0].upper() + title[1:]
+            name = (title[0].upper() + title[1:]).replace("`", "")
             rest = tuple(_folder(root, source, seen)) if _is_index(source) else ()
             yield Entry(name, "" if rest else source, (Entry(name, source), *rest) if rest else ())
 

@@ -156,7 +156,7 @@ def test_settings_that_pytorch_accepts_are_accepted(text: str) -> None:
         ("garbage_collection_threshold:0", "between 0 and 1"),
         ("per_process_memory_fraction:1.5", "between 0 and 1"),
         ("expandable_segments:true", "True or False"),
-        ("nonsense:1", "nonsense is not one of"),
+        ("nonsense:1", "nonsense is not an allocator setting: the settings are"),
         ("expandable_segments", "not a list"),
     ],
 )

@@ -11,7 +11,7 @@ from support.samples import full_sample, samples
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.explain.growth import steps_left
-from torchmem.explain.memory_use import device_parts
+from torchmem.explain.memory_use import device_uses
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.threats import MAX_REMEDIES, advice, threats
 from torchmem.explain.thresholds import changed, defaults
@@ -137,9 +137,13 @@ def test_there_is_always_advice_for_a_cause(sample: Sample) -> None:
         assert len(advice(sample, device, SHIPPED)) <= MAX_REMEDIES
 
 
+def _parts(device: DeviceSample) -> dict[str, int]:
+    return {use.label: use.bytes for use in device_uses(device, device.driver_free_bytes)}
+
+
 def test_the_parts_of_a_device_add_up() -> None:
     """With components of the same moment, the parts are the whole device."""
-    parts = dict(device_parts(DEVICE, DEVICE.driver_free_bytes))
+    parts = _parts(DEVICE)
 
     assert DEVICE.total_bytes == sum(parts.values())
     assert {"kv_cache", "parameters", "rounding of tensors"} <= set(parts)
@@ -147,6 +151,6 @@ def test_the_parts_of_a_device_add_up() -> None:
 
 def test_components_of_another_moment() -> None:
     """Components that are not the allocated bytes are not shown."""
-    parts = dict(device_parts(replace(DEVICE, components={"held": 5}), DEVICE.driver_free_bytes))
+    parts = _parts(replace(DEVICE, components={"held": 5}))
 
     assert parts["tensors"] == 40 * GIB + (1 << 20)

@@ -246,7 +246,7 @@ def test_an_oom_in_a_fast_loop_says_since_when(run: Callable[..., Any], interval
     done = run(
         LOOP.replace("1e-6", str(interval))
         + """
-from torchmem.explain.oom_report import decode, memory_breakdown
+from torchmem.explain.oom_report import decode, memory_uses
 for _ in range(12): step()
 kept, before = [], torch.cuda.memory_allocated()
 for _ in range(200):
@@ -257,7 +257,8 @@ try: torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
 except torch.OutOfMemoryError: pass
 (path,) = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/*.oom.json")
 report = decode(open(path, "rb").read())
-print(json.dumps([dict(memory_breakdown(report)), leaked, report.steps.count]))
+parts = {use.label: use.bytes for use in memory_uses(report)}
+print(json.dumps([parts, leaked, report.steps.count]))
 """
     )
     assert done.returncode == 0, done.stderr

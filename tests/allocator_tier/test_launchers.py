@@ -183,6 +183,40 @@ def needs(*programs: str) -> None:
         pytest.skip(f"{', '.join(missing)} not installed")
 
 
+FILL = """
+import torch
+held = []
+try:
+    while True:
+        held.append(torch.empty(1 << 28, dtype=torch.uint8, device="cuda"))
+except torch.OutOfMemoryError:
+    print("out of memory after", len(held))
+"""
+
+
+@pytest.mark.parametrize("launcher", [[sys.executable], [*TORCHRUN, "--nproc-per-node", "1"]])
+def test_a_wrapped_program_runs_out_of_memory(tmp_path: Path, launcher: list[str]) -> None:
+    """Behind a shell, a program whose Python is not on PATH has PyTorch's real OOM.
+
+    tests/phantom/test_wrappers.py has the other wrappers.
+    """
+    script = tmp_path / "fill.py"
+    script.write_text(FILL)
+    (tmp_path / "python").symlink_to("/bin/false")
+    shell = f"PATH={tmp_path}:$PATH env sh -c {shlex.quote(shlex.join([*launcher, str(script)]))}"
+    phantom = [sys.executable, "-m", "torchmem.phantom", "--gpu-model", "2GB"]
+    done = subprocess.run(
+        [*phantom, "--state", str(tmp_path / "gpus"), "--", "sh", "-c", shell],
+        env={**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.stdout == "out of memory after 5\n", done.stderr[-4000:]
+
+
 ALL = pytest.mark.skipif(
     "ALL_LAUNCHERS" not in os.environ, reason="takes minutes of CPU time; set ALL_LAUNCHERS=1"
 )

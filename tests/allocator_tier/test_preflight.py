@@ -87,7 +87,11 @@ class Place:
         return self.folder / "train.py"
 
     def environment(self) -> dict[str, str]:
-        own = {"TORCHMEM_RUN_DIR": str(self.folder / "run"), "TMPDIR": str(self.folder / "scratch")}
+        own = {
+            "TORCHMEM_RUN_DIR": str(self.folder / "run"),
+            "TORCHMEM_TEXTFILE": str(self.folder / "metrics.prom"),
+            "TMPDIR": str(self.folder / "scratch"),
+        }
         return {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name} | own
 
     def preflight(
@@ -206,8 +210,8 @@ def test_a_replayed_gpu_equals_a_run_on_it(
 
 
 @pytest.mark.usefixtures("done")
-def test_the_run_is_published_as_a_phantom(place: Place) -> None:
-    """The label `run` of its metrics marks it as a phantom."""
+def test_the_run_is_not_published(place: Place) -> None:
+    """A phantom rank does not appear among the ranks of the node."""
     exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
     text = subprocess.run(
         exporter, env=place.environment(), capture_output=True, text=True, check=True
@@ -216,9 +220,10 @@ def test_the_run_is_published_as_a_phantom(place: Place) -> None:
         sample for family in text_string_to_metric_families(text) for sample in family.samples
     ]
 
-    assert {sample.labels["run"] for sample in samples if "run" in sample.labels} == {
-        "train (phantom)"
-    }
+    assert samples
+    assert [sample for sample in samples if "run" in sample.labels] == []
+    assert not (place.folder / "run").exists()
+    assert not (place.folder / "metrics.prom").exists()
 
 
 def test_a_script_that_does_not_fit(place: Place) -> None:

@@ -15,7 +15,7 @@ from support.snapshots import load_snapshot
 from support.users import as_user, needs_root
 from support.waiting import until
 
-from torchmem.capture.processes import ProcessFilter, find_process
+from torchmem.capture.processes import START, ProcessFilter, find_process
 from torchmem.sample.run_directory import RESERVE_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import encode
 
@@ -171,7 +171,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     both = f"rank 0 of run day (pid {own.pid}), rank 0 of run night (pid {own.pid})"
     ended = f"rank 5 of run night (pid {own.pid})"
     several = f"several processes match: {both}; select one with --rank, --run or --pid."
-    unreadable = "the run directory /no cannot be read (No such file or directory); see --run-dir."
+    missing = f"the run directory /no does not exist: {START}"
     expected = {
         "--rank 9": f"no process in {tmp_path}/run matches; running processes: {both}.",
         "--rank 0": several,
@@ -179,7 +179,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         "--seconds 0": "--seconds must be above 0 and at most 300.",
         "--run day --out no/where": "--out: the directory no does not exist; create it first.",
         "--run day --out run": "--out: run is not a regular file; give another name.",
-        "--run-dir /no": unreadable,
+        "--run-dir /no": missing,
     }
     done = {arguments: capture(tmp_path, *arguments.split()) for arguments in expected}
 
@@ -212,8 +212,8 @@ def test_other_users_are_refused(train: Train, tmp_path: Path) -> None:
     done = capture(tmp_path, command=[sys.executable, "-c", AS_NOBODY, "capture"])
 
     assert done.returncode == 2, done.stderr
-    hint = "running processes: none. Only root can select processes of other users."
-    assert hint in done.stderr
+    assert "no process of yours runs in " in done.stderr
+    assert done.stderr.endswith(f"{START} Only root can select processes of other users.\n")
 
 
 @needs_root

@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from support.reports import STRANDED
 from support.waiting import until
+
+from torchmem.cli.main import main
+from torchmem.explain.oom_report import encode
 
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
@@ -35,3 +40,85 @@ def _opened(fifo: Path) -> int | None:
         return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return None
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "sentence"),
+    [
+        (
+            ["oom", "--hmtl", "x"],
+            "torchmem oom [-h]",
+            "unknown flag --hmtl: did you mean '--html'?",
+        ),
+        (["report", "--rnak=3"], "torchmem report", "unknown flag --rnak: did you mean '--rank'?"),
+        (["oom", "--zebra"], "torchmem oom", "unknown flag --zebra: see `torchmem oom --help`."),
+        (["oom", "a", "b"], "torchmem oom", "unexpected argument 'b': see `torchmem oom --help`."),
+        (["--verson"], "torchmem [-h]", "unknown flag --verson: did you mean '--version'?"),
+        (
+            ["snapshot", "file", "--top", "many"],
+            "torchmem snapshot",
+            "argument --top: invalid int value: 'many'; see `torchmem snapshot --help`.",
+        ),
+    ],
+)
+def test_a_wrong_flag_shows_the_usage_of_its_command(
+    capsys: pytest.CaptureFixture[str], words: list[str], usage: str, sentence: str
+) -> None:
+    """The last line says which flag is meant, and the exit code is 2."""
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(words)
+
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"usage: {usage}")
+    assert lines[-1] == f"torchmem: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("snpshot", "did you mean 'snapshot'?"),
+        ("zebra", "`torchmem --help` lists the commands."),
+        ("phantom", "run `python -m torchmem.phantom`."),
+        ("help", "run `torchmem --help`."),
+    ],
+)
+def test_an_unknown_command_names_the_nearest(
+    capsys: pytest.CaptureFixture[str], word: str, sentence: str
+) -> None:
+    """The error is one line, and the exit code is 2."""
+    assert main([word, "--flag"]) == 2
+    assert capsys.readouterr().err == f"torchmem: there is no command {word!r}: {sentence}\n"
+
+
+def test_a_file_without_a_command_names_its_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`torchmem FILE` says what the file is."""
+    path = tmp_path / "1-2-3-1.oom.json"
+    path.write_bytes(encode(STRANDED))
+
+    assert main([str(path)]) == 2
+    assert f"is an OOM report, not a command: run `torchmem oom {path}`." in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_executable_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`torchmem run` exits as a shell does, with what to do."""
+    path = tmp_path / "train"
+    path.write_text("#!/bin/sh\n")
+
+    assert main(["run", "--", str(path)]) == 126
+    assert f"make it executable (chmod +x {path})" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["rules", "--out", "."], ["exporter", "--once"]])
+def test_a_file_that_is_not_yaml_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """Settings are not read from a file of another kind, although JSON is YAML."""
+    path = tmp_path / "report"
+    path.write_bytes(encode(STRANDED))
+
+    assert main([*command, "--thresholds", str(path)]) == 2
+    assert "is an OOM report, not a YAML file: run `torchmem oom" in capsys.readouterr().err

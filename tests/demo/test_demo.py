@@ -17,9 +17,11 @@ from support.stubborn_rank import stubborn_rank
 from support.waiting import until
 
 from torchmem.allocator.sizes import GIB
-from torchmem.cli.main import main
+from torchmem.cli.main import command_line, main
+from torchmem.demo.ending import next_steps
 from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.demo.screen import plain, show
+from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.simulator.scenarios import SCENARIOS
 from torchmem.top.node import Gpu, Node, Rank, Use
 
@@ -117,6 +119,57 @@ def test_bad_flags_are_one_sentence(
     assert main(["demo", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--scenario", "x"], "make demo ARGS='--list'"),
+        (["--ranks", "0"], "make demo ARGS='--ranks 4'"),
+        (["--duration", "-1"], "make demo ARGS='--duration 300'"),
+        (["--scenario", "neighbor", "--real"], "make demo ARGS='--scenario neighbor'"),
+    ],
+)
+def test_make_demo_names_its_own_lines(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Started by make, the demo says how to pass the flag through make."""
+    assert main(["demo", "--by-make", *arguments]) == 2
+    assert f"`{line}`" in capsys.readouterr().err
+
+
+def test_make_demo_says_that_it_is_make(root: Path) -> None:
+    """The Makefile starts the demo with the flag, and its help has the number of GPUs."""
+    line = ["make", "--dry-run", "demo", "VENV=.venv", "ARGS=--ranks 2"]
+    done = subprocess.run(line, cwd=root, capture_output=True, text=True, timeout=60, check=True)
+    described = subprocess.run(
+        ["make", "help"], cwd=root, capture_output=True, text=True, timeout=60, check=True
+    )
+    (demo,) = (text for text in described.stdout.splitlines() if text.startswith("make demo"))
+
+    assert "torchmem demo --by-make --ranks 2" in done.stdout
+    assert "four GPUs" in demo
+    assert "ARGS='--ranks 8'" in demo
+    assert demo_ranks([]) == 4
+
+
+def demo_ranks(arguments: list[str]) -> int:
+    """Return the number of ranks with these flags."""
+    parsed = command_line(["demo"]).parse_args(["demo", *arguments])
+    return int(parsed.ranks)
+
+
+@pytest.mark.parametrize("has_oom", [True, False])
+def test_what_to_do_after_the_end(tmp_path: Path, has_oom: bool) -> None:
+    """The last lines name the screen, the page, and after an OOM the command that explains it."""
+    if has_oom:
+        (tmp_path / "1000").mkdir()
+        (tmp_path / "1000" / f"1-2-1{REPORT_SUFFIX}").touch()
+    lines = next_steps("http://127.0.0.1:9847", tmp_path)
+
+    assert any(line.endswith("top --exporter http://127.0.0.1:9847") for line in lines)
+    assert lines[-1] == "and in a browser: http://127.0.0.1:9847"
+    assert any(f"oom --run-dir {tmp_path}" in line for line in lines) is has_oom
 
 
 def test_without_a_terminal_each_rank_has_a_line() -> None:

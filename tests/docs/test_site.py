@@ -40,14 +40,14 @@ def test_the_navigation_is_that_of_the_index(tmp_path: Path) -> None:
     """Sections and titles are those of docs/README.md; a page stands where it is linked first."""
     index = (
         "| [x](b.md) |\n\n## First\n\n- [The a](a.md): see [b](b.md#x)\n\n"
-        "## Second\n\n- [again](a.md), [b](b.md) and [changes](../CHANGELOG.md)\n"
+        "## Second\n\n- [again](a.md), [b](b.md) and [`changes`](../CHANGELOG.md)\n"
     )
 
     _, _, *sections = navigation(tree(tmp_path, README=index, a="# A", b="# B"))
 
     assert sections == [
         Entry("First", entries=(Entry("The a", "docs/a.md"),)),
-        Entry("Second", entries=(Entry("B", "docs/b.md"), Entry("Changes", "CHANGELOG.md"))),
+        Entry("Second", entries=(Entry("B", "docs/b.md"), Entry("changes", "CHANGELOG.md"))),
     ]
 
 

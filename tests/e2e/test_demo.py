@@ -11,8 +11,9 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from support.dashboards import QUERIES, filled_in
@@ -235,6 +236,13 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
 ENDED = re.compile(rb'"state":"(oom|exited)"')
 
 
+def _until_browser(screen: IO[bytes]) -> str:
+    """Return the lines up to the one with the page's address."""
+    lines = iter(screen.readline, b"")
+    found = [line.decode() for line in takewhile(lambda line: b"in a browser" not in line, lines)]
+    return "".join(found)
+
+
 def test_on_a_terminal_the_page_stays() -> None:
     """After the training has ended, the page shows its last state until Ctrl-C."""
     address = f"127.0.0.1:{free_port()}"
@@ -246,6 +254,7 @@ def test_on_a_terminal_the_page_stays() -> None:
             assert f"Open http://{address} in" in screen.readline().decode()
             while b"until Ctrl-C" not in screen.readline():  # the screens before it
                 pass
+            assert f"top --exporter http://{address}" in _until_browser(screen)
             until(lambda: ENDED.search(get(f"http://{address}/api/v1/state")))
         finally:
             process.send_signal(signal.SIGINT)
@@ -254,14 +263,25 @@ def test_on_a_terminal_the_page_stays() -> None:
     assert process.returncode == 0
 
 
-def test_a_port_in_use_is_one_sentence() -> None:
-    """If the port is in use, the error names the flag to change."""
+@pytest.mark.parametrize(
+    ("flags", "command"),
+    [
+        ([], "torchmem demo --listen HOST:PORT"),
+        (["--by-make"], "make demo ARGS='--listen HOST:PORT'"),
+    ],
+    ids=["torchmem", "make"],
+)
+def test_a_port_in_use(flags: list[str], command: str) -> None:
+    """If the port is in use, the demo takes a free one, and says so and how to choose another."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = demo("--listen", address)
+        port = taken.getsockname()[1]
+        arguments = ["--ranks", "1", "--duration", "0.1", "--listen", f"127.0.0.1:{port}"]
+        done = demo(*flags, *arguments)
 
-    assert done.returncode == 2
-    assert "--listen" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second, *_ = done.stdout.splitlines()
+    assert first.startswith(f"Port {port} is in use. The exporter listens on http://127.0.0.1:")
+    assert f"`{command}`" in first
+    assert second.split()[1] == first.split()[9].rstrip(";")

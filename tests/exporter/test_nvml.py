@@ -270,7 +270,7 @@ def test_loss_and_return_are_logged_once(
         scrape(exporter)
 
     assert [message for message in caplog.messages if uuid in message] == [
-        f"GPU 3 ({uuid}) is lost: NVML return code 15",
+        f"GPU 3 ({uuid}) is lost: NVML return code 15, the GPU is lost",
         f"GPU 3 ({uuid}) responds again",
     ]
 
@@ -345,3 +345,30 @@ def test_node_without_gpus(open_exporter: OpenExporter, tmp_path: Path) -> None:
 
     assert exposition.value("nvml_up") == 1.0
     assert exposition.matching("nvml_gpu_up") == {}
+
+
+def test_missing_values_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Calls that return no value are logged once, grouped by reason and by GPU."""
+    caplog.set_level(logging.INFO)
+    missing = NvmlLibrary(SimpleNamespace()).missing_values
+
+    for gpus, name, code in [(range(8), "A", 13), ([0, 1, 5], "B", 13), ([2], "C", 3)]:
+        for gpu in gpus:
+            with missing.on_gpu(gpu):
+                missing.note(logging.INFO, name, code)
+    missing.note(logging.INFO, "A", 13)
+    missing.note(logging.INFO, "Versions", 4)
+    for _ in range(2):
+        missing.log()
+    with missing.on_gpu(9):
+        missing.note(logging.WARNING, "C", 999)
+    missing.log()
+
+    assert caplog.messages == [
+        (
+            "NVML returns no value: not supported (code 3) on GPU 2: C; no permission (code 4): "
+            "Versions; function not found (code 13) on GPUs 0-7: A; function not found (code 13) "
+            "on GPUs 0-1, 5: B"
+        ),
+        "NVML returns no value: unknown error (code 999) on GPU 9: C",
+    ]

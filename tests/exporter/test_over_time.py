@@ -75,7 +75,7 @@ def test_gpu_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
                 len(exposition.matching("nvml_utilization_ratio", engine="gpu")) == 2
             ),
         )
-        messages = [line for line in exporter.messages.splitlines() if "GPU 1" in line]
+        messages = [line for line in exporter.messages.splitlines() if "GPU 1 (" in line]
 
     assert first.value("nvml_up", reason="timeout") == 0.0
     assert (

@@ -143,24 +143,31 @@ def test_older_driver_reports_no_reserved_memory(
 ) -> None:
     """Version 1 of the function is used: `reserved` is absent, and nothing is logged."""
     caplog.set_level(logging.INFO)
+    gpu.nvml.end_reading()
     caplog.clear()
     gpu.set(MemoryInfo="80 1 77 2", nvmlDeviceGetMemoryInfo_v2=code)
 
     assert MemoryInfo(80, 3, 77, None) == gpu.read(MemoryInfo)
+    gpu.nvml.end_reading()
     assert caplog.messages == []
 
 
 def test_value_that_no_version_returns_is_logged(
     gpu: GpuUnderTest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where the older function fails too, this is logged once."""
+    """Where the older function fails too, this is logged once, after the reading."""
     caplog.set_level(logging.INFO)
     for function in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"):
         gpu.set(**{function: "function_not_found"})
+    gpu.nvml.end_reading()
     caplog.clear()
 
-    assert [gpu.read(MemoryInfo), gpu.read(MemoryInfo)] == [None, None]
-    assert caplog.messages == ["nvmlDeviceGetMemoryInfo returns no value: NVML return code 13"]
+    for _ in range(2):
+        assert gpu.read(MemoryInfo) is None
+        gpu.nvml.end_reading()
+    assert caplog.messages == [
+        "NVML returns no value: function not found (code 13) on GPU 0: nvmlDeviceGetMemoryInfo"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from torchmem import sdk
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.live.map_file import MAX_COMMAS, MAX_OBJECTS, MapFiles, checked
+from torchmem.exporter.live.map_file import MAX_OBJECTS, MapFiles, checked
 from torchmem.exporter.live.memory_map import Requests
 from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
@@ -37,6 +37,7 @@ from torchmem.sample.memory_map import (
     LEASE_SECONDS,
     MAP_SUFFIX,
     MAX_BLOCKS,
+    MAX_COMMAS,
     MAX_JSON_BYTES,
     MAX_MAP_BYTES,
     MemoryMap,

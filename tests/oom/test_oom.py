@@ -119,7 +119,7 @@ def test_an_encoding_without_bars(put: Put) -> None:
     ("content", "sentence"),
     [
         (None, "does not exist: run `torchmem oom --list` for a list of reports."),
-        (b"", "is not an OOM report: it is not valid JSON."),
+        (b"", "is empty: run `torchmem oom --list` for a list of reports."),
         (b'{"schema": 1, "process": 5}', "is not a valid OOM report"),
         (b'{"schema": 9}', "was written by a newer torchmem: run pip install --upgrade torchmem."),
         (b" " * (MAX_REPORT_BYTES + 1), f"is larger than {MAX_REPORT_BYTES} bytes"),
@@ -164,7 +164,7 @@ def test_a_directory_in_place_of_a_report_is_one_sentence(tmp_path: Path) -> Non
     done = oom(tmp_path)
 
     assert done.returncode == 2
-    assert done.stderr.startswith(f"torchmem: {tmp_path} is not a regular file: ")
+    assert done.stderr.startswith(f"torchmem: {tmp_path} is a directory: name a report, ")
 
 
 @pytest.mark.parametrize("directory", [".", "missing"])

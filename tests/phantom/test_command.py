@@ -73,7 +73,7 @@ def test_a_run_inside_a_run_has_the_same_gpu(cache: dict[str, str], tmp_path: Pa
             "'random' is not an order of addresses: use reuse",
         ),
         ([], "no command: add one after --"),
-        (["--", "no-such-program"], "cannot run 'no-such-program': give the name of a program"),
+        (["--", "no-such-program"], "cannot run 'no-such-program': check its name"),
     ],
 )
 def test_a_usage_error_is_one_sentence(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.phantom.torch_build import cuda_build, find_torch, script_interpreter
+from torchmem.phantom.torch_build import TorchBuild, cuda_build, find_torch, script_interpreter
 from torchmem.sample.errors import UsageError
 
 PYTHON = [sys.executable, "train.py"]
@@ -31,11 +31,7 @@ def test_a_cuda_build_is_found_without_importing_it(tmp_path: Path) -> None:
     """Version, CUDA and folder are those of the interpreter in the command."""
     build = cuda_build(PYTHON, environment_with(tmp_path, "2.13.0+cu130", "13.0"))
 
-    assert ("2.13.0+cu130", "13.0", tmp_path / "site" / "torch") == (
-        build.version,
-        build.cuda,
-        build.folder,
-    )
+    assert TorchBuild("2.13.0+cu130", "13.0", tmp_path / "site" / "torch") == build
 
 
 @pytest.mark.parametrize(
@@ -66,7 +62,10 @@ def test_an_unsupported_build_is_a_usage_error(
 @pytest.mark.parametrize("version", ["2.4.0", "2.15.0+cu132", "3.0.1a0+git12"])
 def test_newer_builds_are_accepted(tmp_path: Path, version: str) -> None:
     """Version 2.4 and newer are accepted with any suffix."""
-    assert version == cuda_build(PYTHON, environment_with(tmp_path, version, "12.4")).version
+    build = cuda_build(PYTHON, environment_with(tmp_path, version, "12.4"))
+
+    assert build is not None
+    assert version == build.version
 
 
 def test_no_pytorch_is_none(tmp_path: Path) -> None:
@@ -133,3 +132,19 @@ def test_a_missing_command_is_a_usage_error(command: list[str], reason: str) -> 
     """It is not reported as a missing PyTorch."""
     with pytest.raises(UsageError, match=reason):
         cuda_build(command, os.environ)
+
+
+@pytest.mark.parametrize("first", ["#!/bin/sh", "#!{python}"])
+def test_a_wrapper_uses_the_python_on_path_if_that_is_usable(tmp_path: Path, first: str) -> None:
+    """Behind a shell, or a Python without PyTorch, the guess is the `python` on PATH, or none."""
+    venv.create(tmp_path / "bare")
+    wrapper = script(tmp_path, first.format(python=tmp_path / "bare" / "bin" / "python"))
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    environment = {"PATH": str(tmp_path / "bin")}
+    assert cuda_build(wrapper, environment) is None
+    python.write_text('#!/bin/sh\necho \'["2.13.0", "13.0", "/torch"]\'')
+    python.chmod(0o755)
+    assert cuda_build(wrapper, environment) == TorchBuild("2.13.0", "13.0", Path("/torch"))
+    python.write_text('#!/bin/sh\necho \'["2.13.0", null, "/torch"]\'')
+    assert cuda_build(wrapper, environment) is None

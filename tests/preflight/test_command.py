@@ -502,7 +502,8 @@ def test_an_invalid_flag_is_one_sentence(
     ("command", "sentence"),
     [
         ((), "no command given"),
-        (("--", "no-such-program"), "there is no program 'no-such-program'"),
+        (("--", "no-such-program"), "no-such-program is not a program: check its name"),
+        (("--", "train.py"), "train.py is not a program: start it with Python"),
         (
             ("--", "torchrun", "--nproc-per-node", "8", "train.py"),
             "torchrun starts several processes",

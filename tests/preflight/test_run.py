@@ -55,6 +55,7 @@ print(interrupted, left)
     [
         (("python", "src/train.py", "--x", "y.py"), "train (phantom)"),
         (("python", "-m", "package.train"), "python (phantom)"),
+        (("sh", "-c", "exec python train.py --x 1"), "train (phantom)"),
     ],
 )
 def test_the_run_label_marks_a_phantom(command: tuple[str, ...], label: str) -> None:

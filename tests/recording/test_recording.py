@@ -392,10 +392,16 @@ def zipped() -> bytes:
         (b"\x80", "ends too early"),
         (pickle.dumps([{"total_size": 5}]), "has segments but no trace of allocations"),
         (pickle.dumps("a note"), NOT_AS_WRITTEN),
-        (b"<html>memory_viz</html>", "is not a memory snapshot of PyTorch. To record one"),
+        (
+            b"<html>memory_viz</html>",
+            "is an HTML page, not a memory snapshot: open it in a browser",
+        ),
         (b"\x80\x04\xff.", "is not a memory snapshot of PyTorch"),
-        (gzip.compress(b"snapshot", mtime=0), "is compressed: decompress it with gunzip first."),
-        (zipped(), "is a zip archive of torch.save"),
+        (
+            gzip.compress(b"snapshot", mtime=0),
+            "is compressed with gzip, not a memory snapshot: run `gunzip ",
+        ),
+        (zipped(), "is a zip archive, as torch.save writes it, not a memory snapshot: "),
         (
             pickle.dumps(random.Random),
             "refers to code (random.Random), which no memory snapshot does",
@@ -425,7 +431,7 @@ def make_large(path: Path) -> None:
     ("make", "sentence"),
     [
         (lambda path: None, "does not exist"),
-        (Path.mkdir, "is not a regular file"),
+        (Path.mkdir, "is a directory: name a file"),
         (make_fifo, "is not a regular file"),
         (make_large, "is larger than 1 GiB"),
         (lambda path: path.symlink_to(path), "is not a regular file"),

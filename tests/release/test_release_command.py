@@ -115,7 +115,10 @@ def test_a_request_from_the_future_is_no_other_release(tmp_path: Path) -> None:
         ([], "name the processes to ask: --gpu, --run, --rank or --pid."),
         (["--rank", "99"], "no running process in {} matches"),
         (["--gpu", "GPU-9"], "no running process in {} matches"),
-        (["--gpu", "0"], "--gpu: NVML does not work here"),
+        (
+            ["--gpu", "0"],
+            "--gpu: NVML does not respond: the driver's library",
+        ),
         (["--rank", "0", "--timeout", "0"], "--timeout must be above 0 and at most 600."),
         (["--rank", "0", "--timeout", "nan"], "--timeout must be above 0 and at most 600."),
         (["--rank", "0", "--hooks", "-1"], "--hooks must be from 0 to 1024, in GiB."),

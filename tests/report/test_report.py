@@ -14,16 +14,19 @@ from typing import Any
 import pytest
 from hypothesis import given
 from support.publishing import own_process, own_sample, publish
+from support.reports import STRANDED
 from support.samples import full_sample, samples
 from support.users import as_user, needs_root
 
 from torchmem.allocator.sizes import GIB
 from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
+from torchmem.explain.oom_report import encode
 from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, defaults
 from torchmem.pages.page import MAX_PAGE_BYTES
 from torchmem.report import html
 from torchmem.report.text import WIDTH, page
 from torchmem.sample.errors import UsageError
+from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.sample.sample import Sample
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -194,7 +197,7 @@ def test_a_missing_directory_is_one_sentence(tmp_path: Path) -> None:
     done = report("--run-dir", tmp_path / "missing")
 
     assert done.returncode == 2
-    assert "cannot be read" in done.stderr
+    assert f"{tmp_path / 'missing'} does not exist: start a process with" in done.stderr
 
 
 @needs_root
@@ -207,7 +210,7 @@ def test_ranks_of_other_users(shared_dir: Path) -> None:
             find_process(shared_dir, ProcessFilter())
         return str(caught.value)
 
-    assert "running processes: none" in as_user(61001, look)
+    assert "no process of yours runs in" in as_user(61001, look)
 
 
 def test_the_page(tmp_path: Path) -> None:
@@ -244,3 +247,55 @@ def test_a_page_of_many_devices_stays_small() -> None:
 
     assert len(content) < MAX_PAGE_BYTES
     assert b"<li>16 of 64 devices are shown</li>" in content
+
+
+def ended_at(seconds: float, run: str, pid: int) -> Sample:
+    """Return the last sample of a process that died of an OOM, started at a time."""
+    process = own_process(run=run, pid=pid, start_ticks=1, start_timestamp=seconds)
+    return own_sample(process=process, ended="oom")
+
+
+def write_oom(folder: Path, sample: Sample, seconds: float) -> Path:
+    """Publish the OOM report of a process."""
+    report = replace(STRANDED, process=sample.process, timestamp=seconds)
+    return publish(folder, encode(report), f"1-{sample.process.pid}-1-1{REPORT_SUFFIX}")
+
+
+def test_after_an_oom_it_leads_to_that_oom(tmp_path: Path) -> None:
+    """The newest process that ended is shown, and its OOM report is named, not an older run's."""
+    older, newer = ended_at(NOW, "aaa", 7), ended_at(NOW + 60, "bbb", 8)
+    write_oom(tmp_path, older, NOW + 50)
+    path = write_oom(tmp_path, newer, NOW + 90)
+    os.utime(publish(tmp_path, older), (NOW, NOW))
+    publish(tmp_path, newer)
+    done = report("--run-dir", tmp_path)
+
+    first, command, _, shown, *_ = done.stdout.splitlines()
+    assert first.startswith("rank 0 of run bbb (pid 8) ran out of memory ")
+    assert command == f"  torchmem oom {path}"
+    assert shown == "run bbb (train.py), rank 0 of 8: oom"
+    assert json.loads(report("--json", "--run-dir", tmp_path).stdout)["oom_report"] == str(path)
+    chosen = report("--run-dir", tmp_path, "--run", "aaa").stdout
+    assert chosen.startswith("rank 0 of run aaa (pid 7) ran out of memory ")
+
+
+def test_a_process_that_started_after_the_oom_is_shown_alone(tmp_path: Path) -> None:
+    """The OOM of an earlier attempt is not about it; one of a later process is named."""
+    running = own_sample()
+    publish(tmp_path, running)
+    start = running.process.start_timestamp
+    assert start is not None
+    write_oom(tmp_path, ended_at(start - 9, "aaa", 7), start - 1)
+    assert report("--run-dir", tmp_path).stdout.startswith("run night (train.py), rank 0")
+    write_oom(tmp_path, ended_at(start + 1, "bbb", 8), start + 2)
+    assert report("--run-dir", tmp_path).stdout.startswith("rank 0 of run bbb (pid 8) ran out")
+
+
+def test_without_a_process_it_leads_to_the_oom(tmp_path: Path) -> None:
+    """Once the samples are gone, the error names the OOM report."""
+    path = write_oom(tmp_path, ended_at(NOW, "night", 7), NOW)
+    done = report("--run-dir", tmp_path)
+
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "ran out of memory " in done.stderr
+    assert f"`torchmem oom {path}` explains why." in done.stderr

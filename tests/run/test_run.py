@@ -81,9 +81,10 @@ def test_stdin_stdout_and_stderr_pass_through() -> None:
 @pytest.mark.parametrize(
     ("command", "code", "words"),
     [
-        (("no-such-command",), 127, "not found"),
+        (("no-such-command",), 127, "no-such-command is not a program: check its name"),
+        (("train.py",), 127, "train.py is not a program: start it with Python, as in -- python"),
         ((), 2, "no command"),
-        (("/",), 127, "not found or not executable"),
+        (("/",), 127, "/ is not a program: check its name"),
     ],
 )
 def test_a_command_that_cannot_start_is_one_line(

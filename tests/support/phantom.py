@@ -18,6 +18,8 @@ from torchmem.phantom.environment import phantom_environment
 from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.phantom.torch_build import find_torch
 
+NOT_SET = {"PHANTOM_STATE_DIR", "PYTHONPATH"}
+"""Variables of a phantom run that a test may set itself."""
 SCRIPT_MEMORY = "16GiB"
 SERVER = Path(__file__).with_name("torch_server.py")
 
@@ -61,12 +63,11 @@ def json_of_script(script: str, folder: Path, *arguments: str) -> Any:
 
 @cache
 def phantom_variables(memory: str, devices: int, python: str = sys.executable) -> dict[str, str]:
-    """Return the variables of `python -m torchmem.phantom`, without the folder of the GPUs."""
+    """Return the variables of `python -m torchmem.phantom`, except NOT_SET."""
     torch = find_torch(python, os.environ)
     cache = {name: value for name, value in os.environ.items() if name == "XDG_CACHE_HOME"}
     set_here = phantom_environment(parse_gpu_model(memory), devices, Path(), cache, torch)
-    del set_here["PHANTOM_STATE_DIR"]
-    return set_here
+    return {name: value for name, value in set_here.items() if name not in NOT_SET}
 
 
 class TorchServer:

@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any
 
 from torchmem.allocator.settings import AllocatorConfig
-from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
-from torchmem.recording.recording import Event, PoolId, RecordedBlock, RecordedSegment, Recording
+from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId, SegmentInfo
+from torchmem.recording.recording import Event, RecordedBlock, RecordedSegment, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block, BlockOrder, BlockPool
 from torchmem.simulator.errors import OutOfMemoryError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,21 +14,58 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from torchmem.cli.http import HttpAnswer
 from torchmem.metrics import colors
+from torchmem.metrics.memory_parts import PARTS
 from torchmem.top.bars import LETTERS, UseStyles, scaled
-from torchmem.top.node import AwayError, Node, Use, read
-from torchmem.top.screen import Screen, drawn, page
-from torchmem.top.view import ORDERS, View, keys, press
+from torchmem.top.columns import COLUMNS, GPU_VALUES
+from torchmem.top.history import SECONDS, History
+from torchmem.top.keys import KEYS
+from torchmem.top.node import Answer, AwayError, Node, Use, ask_rank, read
+from torchmem.top.screen import Screen, drawn, last_line, page, picture
+from torchmem.top.start import EXPORTER_WAYS, RANK_WAYS
+from torchmem.top.view import ORDERS, RankKey, View, keys, out_of_memory, press
 
 HERE = Path(__file__).parent
 RECORDED = (HERE / "state.json").read_bytes()
+ANSWER = (HERE / "answer.json").read_bytes()
 URL = "http://127.0.0.1:9847"
+MEANING = PARTS["stranded"].meaning
 
 
 @pytest.fixture
 def node() -> Node:
     """Four ranks on five GPUs; one has run out of memory."""
     return read(RECORDED)
+
+
+def answers(node: Node) -> dict[RankKey, Answer]:
+    """Return what the exporter answered about the rank that ran out of memory."""
+    (key,) = out_of_memory(node)
+    answer = ask_rank(URL, *key, lambda _: HttpAnswer(200, None, ANSWER))
+    assert answer is not None
+    return {key: answer}
+
+
+def with_ranks(number: int) -> dict[str, Any]:
+    """Return a document with this number of running ranks, each on a GPU of its own."""
+    document: dict[str, Any] = json.loads(RECORDED)
+    gpu = document["gpus"][0]
+    gpus = [json.loads(json.dumps(gpu)) for _ in range(number)]
+    for at, each in enumerate(gpus):
+        each |= {"index": at, "uuid": f"GPU-{at}"}
+        each["ranks"][0] |= {"id": str(at), "rank": at}
+    document["gpus"] = gpus
+    return document
+
+
+def seen(document: dict[str, Any], polls: int) -> tuple[Node, History]:
+    """Return the state after a number of polls, one in 5 seconds, and what was seen of it."""
+    history, start = History(), document["time"]
+    for poll in range(polls):
+        node = read(json.dumps(document | {"time": start + 5 * poll}).encode())
+        history.add(node)
+    return node, history
 
 
 def console(width: int = 80, height: int = 24, *, colored: bool = False) -> Console:
@@ -48,7 +86,8 @@ def without_trailing_spaces(text: str) -> str:
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
 def test_the_screen(node: Node, width: int, height: int) -> None:
     """GPUs, ranks and all about the selected rank fit on small and large terminals."""
-    text = draw(Screen(node, URL, View(order="headroom")), width, height)
+    screen = Screen(node, URL, View(order="headroom"), answers=answers(node))
+    text = draw(screen, width, height)
 
     assert len(text.split("\n")) == height
     assert max(map(cell_len, text.split("\n"))) <= width
@@ -57,21 +96,21 @@ def test_the_screen(node: Node, width: int, height: int) -> None:
 
 def test_one_page(node: Node) -> None:
     """--once prints every rank, and what there is to know about each."""
-    text = page(Screen(node, URL), console()).plain
+    text = page(Screen(node, URL, answers=answers(node)), console()).plain
 
     assert without_trailing_spaces(text) == (HERE / "golden/once.txt").read_text()
 
 
 def test_the_sample_in_the_documentation_is_real(root: Path) -> None:
-    """docs/live-page.md shows the screen of a terminal with 80 columns."""
-    page_text = (root / "docs" / "live-page.md").read_text()
+    """docs/top.md shows the screen of a terminal with 80 columns."""
+    page_text = (root / "docs" / "top.md").read_text()
 
     assert (HERE / "golden/80x24.txt").read_text() in page_text
 
 
 def test_nothing_that_matters_is_cut_at_80x24(node: Node) -> None:
     """The selected rank's run, all its parts and all its reasons are on the screen."""
-    view: View | None = View()
+    view: View | None = View(selected=keys(View().groups(node))[0])
     for rank in [rank for gpu in node.gpus for rank in gpu.ranks]:
         assert view is not None
         text = " ".join(draw(Screen(node, URL, view)).split())
@@ -93,7 +132,8 @@ def test_a_full_screen_cuts_nothing(width: int) -> None:
     rank["run"] = "sweep/2026-11-22/" + 4 * "long-name-"
     rank["why"] = [{"text": f"Reason {number} {10 * 'is long '}."} for number in range(3)]
     rank["parts"] = [{"name": name, "bytes": 3 << 30} for name in names]
-    text = draw(Screen(read(json.dumps(document).encode()), URL), width)
+    view = View(selected=(document["gpus"][0]["uuid"], rank["id"]))
+    text = draw(Screen(read(json.dumps(document).encode()), URL, view), width)
     detail = " ".join(text[text.index("──") :].split())
 
     assert "…" not in detail
@@ -222,12 +262,165 @@ def test_other_answers_are_no_state(body: bytes) -> None:
 
 
 def test_an_exporter_that_is_away(node: Node) -> None:
-    """The last state stays, and a line says since when the exporter has not answered."""
-    text = draw(Screen(node, URL, away="does not respond: Connection refused", away_seconds=7))
+    """The last state stays, and the first line says since when it is old, and that it retries."""
+    died = 1795370592.0
+    away = "does not respond: Connection refused"
+    text = draw(Screen(node, URL, away=away, away_seconds=7, seen=died))
 
-    sentence = f"{URL} does not respond: Connection refused. Retrying for 7 s."
-    assert sentence in " ".join(text.split())
+    clock = time.strftime("%H:%M:%S", time.localtime(died))
+    sentence = f"OUT OF DATE: {URL} {away}. Last seen {clock}. Retrying for 7.0 s."
+    assert sentence in " ".join(text.splitlines()[1:3])
     assert "nightly-7b" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_no_exporter(width: int) -> None:
+    """Where no exporter has ever answered, the screen says how to start one or pass another."""
+    text = draw(Screen(None, URL, away="does not respond: x", is_silent=True), width)
+
+    assert f"{URL} does not respond: x." in text
+    assert all(line in text and use in text for line, use in EXPORTER_WAYS)
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_no_ranks(width: int) -> None:
+    """A node without ranks has its GPUs, and the three ways to start a rank."""
+    document = with_ranks(2)
+    for gpu in document["gpus"]:
+        gpu["ranks"] = []
+    text = draw(Screen(read(json.dumps(document).encode()), URL), width)
+
+    assert "GPU 1" in text
+    assert len(RANK_WAYS) == 3
+    assert all(line in text and use in text for line, use in RANK_WAYS)
+
+
+def test_narrow_terminals_keep_what_tells_of_danger(node: Node) -> None:
+    """With 60 columns, FI, retries and OOMs are there; with fewer, no line is too wide."""
+    lines = draw(Screen(node, URL), 60, 20).split("\n")
+    rank = next(line for line in lines if "▶" in line)
+
+    assert lines[1].split()[-3:] == ["FI", "retries", "OOMs"]
+    assert rank.split()[-3:] == ["0.99", "12", "1"]
+    assert "headroom" in lines[1]
+
+
+@pytest.mark.parametrize("height", [1, 2, 5, 24, 90])
+@pytest.mark.parametrize("width", [1, 10, 40, 60, 160])
+@pytest.mark.parametrize("ranks", [0, 1, 64])
+def test_every_size(ranks: int, width: int, height: int) -> None:
+    """Whatever the size and the number of ranks, the screen is filled exactly."""
+    screen_node, history = seen(with_ranks(ranks), 3)
+    for view in (View(), View(is_help=True), View(is_open=True), View(is_typing=True)):
+        for away in (None, "does not respond"):
+            screen = Screen(screen_node, URL, view, away=away, history=history, is_silent=True)
+            lines = draw(screen, width, height).split("\n")
+            assert len(lines) == height
+            assert max(map(cell_len, lines)) <= width
+
+
+def test_a_large_terminal_uses_its_rows() -> None:
+    """At 160×50, each of eight ranks has its history and what threatens it most."""
+    screen_node, history = seen(with_ranks(8), 20)
+    text = draw(Screen(screen_node, URL, history=history), 160, 50)
+
+    (why, *_) = screen_node.gpus[0].ranks[0].why
+    assert text.count("reserved ▇") + text.count("reserved ▆") == 8
+    assert text.count("in 1 min 35 s") == 8
+    assert text.count(f"       • {why.text}") == 8
+
+
+def test_the_history_is_bounded() -> None:
+    """Only the last ten minutes of ranks that are still there are kept."""
+    screen_node, history = seen(with_ranks(2), 200)
+    (first, second) = keys(View().groups(screen_node))
+    times = [point.time for point in history.of(first)]
+    history.add(read(json.dumps(with_ranks(1)).encode()))
+
+    assert times[-1] - times[0] == SECONDS
+    assert history.of(second) == ()
+
+
+def test_after_an_oom(node: Node) -> None:
+    """At 80×24 the rank that ran out of memory is selected: what happened, verdict and advice."""
+    text = " ".join(draw(Screen(node, URL, answers=answers(node))).split())
+    oom = answers(node)[out_of_memory(node)[0]].oom
+
+    assert "It died of an OutOfMemoryError" in text
+    assert oom is not None
+    assert f"Verdict: {oom.summary}." in text
+    assert oom.advice[0].text in text
+    assert all(line in text for line in oom.advice[0].lines)
+
+
+def test_a_large_terminal_shows_the_whole_run(node: Node) -> None:
+    """Where there is room for it, the selected rank's memory over its run is below its parts."""
+    screen = Screen(node, URL, answers=answers(node))
+
+    assert "The whole run (188 steps)" in draw(screen, 160, 50)
+    assert "The whole run" not in draw(screen, 80, 24)
+
+
+def test_the_last_picture_leaves_room(node: Node) -> None:
+    """A picture of 18 lines has no keys and no empty lines, and still the verdict."""
+    screen = Screen(node, URL, answers=answers(node))
+    lines = picture(screen, console(), 18).plain.split("\n")
+
+    assert len(lines) <= 18 + 1
+    assert "q quit" not in lines[-2]
+    assert any(line.startswith("Verdict: ") for line in lines)
+
+
+@pytest.mark.parametrize("key", ["?", "h", "f1"])
+def test_help(node: Node, key: str) -> None:
+    """The help explains every key, every column and every part; Escape goes back to the list."""
+    view = press(View(), key, []) or View()
+    text = " ".join(draw(Screen(node, URL, view), 100, 120).split())
+
+    for column in (*COLUMNS, *GPU_VALUES):
+        assert f"{column.name} {column.meaning}" in text
+    for entry in KEYS:
+        assert f"{' '.join(entry.names)} {entry.does}" in text
+    assert f"stranded {MEANING}" in text
+    assert press(view, "escape", []) == View()
+
+
+def test_the_report_of_a_rank(node: Node) -> None:
+    """Enter opens the report of the selected rank, keys scroll to its end, Escape goes back."""
+    view: View | None = View()
+    lines: list[str] = []
+    for key in ["enter", *["page down"] * 9, "escape"]:
+        assert view is not None
+        screen = Screen(node, URL, view, answers=answers(node))
+        lines += draw(screen).splitlines()
+        view = press(view, key, view.groups(node), last_line(screen, console()))
+    text = " ".join(" ".join(lines).split())
+
+    assert view == View(selected=out_of_memory(node)[0])
+    assert "run nightly-7b (train.py), rank 3 of 4: oom" in text
+    assert "PyTorch asked the driver for" in text
+    assert "The whole run (188 steps)" in text
+    assert "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128" in text
+
+
+def test_scrolling_ends_at_the_last_line(node: Node) -> None:
+    """After End, one key up moves one line up."""
+    screen = Screen(node, URL, View(is_help=True))
+    last = last_line(screen, console())
+    view = press(screen.view, "end", [], last) or View()
+
+    assert view.scroll == last
+    assert press(view, "up", [], last) == View(is_help=True, scroll=last - 1)
+
+
+def test_a_terminal_with_ascii_only(node: Node) -> None:
+    """On the Linux console, lists, help and reports consist of ASCII, and each line fits."""
+    _, history = seen(json.loads(RECORDED), 9)
+    for view in (View(), View(is_help=True), View(is_open=True), View(is_typing=True)):
+        screen = Screen(node, URL, view, answers=answers(node), history=history, is_ascii=True)
+        text = draw(screen, 160, 60)
+        assert text.isascii()
+        assert max(map(len, text.split("\n"))) <= 160
 
 
 def test_orders(node: Node) -> None:

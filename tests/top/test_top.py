@@ -11,7 +11,8 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from codecs import getincrementaldecoder
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from fcntl import ioctl
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from support.publishing import own_sample, publish
 from support.samples import UUID
 
+from torchmem.cli.http import HttpAnswer, exporter_url
 from torchmem.cli.main import main
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
@@ -28,6 +30,7 @@ from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.top.node import AwayError, ask
 
 GIB = 1 << 30
 TIMEOUT_SECONDS = 60.0
@@ -48,18 +51,25 @@ def exporter(run_dir: Path, port: int = 0) -> Iterator[ExporterServer]:
 class Terminal:
     """A pseudo-terminal of 80×24 with `torchmem top` on it."""
 
-    def __init__(self, url: str, errors: int | None = None) -> None:
+    def __init__(
+        self, url: str, errors: int | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
         self.ours, self.theirs = pty.openpty()
-        ioctl(self.theirs, termios.TIOCSWINSZ, pack("HHHH", 24, 80, 0, 0))
+        self.resize(80, 24)
         self.modes = termios.tcgetattr(self.theirs)
         self.seen = ""
+        self.decoder = getincrementaldecoder("utf-8")(errors="replace")
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *COMMAND, "--interval", "0.2", url],
+            ["setsid", "--ctty", *COMMAND, "--interval", "0.2", "--exporter", url],
             stdin=self.theirs,
             stdout=self.theirs,
             stderr=self.theirs if errors is None else errors,
-            env=os.environ | {"TERM": "xterm-256color"},
+            env=os.environ | {"TERM": "xterm-256color", **(environment or {})},
         )
+
+    def resize(self, width: int, height: int) -> None:
+        """Change the size."""
+        ioctl(self.theirs, termios.TIOCSWINSZ, pack("HHHH", height, width, 0, 0))
 
     def type(self, text: str) -> None:
         """Type characters."""
@@ -71,7 +81,12 @@ class Terminal:
         while mark not in self.seen:
             assert time.monotonic() < deadline, f"no {mark!r} in {self.seen!r}"
             if select.select([self.ours], [], [], 0.1)[0]:
-                self.seen += os.read(self.ours, 1 << 16).decode(errors="replace")
+                self.seen += self.decoder.decode(os.read(self.ours, 1 << 16))
+
+    def read_anew_until(self, mark: str) -> None:
+        """Wait until `mark` was printed again."""
+        self.seen = ""
+        self.read_until(mark)
 
     def close(self) -> None:
         """End what still runs."""
@@ -100,6 +115,67 @@ def test_the_end_puts_the_terminal_back(tmp_path: Path, end: str | signal.Signal
         assert "Traceback" not in terminal.seen
 
 
+def test_the_report_and_the_help(tmp_path: Path) -> None:
+    """Enter opens the report of a rank and F1 the help; Escape goes back from each to the list."""
+    with exporter(tmp_path / "run") as server, closing(Terminal(server.url)) as terminal:
+        terminal.read_until("night")
+        terminal.type("\r")
+        terminal.read_anew_until("Memory of the GPU")
+        terminal.type("\x1bOP")
+        terminal.read_anew_until("What to look at first")
+        terminal.type("\x1b")
+        terminal.read_anew_until("Memory of the GPU")
+        terminal.type("\x1b")
+        terminal.read_anew_until("Enter report")
+        terminal.type("q")
+
+        assert terminal.process.wait(TIMEOUT_SECONDS) == 0
+
+
+def test_another_size(tmp_path: Path) -> None:
+    """When the window gets larger, the screen does."""
+    with exporter(tmp_path / "run") as server, closing(Terminal(server.url)) as terminal:
+        terminal.read_until("night")
+        terminal.resize(150, 40)
+        terminal.read_until(150 * "─")
+        terminal.type("q")
+
+        assert terminal.process.wait(TIMEOUT_SECONDS) == 0
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"NO_COLOR": "1"}, {"TERM": "xterm"}, {"TERM": "linux"}, {"TERM": "vt100"}],
+    ids=["NO_COLOR", "xterm", "linux", "vt100"],
+)
+def test_without_256_colors_parts_have_letters(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Where 16 colors or none could not tell the parts apart, each part is a letter."""
+    with (
+        exporter(tmp_path / "run") as server,
+        closing(Terminal(server.url, environment=environment)) as terminal,
+    ):
+        terminal.read_until("OOOO")
+        terminal.type("q")
+        terminal.read_until(LEAVE_SCREEN)
+
+        assert terminal.process.wait(TIMEOUT_SECONDS) == 0
+        assert "█" not in terminal.seen
+        assert terminal.seen.isascii() is (environment.get("TERM") == "linux")
+
+
+def test_a_terminal_without_a_cursor(tmp_path: Path) -> None:
+    """With TERM=dumb it prints one screen of plain text, and ends."""
+    with (
+        exporter(tmp_path / "run") as server,
+        closing(Terminal(server.url, environment={"TERM": "dumb"})) as terminal,
+    ):
+        terminal.read_until("Sizes were read")
+
+        assert terminal.process.wait(TIMEOUT_SECONDS) == 0
+        assert "\x1b" not in terminal.seen
+        assert "night" in terminal.seen
+
+
 def test_it_ends_with_its_terminal(tmp_path: Path) -> None:
     """When the ssh connection is cut, it ends without a traceback."""
     with (tmp_path / "errors").open("wb") as errors:
@@ -125,11 +201,18 @@ def test_it_waits_for_the_exporter(tmp_path: Path) -> None:
         assert terminal.process.wait(TIMEOUT_SECONDS) == 0
 
 
-def test_without_a_terminal_it_prints_once(tmp_path: Path) -> None:
-    """In a pipe it prints one screen of plain text, and ends."""
+@pytest.mark.parametrize("flag", [[], ["--exporter"]], ids=["as before", "flag"])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_without_a_terminal_it_prints_once(tmp_path: Path, encoding: str, flag: list[str]) -> None:
+    """In a pipe of any encoding it prints one screen of plain text, and ends."""
     with exporter(tmp_path / "run") as server:
         done = subprocess.run(
-            [*COMMAND, server.url], capture_output=True, text=True, timeout=60, check=False
+            [*COMMAND, *flag, server.url],
+            capture_output=True,
+            encoding=encoding,
+            timeout=60,
+            check=False,
+            env=os.environ | {"PYTHONIOENCODING": encoding},
         )
 
     assert (done.returncode, done.stderr) == (0, "")
@@ -138,11 +221,39 @@ def test_without_a_terminal_it_prints_once(tmp_path: Path) -> None:
     assert "night" in done.stdout
 
 
+def test_a_pipe_that_is_closed(tmp_path: Path) -> None:
+    """`torchmem top | true` ends without a traceback."""
+    with (
+        exporter(tmp_path / "run") as server,
+        subprocess.Popen(
+            [*COMMAND, "--exporter", server.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        ) as process,
+    ):
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        errors = process.stderr.read().decode()
+
+    assert "Traceback" not in errors
+
+
+def test_the_address_of_prometheus() -> None:
+    """Where Prometheus answers, the error says so and what to pass."""
+
+    def get(url: str) -> HttpAnswer:
+        if url.endswith("/api/v1/status/buildinfo"):
+            return HttpAnswer(200, None, b'{"status":"success","data":{"version":"3.5.0"}}')
+        return HttpAnswer(404, None, b"404 page not found")
+
+    with pytest.raises(AwayError, match="is Prometheus: pass the address of an exporter"):
+        ask("http://127.0.0.1:9090", get)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
         (["--once", "127.0.0.1:1"], 1, "does not respond: Connection refused. Start it:"),
-        (["ftp://node17"], 2, "write http://HOST:9847"),
+        (["--exporter", "ftp://node17"], 2, "write http://HOST:9847"),
         (["http://u:secret@node17:port"], 2, "http://node17:port is not the URL of an exporter"),
         (["--interval", "0"], 2, "--interval must be between 0.2 and 3600 seconds, not 0."),
         (["--interval", "nan"], 2, "--interval must be between"),
@@ -157,3 +268,9 @@ def test_errors(
     (line,) = capsys.readouterr().err.splitlines()
     assert sentence in line
     assert "secret" not in line
+
+
+@pytest.mark.parametrize("given", ["node17:9847", "http://node17:9847/", "node17:9847/metrics"])
+def test_addresses(given: str) -> None:
+    """The scheme may be left out, and the address of the metrics works too."""
+    assert exporter_url(given) == "http://node17:9847"

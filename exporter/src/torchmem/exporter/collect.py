@@ -242,6 +242,7 @@ class Exporter:
             result = run_collector(name, partial(collect, reading))
             result = replace(result, success=result.success and not reading.call_failed)
             reading.results = (*reading.results, result)
+        reading.nvml.end_reading()
 
     def _fail(self, reading: Reading, error: NvmlDownError) -> None:
         reading.down_reason = error.reason

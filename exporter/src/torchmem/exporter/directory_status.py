@@ -22,7 +22,7 @@ DIRECTORY_PROBLEMS: tuple[DirectoryProblem, ...] = get_args(DirectoryProblem)
 
 PROBLEM_TEXTS: Mapping[DirectoryProblem, str] = {
     "missing": "does not exist, and only root can create it",
-    "unreadable": "cannot be read",
+    "unreadable": "cannot be read, or is not a directory",
     "unwritable": "only root may write to it",
     "not_sticky": "any user may rename or remove the directories of others; set mode 3777",
     "foreign_owner": "its owner is neither root nor the exporter's user and may remove everything",

@@ -29,6 +29,7 @@ from torchmem.exporter.nvml import (
     NvmlDownError,
     NvmlLibrary,
 )
+from torchmem.exporter.nvml_reasons import code_in_words
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects import identity, xid_events
 from torchmem.host.process_table import INITIAL_PID_NAMESPACE
@@ -51,6 +52,7 @@ class PyNvml:
     def __init__(self, library: NvmlLibrary | None = None) -> None:
         self._library = library or NvmlLibrary()
         self._devices: dict[str, NvmlDevice] = {}
+        self._indices: dict[str, int] = {}
 
     def open(self) -> None:
         """Call nvmlInit; raise NvmlDownError if binding, library or driver are missing."""
@@ -78,11 +80,13 @@ class PyNvml:
     def gpu(self, index: int) -> GpuIdentity | GpuFault:
         """Return the identity of a GPU, or a fault if the GPU does not respond."""
         try:
-            gpu, handle = identity.read_identity(self._library, index)
+            with self._library.missing_values.on_gpu(index):
+                gpu, handle = identity.read_identity(self._library, index)
         except (GpuLostError, NvmlCallError) as error:
             return GpuFault(index, error.code)
         device = self._devices.setdefault(gpu.uuid, NvmlDevice(self._library, handle))
         device.handle = handle
+        self._indices[gpu.uuid] = index
         return gpu
 
     def keep(self, uuids: Collection[str]) -> None:
@@ -102,7 +106,12 @@ class PyNvml:
 
     def read(self, kind: type[V], uuid: str) -> V | None:
         """Read one value of a GPU."""
-        return kind.read(self._devices[uuid])
+        with self._library.missing_values.on_gpu(self._indices[uuid]):
+            return kind.read(self._devices[uuid])
+
+    def end_reading(self) -> None:
+        """Log the calls that returned no value."""
+        self._library.missing_values.log()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +250,7 @@ class FailureLog:
 
 
 def _lost(code: int | None) -> str:
-    return "is lost" if code is None else f"is lost: NVML return code {code}"
+    return f"is lost: {code_in_words(code)}"
 
 
 def _name(labels: GpuLabels) -> str:

@@ -138,3 +138,6 @@ class Nvml(Protocol):
 
     def read(self, kind: type[V], uuid: str) -> V | None:
         """Read one value of a GPU; None where it is not available."""
+
+    def end_reading(self) -> None:
+        """Note that all GPUs have been read; never raises."""

@@ -13,6 +13,8 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 from torchmem.exporter.binding import OutdatedBinding, outdated_binding
+from torchmem.exporter.missing_values import MissingValues
+from torchmem.exporter.nvml_reasons import code_in_words, reason_in_words
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +50,7 @@ class NvmlDownError(Exception):
     """NVML as a whole does not respond; `reason` is a value of the label of `nvml_up`."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(f"NVML does not respond: {reason}")
+        super().__init__(f"NVML does not respond: {reason_in_words(reason)}")
         self.reason = reason
 
 
@@ -56,7 +58,7 @@ class GpuLostError(Exception):
     """One GPU does not respond; `code` is NVML's return code."""
 
     def __init__(self, code: int) -> None:
-        super().__init__(f"the GPU does not respond: NVML return code {code}")
+        super().__init__(f"the GPU does not respond: {code_in_words(code)}")
         self.code = code
 
 
@@ -64,12 +66,12 @@ class NvmlCallError(Exception):
     """One call failed although its GPU responds; only the value that it would return is missing."""
 
     def __init__(self, name: str, code: int) -> None:
-        super().__init__(f"{name} failed: NVML return code {code}")
+        super().__init__(f"{name} failed: {code_in_words(code)}")
         self.code = code
 
 
 class NvmlLibrary:
-    """NVML's functions by name; logs each function that is not available once.
+    """NVML's functions by name; `missing_values` notes each that is not available.
 
     `module` is pynvml by default, or an object with the same functions and `NVMLError`. `clock`
     returns Unix seconds, `monotonic` seconds that never go back.
@@ -85,7 +87,7 @@ class NvmlLibrary:
         self._module = module
         self.clock = clock
         self.monotonic = monotonic
-        self._logged: set[tuple[str, int]] = set()
+        self.missing_values = MissingValues()
 
     @property
     def module(self) -> Any:
@@ -165,10 +167,7 @@ class NvmlLibrary:
         if code in _GPU_LOST:
             raise GpuLostError(code)
         unavailable = code in _UNAVAILABLE
-        if (name, code) not in self._logged:
-            self._logged.add((name, code))
-            level = logging.INFO if unavailable else logging.WARNING
-            _log.log(level, "%s returns no value: NVML return code %d", name, code)
+        self.missing_values.note(logging.INFO if unavailable else logging.WARNING, name, code)
         if not unavailable:
             raise NvmlCallError(name, code)
 

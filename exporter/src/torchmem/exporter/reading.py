@@ -60,6 +60,9 @@ def read_and_collect(
     start = time.perf_counter()
     try:
         value = read()
+    except OSError as error:
+        _log.warning("collector %s failed: %s", name, error)
+        return unread, CollectorResult(name, seconds=time.perf_counter() - start)
     except Exception:  # noqa: BLE001 - as in run_collector
         _log.exception("collector %s failed", name)
         return unread, CollectorResult(name, seconds=time.perf_counter() - start)

@@ -21,7 +21,7 @@ from functools import partial
 from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -64,6 +64,8 @@ from torchmem.sample.untrusted import (
 from torchmem.sample.validity import FAULT_REASONS, Fault, FaultReason
 
 _log = logging.getLogger(__name__)
+
+V = TypeVar("V")
 
 MAX_USERS = 256
 MAX_TRIED_FILES = 8  # of a user, to find one that is worth a place among those users
@@ -470,38 +472,29 @@ def _remove_old(directory: int, version: FileVersion) -> None:
 
 def not_after(sample: Sample, now: float) -> Sample:
     """Return the sample with no time later than `now`, in Unix seconds."""
-    steps = sample.steps
-    if steps.last_timestamp is not None and steps.last_timestamp > now:
-        steps = replace(steps, last_timestamp=now)
-    if steps.progress_timestamp is not None and steps.progress_timestamp > now:
-        steps = replace(steps, progress_timestamp=now)
-    pinned, process = sample.pinned, sample.process
-    if pinned is not None and pinned.timestamp is not None and pinned.timestamp > now:
-        pinned = replace(pinned, timestamp=now)
-    if process.start_timestamp is not None and process.start_timestamp > now:
-        process = replace(process, start_timestamp=now)
     return replace(
         sample,
         timestamp=min(sample.timestamp, now),
-        process=process,
-        steps=steps,
-        pinned=pinned,
+        process=_clamped(sample.process, now, "start_timestamp"),
+        steps=_clamped(sample.steps, now, "last_timestamp", "progress_timestamp"),
+        pinned=_clamped(sample.pinned, now, "timestamp"),
         devices=tuple(_device_not_after(device, now) for device in sample.devices),
     )
 
 
 def _device_not_after(device: DeviceSample, now: float) -> DeviceSample:
-    if device.layout and device.layout.timestamp > now:
-        device = replace(device, layout=replace(device.layout, timestamp=now))
-    if device.component_peak_timestamp and device.component_peak_timestamp > now:
-        device = replace(device, component_peak_timestamp=now)
-    if device.last_oom and device.last_oom.timestamp > now:
-        device = replace(device, last_oom=replace(device.last_oom, timestamp=now))
-    if device.stats_timestamp is not None and device.stats_timestamp > now:
-        device = replace(device, stats_timestamp=now)
-    if device.first_read and device.first_read.timestamp > now:
-        device = replace(device, first_read=replace(device.first_read, timestamp=now))
-    return device
+    return replace(
+        _clamped(device, now, "component_peak_timestamp", "stats_timestamp"),
+        layout=_clamped(device.layout, now, "timestamp"),
+        last_oom=_clamped(device.last_oom, now, "timestamp"),
+        first_read=_clamped(device.first_read, now, "timestamp"),
+    )
+
+
+def _clamped(value: V, now: float, *names: str) -> V:
+    """Return a dataclass, or None, without times in these fields that are later than `now`."""
+    late = {name: now for name in names if (getattr(value, name, None) or 0.0) > now}
+    return replace(value, **late) if late else value  # type: ignore[type-var]
 
 
 def decode(data: bytes) -> Sample:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import threading
 from collections.abc import Callable, Collection
@@ -26,6 +27,10 @@ DEFAULT_LIMITS = ConnectionLimits()
 _BACKLOG = 128
 _CLOSE_SECONDS = 1
 _HEARTBEAT_SECONDS = 1
+
+
+class PortInUseError(UsageError):
+    """Another process listens on the port."""
 
 
 class ExporterServer:
@@ -131,7 +136,7 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
 
     Port 0 takes a free port. `heartbeat` is called about once a second while the server responds.
     `web_ui`: whether `/` is the live page. `allowed_hosts`: see `web.host_names`.
-    Raises UsageError when the address cannot be used.
+    Raises UsageError when the address cannot be used, PortInUseError for a port in use.
     """
     web = web or LiveConfig()
     listener = listener or _listen(host, port)
@@ -157,8 +162,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        raise UsageError(
-            f"cannot listen on {host}:{port} ({error.strerror}): "
-            "stop the process that uses the port or give another --listen HOST:PORT."
-        ) from error
+        step = "stop the process that uses the port or give another --listen HOST:PORT."
+        if isinstance(error, PermissionError):
+            step = "give a port above 1023 with --listen HOST:PORT."
+        problem = PortInUseError if error.errno == errno.EADDRINUSE else UsageError
+        raise problem(f"cannot listen on {host}:{port} ({error.strerror}): {step}") from error
     return listener

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 
 from torchmem.sample.errors import UsageError, did_you_mean
+from torchmem.sample.file_kinds import HEAD_BYTES, check_kind
 from torchmem.sample.untrusted import printable
 
 MAX_BYTES = 1 << 20
@@ -169,6 +170,7 @@ def _entries(file: Path) -> dict[str, Entry]:
         raise UsageError(
             f"{file} is a device or larger than {MAX_BYTES >> 20} MiB: give the right file."
         ) from None
+    check_kind(file, content[:HEAD_BYTES], None, "a YAML file")
     entries = _parse(content, file).value
     if not isinstance(entries, dict | None):
         raise UsageError(f"{file} must hold `key: value` lines: correct it.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from weakref import ref
@@ -91,7 +91,7 @@ class HeldBlock:
 
 
 class Backend(Protocol):
-    """What the SDK needs from an allocator.
+    """What the SDK needs from an allocator. A subclass inherits that CUDA never starts.
 
     No method may create a context. Only the methods that are named for it may reset statistics,
     synchronize, record history or release memory.
@@ -99,6 +99,7 @@ class Backend(Protocol):
 
     def is_initialized(self) -> bool:
         """Return whether CUDA is initialized; all other methods are called only afterwards."""
+        return False
 
     def call_soon(self, call: Callable[[], None]) -> None:
         """Run `call` when it cannot make another thread wait.
@@ -109,45 +110,55 @@ class Backend(Protocol):
 
     def devices(self) -> Sequence[Device]:
         """Return the devices on which this process has a context."""
+        return ()
 
     def memory_stats(self, device: int) -> NestedStats | None:
         """Return the nested statistics of one device; None if this allocator keeps none."""
+        return None
 
     def memory_snapshot(self) -> list[SegmentInfo] | None:
         """Return the segments and blocks of all devices, without traces.
 
         Return None if this is unsupported, or too expensive at the moment.
         """
+        return None
 
     def free_bytes(self, device: int) -> int | None:
         """Return the bytes that the driver can still allocate on the device (cudaMemGetInfo)."""
+        return None
 
     def pinned_memory(self) -> PinnedMemory | None:
         """Return the bytes of pinned host memory; None if this allocator keeps no statistics."""
+        return None
 
     def limit_bytes(self, device: int) -> int | None:
         """Return the limit that the process's memory fraction sets, in bytes.
 
         Without a memory fraction this is the device's total. Return None if it is unknown.
         """
+        return None
 
     def world(self) -> tuple[int, int] | None:
         """Return the rank and the world size in torch.distributed; None without a process group."""
+        return None
 
     def history_enabled(self) -> bool | None:
         """Return whether memory history is being recorded; None if this is unsupported."""
+        return None
 
     def owns_history(self) -> bool:
         """Return whether the history is the SDK's, started by one of the methods below.
 
         It stops being the SDK's once the script starts its own history, or stops this one.
         """
+        return False
 
     def start_history(self, max_entries: int) -> bool:
         """Record allocations with their Python stacks, the latest `max_entries` of each device.
 
         Return False if history is being recorded already.
         """
+        return False
 
     def stop_history(self) -> None:
         """Stop the SDK's recording and discard what was recorded; do nothing if there is none."""
@@ -157,6 +168,7 @@ class Backend(Protocol):
 
         Return False if history is being recorded already.
         """
+        return False
 
     def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:
         """Record allocations and frees without stacks, the latest `max_entries` of each device.
@@ -164,18 +176,21 @@ class Backend(Protocol):
         With `complete`, also what a replay needs: requested frees, segments and OutOfMemoryErrors.
         Return False if this is unsupported, or if history is being recorded already.
         """
+        return False
 
     def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:
         """Stop recording and return what `use` makes of each device's entries.
 
         Return None, and do not stop, if the script has begun to record in the meantime.
         """
+        return None
 
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:
         """Return a snapshot for PyTorch's memory_viz, with or without the recorded history.
 
         Return None if this is unsupported.
         """
+        return None
 
     def empty_cache(self) -> None:
         """Release cached segments to the driver, except during a graph capture.
@@ -190,9 +205,11 @@ class Backend(Protocol):
         nothing during a graph capture. PyTorch's peaks do not show the blocks: they are reset at
         both ends, so reset them before. Called only with the setting `release`.
         """
+        return nullcontext(0)
 
     def is_capturing(self) -> bool:
         """Return whether this thread is capturing a CUDA graph."""
+        return False
 
     def collect_above(self, shares: Mapping[int, float]) -> bool:
         """Have the allocator free its oldest unused segments while it holds more than a share.
@@ -201,6 +218,7 @@ class Backend(Protocol):
         at the next allocation that no cached block serves. Called only with the setting `release`.
         Return False if this is unsupported, or if the user has chosen the settings that it needs.
         """
+        return False
 
     def call_after_oom(self, call: Callable[[], None]) -> None:
         """Run `call` in the main thread once the OutOfMemoryError is raised there.
@@ -216,18 +234,23 @@ class Backend(Protocol):
 
         The name is empty if this version of PyTorch does not report it.
         """
+        return None
 
     def is_training(self) -> bool:
         """Return whether autograd records in this thread, or runs a backward pass."""
+        return False
 
     def current_stream(self, device: int) -> int | None:
         """Return the calling thread's stream as numbered in snapshots; None if unknown."""
+        return None
 
     def allocator_settings(self) -> Mapping[str, str]:
         """Return the allocator settings in effect at the latest snapshot, by PyTorch's names."""
+        return {}
 
     def versions(self) -> Mapping[str, str]:
         """Return the versions of torch and cuda, and the allocator backend."""
+        return {}
 
     def on_init(self, callback: Callable[[], None]) -> None:
         """Run `callback` once when CUDA is initialized, or now if it already is."""
@@ -237,6 +260,7 @@ class Backend(Protocol):
 
         Return a function that removes it.
         """
+        return lambda: None
 
     def on_step_begin(self, callback: Callable[[object, bool], None]) -> Callable[[], None]:
         """Run `callback` in the training thread before each optimizer step.
@@ -244,18 +268,22 @@ class Backend(Protocol):
         It gets the optimizer, and whether the step is given a closure, which runs forward and
         backward passes. Return a function that removes it.
         """
+        return lambda: None
 
     def tensor_counter(self) -> TensorCounter | None:
         """Return the finder of the script's tensors; None if this allocator has none."""
+        return None
 
     def python_tensors(self, device: int) -> tuple[TensorGroup, ...] | None:
         """Return the tensors on a device that are Python objects; None if that is not known.
 
         May take 0.2 s.
         """
+        return None
 
     def modules(self) -> Modules | None:
         """Return the finder of the script's modules; None if there are none."""
+        return None
 
     def on_oom(self, observer: OomObserver) -> None:
         """Attach `observer` for the life of the process.

@@ -20,6 +20,7 @@ from torchmem.allocator.sizes import (
     get_allocation_size,
     round_size,
 )
+from torchmem.sample.errors import did_you_mean
 
 # In the order in which PyTorch reads them; the second in ROCm builds, the third since 2.9.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
@@ -119,7 +120,8 @@ def rejection_reason(text: str) -> str | None:
     for key, value in conf.items():
         check = _CHECKS.get(key)
         if check is None:
-            return f"{key} is not one of {', '.join(_CHECKS)}."
+            known = f"the settings are {', '.join(_CHECKS)}."
+            return f"{key} is not an allocator setting: {did_you_mean(key, _CHECKS, known)}"
         reason = check(value, conf)
         if reason is not None:
             return f"{key} {reason}."

@@ -37,17 +37,6 @@ class MemoryUse:
     bytes: int
 
 
-def device_parts(
-    device: DeviceSample,
-    driver_free: int | None,
-    private_free: int = 0,
-    unread_steps: int | None = None,
-) -> list[tuple[str, int]]:
-    """Return the words and the bytes of `device_uses`."""
-    uses = device_uses(device, driver_free, private_free, unread_steps)
-    return [(use.label, use.bytes) for use in uses]
-
-
 def device_uses(
     device: DeviceSample,
     driver_free: int | None,

@@ -28,7 +28,7 @@ from torchmem.sample.sample import (
     Process,
     Steps,
 )
-from torchmem.sample.untrusted import convert, sanitize_json
+from torchmem.sample.untrusted import convert, sanitize_json, strict_json
 
 SCHEMA_VERSION = 1
 MAX_TIMESTAMP = 1 << 37  # the year 6325, which all calendar functions accept
@@ -120,15 +120,19 @@ def decode(data: bytes) -> OomReport:
 
     Raises UsageError for anything else; its text completes a sentence that begins with the file.
     """
+    if not data.strip():
+        raise UsageError("is empty: run `torchmem oom --list` for a list of reports.")
     try:
-        raw = json.loads(data, parse_constant=_reject_constant)
+        raw = strict_json(data)
     except (ValueError, RecursionError):
-        raise UsageError("is not an OOM report: it is not valid JSON.") from None
+        raise UsageError(
+            "is not an OOM report: run `torchmem oom --list` for a list of reports."
+        ) from None
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if type(schema) is int and schema > SCHEMA_VERSION:
         raise UsageError("was written by a newer torchmem: run pip install --upgrade torchmem.")
     if schema != SCHEMA_VERSION:
-        raise UsageError("is not an OOM report of torchmem.")
+        raise UsageError("is not an OOM report: run `torchmem oom --list` for a list of reports.")
     try:
         return _checked(convert(sanitize_json(_current(raw)), OomReport))
     except (ValueError, RecursionError) as error:
@@ -145,10 +149,6 @@ def _current(raw: dict[str, Any]) -> dict[str, Any]:
 
 def _last_ooms(device: Any) -> tuple[Any, ...]:
     return (device.get("last_oom"),) if isinstance(device, dict) else ()
-
-
-def _reject_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
 
 
 def _checked(report: OomReport) -> OomReport:
@@ -184,11 +184,6 @@ FRAGMENTATION_REASONS: dict[OomDetail, str] = {
     "small_segment": "PyTorch allocates 20 MiB from the driver for any tensor of 1 to 10 MiB. The "
     "tensor alone might have fit.",
 }
-
-
-def summary(report: OomReport) -> str:
-    """Return the cause in one line, without a full stop."""
-    return f"Out of memory ({report.oom.cause}): {CAUSE_SUMMARIES[report.oom.cause]}"
 
 
 def failure_reason(report: OomReport, gpu: int | None = None) -> tuple[str, ...]:
@@ -237,23 +232,24 @@ def _limit_beside(report: OomReport) -> str:
     limit, reserved = report.limit_bytes, report.reserved_bytes
     if limit is None or reserved is None:
         return ""
-    left = format_size(max(0, limit - reserved))
-    return f"The process could take {left} of the driver's memory: {_share_of_limit(report)}."
+    left, most = format_size(max(0, limit - reserved)), _limit_size(report, limit)
+    return (
+        f"The process could take {left} of the driver's memory: its memory fraction limits it to "
+        f"{most}."
+    )
 
 
-def _share_of_limit(report: OomReport) -> str:
-    limit, total = report.limit_bytes or 0, report.device.total_bytes
-    share = f" ({limit / total:.0%} of the GPU)" if total else ""
-    return f"its memory fraction limits it to {format_size(limit)}{share}"
+def _limit_size(report: OomReport, limit: int) -> str:
+    total = report.device.total_bytes
+    return format_size(limit) + (f" ({limit / total:.0%} of the GPU)" if total else "")
 
 
 def _limit(report: OomReport) -> Sequence[str]:
-    limit, reserved, total = report.limit_bytes, report.reserved_bytes, report.device.total_bytes
+    limit, reserved = report.limit_bytes, report.reserved_bytes
     if limit is None or reserved is None:
         return ("The process had reached its memory fraction.",)
-    share = f" ({limit / total:.0%} of the GPU)" if total else ""
-    held = format_size(reserved)
-    return (f"The process may use {format_size(limit)}{share}, and it already held {held}.",)
+    most, held = _limit_size(report, limit), format_size(reserved)
+    return (f"The process may use {most}, and it already held {held}.",)
 
 
 def _external(report: OomReport) -> Sequence[str]:
@@ -300,11 +296,6 @@ _REASONS: Mapping[OomCause, Callable[[OomReport], Sequence[str]]] = {
     "external": _external,
     "pending": _pending,
 }
-
-
-def memory_breakdown(report: OomReport) -> list[tuple[str, int]]:
-    """Return the words and the bytes of `memory_uses`."""
-    return [(use.label, use.bytes) for use in memory_uses(report)]
 
 
 def memory_uses(report: OomReport) -> list[MemoryUse]:

@@ -17,7 +17,7 @@ from torchmem.allocator.settings import LAST_PARSED, format_alloc_conf, parse_al
 from torchmem.allocator.sizes import MIB, format_size
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.verdict import CAUSE_BY_CHANGE, Change, Gain, OnsetEvidence
-from torchmem.sample.sample import Onset, OomCause, OomDetail
+from torchmem.sample.sample import Layout, Onset, OomCause, OomDetail
 
 SETTING_REMEDIES = {
     "expandable_segments": "Enable expandable segments, which grow and shrink page by page. "
@@ -80,7 +80,7 @@ REMEDY_BY_TREND: Mapping[str, str] = {
 }
 """The first step by what grows, before and after memory runs out, likewise."""
 
-OLD_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF"
+OLD_VARIABLE, NEW_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 """The name that all CUDA builds read, and read first."""
 ROUNDUP_DIVISIONS = 8
 GARBAGE_COLLECTION_THRESHOLD = 0.8
@@ -188,7 +188,7 @@ def conf_variable(versions: Mapping[str, str]) -> str:
     (pytorch/pytorch#183387).
     """
     if torch_version(versions) >= (2, 10):
-        return "PYTORCH_ALLOC_CONF"
+        return NEW_VARIABLE
     return "PYTORCH_HIP_ALLOC_CONF" if "hip" in versions else OLD_VARIABLE
 
 
@@ -219,7 +219,7 @@ def _setting(report: OomReport, key: str, value: str, note: str = "") -> Remedy:
     variable = conf_variable(report.process.versions)
     present = _last_parsed(report)
     # PyTorch prefers the old name of the variable if both are set.
-    unset = (export_line({}, OLD_VARIABLE),) if present and variable == "PYTORCH_ALLOC_CONF" else ()
+    unset = (export_line({}, OLD_VARIABLE),) if present and variable == NEW_VARIABLE else ()
     lines = (*unset, export_line(present | {key: value}, variable))
     return Remedy(SETTING_REMEDIES[key] + note, lines, key, value)
 
@@ -273,10 +273,14 @@ def _empty_cache(report: OomReport) -> Iterator[Remedy]:
 
 def _releasable(report: OomReport) -> int:
     """Return the cached bytes that could have been released earlier; 0 if they are few."""
-    before, total = report.layout_before, report.device.total_bytes
-    if before is None or total is None:
+    return _worth_releasing(report.layout_before, report.device.total_bytes)
+
+
+def _worth_releasing(layout: Layout | None, total: int | None) -> int:
+    """Return the bytes in whole segments; 0 if they are few or unknown."""
+    if layout is None or total is None:
         return 0
-    return before.releasable_bytes if before.releasable_bytes > WORTH_RELEASING * total else 0
+    return layout.releasable_bytes if layout.releasable_bytes > WORTH_RELEASING * total else 0
 
 
 def _garbage_collection(report: OomReport) -> Iterator[Remedy]:
@@ -480,7 +484,8 @@ def _external(report: OomReport) -> Iterator[Remedy]:
 
 
 def _library(report: OomReport) -> Iterator[Remedy]:
-    cached = _cached_for_library(report)
+    # PyTorch's cache is still there when a library fails, so the report's own layout has it.
+    cached = _worth_releasing(report.layout or report.layout_before, report.device.total_bytes)
     if cached:
         yield Remedy(
             f"{format_size(cached)} was cached in whole segments. Release it before the library "
@@ -495,17 +500,6 @@ def _library(report: OomReport) -> Iterator[Remedy]:
         (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {report.device.index})",),
     )
     yield from _smaller()
-
-
-def _cached_for_library(report: OomReport) -> int:
-    """Return the bytes that PyTorch had cached in whole segments; 0 if they are few or unknown.
-
-    PyTorch's cache is still there when a library fails, so the report's own layout tells them.
-    """
-    layout, total = report.layout or report.layout_before, report.device.total_bytes
-    if layout is None or total is None:
-        return 0
-    return layout.releasable_bytes if layout.releasable_bytes > WORTH_RELEASING * total else 0
 
 
 def _library_fraction(report: OomReport) -> float:

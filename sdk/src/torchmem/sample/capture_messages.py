@@ -6,10 +6,10 @@ the memory snapshot there too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from torchmem.sample.process_messages import decode_object, decode_reason
+from torchmem.sample.process_messages import decode, readable
 
 REQUEST_SUFFIX = ".capture-request.json"
 ANSWER_SUFFIX = ".capture-answer.json"
@@ -55,16 +55,13 @@ class CaptureAnswer:
 
 def decode_request(data: bytes) -> CaptureRequest:
     """Return the request; raise ValueError, with a sentence, if the command did not write it."""
-    seconds = decode_object(data).get("seconds")
-    if not isinstance(seconds, (int, float)) or not 0 < seconds <= MAX_SECONDS:
+    request = decode(data, CaptureRequest)
+    if not 0 < request.seconds <= MAX_SECONDS:
         raise ValueError(f"the request's seconds are not between 0 and {MAX_SECONDS:g}.")
-    return CaptureRequest(float(seconds))
+    return request
 
 
 def decode_answer(data: bytes) -> CaptureAnswer:
     """Return the answer with printable text; raise ValueError if the SDK did not write it."""
-    fields = decode_object(data)
-    request_ns, state, reason = fields.get("request_ns"), fields.get("state"), fields.get("reason")
-    if not isinstance(request_ns, int) or state not in get_args(AnswerState):
-        raise ValueError("the answer was not written by torchmem.")
-    return CaptureAnswer(request_ns, cast("AnswerState", state), decode_reason(reason))
+    answer = decode(data, CaptureAnswer)
+    return replace(answer, reason=answer.reason and readable(answer.reason))

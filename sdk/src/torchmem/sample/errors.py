@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
 
 
 class TorchmemError(Exception):
@@ -37,3 +38,12 @@ def did_you_mean(word: str, choices: Iterable[str], otherwise: str) -> str:
     """Return "did you mean 'NAME'?" for the choice closest to `word`, or `otherwise` if none is."""
     close = get_close_matches(word, list(choices), n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
+
+
+def program_advice(word: str) -> str:
+    """Return what to do if `word`, the first of a command, is not a program that can be run."""
+    if word.endswith(".py"):
+        return f"start it with Python, as in -- python {word}."
+    if Path(word).is_file():
+        return f"make it executable (chmod +x {word}), or name its interpreter before it."
+    return "check its name, or give a command such as -- python train.py."

@@ -13,12 +13,13 @@ A map is JSON, compressed with gzip. The exporter decodes it (`torchmem.exporter
 from __future__ import annotations
 
 import gzip
-import json
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from torchmem.sample.sample import Layout
+from torchmem.sample.sample import ENCODER, Layout
+from torchmem.sample.untrusted import MAX_ITEMS
 
 SCHEMA_VERSION = 1
 MAP_SUFFIX = ".map.json.gz"
@@ -39,6 +40,13 @@ STATES = "apf"
 An upper-case letter stands for several small blocks of this state that are drawn as one.
 """
 
+
+LETTERS = frozenset(STATES + STATES.upper())
+MAX_EXACT = 1 << 53  # JavaScript's numbers are exact below
+MAX_COMMAS = 8 * MAX_BLOCKS + 256 * MAX_ITEMS
+"""In the JSON: each segment with one block has 8, and each further block has one."""
+WBITS = 16 + zlib.MAX_WBITS
+"""Of a gzip file, for zlib."""
 
 _REQUEST_DIRECTORY = "map-requests"
 _OVERFLOW_UID = 65534  # how a user namespace shows every user that it does not map
@@ -100,13 +108,18 @@ class MemoryMap:
     schema: int = SCHEMA_VERSION
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
-
-
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_fields)
+def is_plausible(segment: SegmentMap) -> bool:
+    """Return whether a segment of a file may be one."""
+    names = (segment.address, segment.stream, *segment.pool_id)
+    return (
+        len(segment.sizes) == len(segment.states) > 0
+        and LETTERS.issuperset(segment.states)
+        and min(segment.sizes) > 0
+        and min(names) >= 0
+        and max(*names, *segment.sizes) < MAX_EXACT
+    )
 
 
 def encode(memory_map: MemoryMap) -> bytes:
     """Return the content of the file. Most of the time is compression, without the GIL."""
-    return gzip.compress(_ENCODER.encode(memory_map).encode(), 1, mtime=0)
+    return gzip.compress(ENCODER.encode(memory_map).encode(), 1, mtime=0)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sample.untrusted import printable
+from torchmem.sample.untrusted import convert, printable
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+M = TypeVar("M")
 
 MAX_MESSAGE_BYTES = 4096
 MAX_REASON_LENGTH = 300  # characters
@@ -30,17 +32,14 @@ def encode(message: DataclassInstance) -> bytes:
     return json.dumps(asdict(message)).encode() + b"\n"
 
 
-def decode_object(data: bytes) -> dict[str, Any]:
-    """Return the fields of a message; raise ValueError, with a sentence, for anything else."""
+def decode(data: bytes, kind: type[M]) -> M:
+    """Return a message; raise ValueError, with a sentence, if torchmem did not write it."""
     try:
-        fields = json.loads(data)
+        return convert(json.loads(data), kind)
     except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise ValueError("the file is not a JSON object.")  # noqa: TRY004 - a bad value
-    return fields
+        raise ValueError("the message was not written by torchmem.") from None
 
 
-def decode_reason(value: object) -> str | None:
-    """Return the reason in an answer as printable text of bounded length, or None."""
-    return None if value is None else printable(str(value)[:MAX_REASON_LENGTH])
+def readable(text: str) -> str:
+    """Return text of a message as printable text of bounded length."""
+    return printable(text[:MAX_REASON_LENGTH])

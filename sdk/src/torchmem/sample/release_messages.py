@@ -5,10 +5,10 @@ A request is a file next to the sample of the process that is asked. The answer 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from torchmem.sample.process_messages import decode_object, decode_reason
+from torchmem.sample.process_messages import decode, readable
 from torchmem.sample.release_tiers import TIERS, ReleaseTier
 
 REQUEST_SUFFIX = ".release-request.json"
@@ -52,28 +52,16 @@ class ReleaseAnswer:
 
 def decode_request(data: bytes) -> ReleaseRequest:
     """Return the request; raise ValueError, with a sentence, if torchmem did not write it."""
-    fields = decode_object(data)
-    asker, wanted = fields.get("asker"), fields.get("hook_bytes")
-    if asker not in ASKERS or type(wanted) is not int:
-        raise ValueError("the request was not written by torchmem.")
-    if not 0 <= wanted <= MAX_WANTED_BYTES:
+    request = decode(data, ReleaseRequest)
+    if request.asker not in ASKERS:
+        raise ValueError(f"the tier {request.asker} cannot be asked for.")
+    if not 0 <= request.hook_bytes <= MAX_WANTED_BYTES:
         raise ValueError(f"the request's bytes are not between 0 and {MAX_WANTED_BYTES}.")
-    return ReleaseRequest(cast("ReleaseTier", asker), wanted)
+    return request
 
 
 def decode_answer(data: bytes) -> ReleaseAnswer:
     """Return the answer with printable text; raise ValueError if the SDK did not write it."""
-    fields = decode_object(data)
-    request_ns, state, seconds = (fields.get(name) for name in ("request_ns", "state", "seconds"))
-    released = fields.get("released")
-    if not (
-        type(request_ns) is int
-        and state in get_args(AnswerState)
-        and isinstance(seconds, (int, float))
-        and isinstance(released, dict)
-        and all(type(size) is int for size in released.values())
-    ):
-        raise ValueError("the answer was not written by torchmem.")
-    shown = {str(decode_reason(name)): size for name, size in released.items()}
-    reason = decode_reason(fields.get("reason"))
-    return ReleaseAnswer(request_ns, cast("AnswerState", state), shown, float(seconds), reason)
+    answer = decode(data, ReleaseAnswer)
+    released = {readable(name): size for name, size in answer.released.items()}
+    return replace(answer, released=released, reason=answer.reason and readable(answer.reason))

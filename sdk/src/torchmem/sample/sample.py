@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torchmem.sample.release_tiers import ReleaseTier
+from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.run_history import Growth, RunHistory
-from torchmem.sample.untrusted import convert, sanitize_json
+from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
 from torchmem.sample.validity import Fault, without_impossible
 
 SCHEMA_VERSION = 1
@@ -444,12 +446,13 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in value.__slots__}
 
 
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_fields)
+ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_fields)
+"""Encodes dataclasses with slots; raises ValueError for NaN and infinity."""
 
 
 def encode(sample: Sample) -> bytes:
     """Return the sample as one line of UTF-8 JSON; raise ValueError for NaN and infinity."""
-    return _ENCODER.encode(sample).encode() + b"\n"
+    return ENCODER.encode(sample).encode() + b"\n"
 
 
 def decode(data: bytes) -> Sample:
@@ -465,3 +468,11 @@ def decode(data: bytes) -> Sample:
     if sample.schema != SCHEMA_VERSION:
         raise ValueError("the sample has another schema")
     return sample
+
+
+def read_sample(path: Path, owner: int | None = None) -> Sample | None:
+    """Return the sample in a file of the user `owner`, or of any user; None without a valid one."""
+    try:
+        return decode(read_untrusted(path, MAX_SAMPLE_BYTES, owner)[0])
+    except (OSError, UntrustedFileError, ValueError, RecursionError):
+        return None

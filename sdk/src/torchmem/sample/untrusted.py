@@ -7,6 +7,7 @@ printable, and it is converted strictly to dataclasses.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 import types
@@ -100,10 +101,12 @@ def open_untrusted_directory(
 
 def _open_regular(path: Path | str, directory: int | None) -> int:
     descriptor = _open(path, directory)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)
-    raise UntrustedFileError("not_regular", "is not a regular file")
+    found = "is a directory" if stat.S_ISDIR(mode) else "is not a regular file"
+    raise UntrustedFileError("not_regular", found)
 
 
 def _open(path: Path | str, directory: int | None, flags: int = _READ_FLAGS) -> int:
@@ -161,6 +164,15 @@ def sanitize_json(value: Any, *, keeps_numbers: bool = False) -> Any:
     if isinstance(value, list):
         return [sanitize_json(item, keeps_numbers=keeps_numbers) for item in value]
     return value
+
+
+def strict_json(data: bytes) -> Any:
+    """Return a JSON value without NaN and infinity; raise ValueError or RecursionError."""
+    return json.loads(data, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")
 
 
 def convert(value: Any, kind: type[T]) -> T:

@@ -20,6 +20,7 @@ from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
 
 MAX_NAMED = 8
+START = "start a process with `torchmem run -- COMMAND`, or name another directory with --run-dir."
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class TrainingProcess:
     """A process that has published a sample.
 
     `sample`: its file, owned by the user `uid`. `pid`: its process id in this namespace. `alive`:
-    whether it still runs; None if /proc may hide it from this user.
+    whether it still runs; None if /proc may hide it from this user. `written_ns`: when the sample
+    was written, in Unix nanoseconds.
     """
 
     sample: Path
@@ -35,6 +37,7 @@ class TrainingProcess:
     process: Process
     pid: int
     alive: bool | None
+    written_ns: int = 0
 
     def __str__(self) -> str:
         return f"rank {self.process.rank} of run {self.process.run} (pid {self.pid})"
@@ -57,11 +60,14 @@ class ProcessFilter:
 
     def matches(self, candidate: TrainingProcess) -> bool:
         """Return whether the process has the rank, run and pid of this filter."""
-        process = candidate.process
+        return self.selects(candidate.process, candidate.pid)
+
+    def selects(self, process: Process, pid: int | None = None) -> bool:
+        """Return whether the process has the rank, run and pid; `pid` is the one seen here."""
         return (
             self.rank in {None, process.rank}
             and self.run in {None, process.run}
-            and self.pid in {None, candidate.pid, process.pid}
+            and (self.pid is None or self.pid in {pid, process.pid})
         )
 
 
@@ -70,7 +76,7 @@ def find_process(
 ) -> TrainingProcess:
     """Return the only running process that the filter matches.
 
-    With `or_ended`, the only one that has ended and left its sample, if none is running. Raise
+    With `or_ended`, the newest that has ended and left its sample, if none is running. Raise
     UsageError if no process matches, if several do, or if it has ended.
     """
     processes = sorted(
@@ -80,19 +86,19 @@ def find_process(
     running = [process for process in matching if process.alive is not False]
     if len(running) == 1:
         return running[0]
-    if or_ended and len(matching) == 1:
-        return matching[0]
     if running:
         raise UsageError(
             f"several processes match: {_names(running)}; select one with --rank, --run or --pid."
         )
+    if matching and or_ended:
+        return max(matching, key=lambda item: item.written_ns)
     if matching:
         raise UsageError(f"{matching[0]} has ended; select a running process.")
     others = _names([process for process in processes if process.alive is not False])
     hint = " Only root can select processes of other users." if os.geteuid() else ""
-    raise UsageError(
-        f"no process in {directory} matches; running processes: {others or 'none'}.{hint}"
-    )
+    if others:
+        raise UsageError(f"no process in {directory} matches; running processes: {others}.{hint}")
+    raise UsageError(f"no process of yours runs in {directory}: {START}{hint}")
 
 
 def training_processes(directory: Path) -> Iterator[TrainingProcess]:
@@ -105,17 +111,21 @@ def training_processes(directory: Path) -> Iterator[TrainingProcess]:
         files = find_files(
             directory, lambda name: name.endswith(SAMPLE_SUFFIX), os.geteuid() or None
         )
+    except FileNotFoundError:
+        raise UsageError(f"the run directory {directory} does not exist: {START}") from None
     except OSError as error:
         raise UsageError(
-            f"the run directory {directory} cannot be read ({error.strerror}); see --run-dir."
+            f"the run directory {directory} cannot be read ({error.strerror}): name another one "
+            "with --run-dir."
         ) from None
     for path, status in files:
-        process = _read(path, status.st_uid, processes)
+        process = _read(path, status, processes)
         if process is not None:
             yield process
 
 
-def _read(path: Path, uid: int, processes: ProcessTable) -> TrainingProcess | None:
+def _read(path: Path, status: os.stat_result, processes: ProcessTable) -> TrainingProcess | None:
+    uid = status.st_uid
     try:
         data = read_untrusted(path, MAX_SAMPLE_BYTES, uid)[0]
         sample = json.loads(data)
@@ -127,7 +137,7 @@ def _read(path: Path, uid: int, processes: ProcessTable) -> TrainingProcess | No
     if location.alive and processes.owner(location.pid) not in {None, uid}:
         return None
     alive = False if ended else location.alive
-    return TrainingProcess(path, uid, process, location.pid, alive)
+    return TrainingProcess(path, uid, process, location.pid, alive, status.st_mtime_ns)
 
 
 def _names(processes: list[TrainingProcess]) -> str:

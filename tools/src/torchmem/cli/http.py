@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import sanitize_text
+
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 32 << 20
 
@@ -73,6 +76,34 @@ def _sent(request: urllib.request.Request, opener: urllib.request.OpenerDirector
             return _answer(error)
     except http.client.HTTPException as error:
         raise OSError(f"its answer is not HTTP: {type(error).__name__}") from error
+
+
+def server_url(text: str, server: str, example: str) -> str:
+    """Return the URL of a server, without a slash at the end; http:// may be left out.
+
+    Raises UsageError, which says that it is not the URL of `server`, for example `example`.
+    """
+    whole = (text if "://" in text else f"http://{text}").rstrip("/")
+    try:
+        parts = urllib.parse.urlsplit(whole)
+        is_valid = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid or not whole.isascii() or not whole.isprintable() or " " in whole:
+        shown = sanitize_text(without_credentials(whole))
+        raise UsageError(f"{shown} is not the URL of {server}: write {example}.")
+    return whole
+
+
+def exporter_url(text: str) -> str:
+    """Return the URL of an exporter, also when that of its metrics is given. Raise UsageError."""
+    return server_url(text, "an exporter", "http://HOST:9847").removesuffix("/metrics")
+
+
+def why_not(error: OSError | ValueError) -> str:
+    """Return the reason why `fetch` failed."""
+    reason = getattr(error, "reason", error)
+    return sanitize_text(str(getattr(reason, "strerror", None) or reason))
 
 
 def without_credentials(url: str) -> str:

@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from torchmem.cli.parser import Parser, check_command
 from torchmem.sample.errors import TorchmemError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a subcommand and return the exit code; print a TorchmemError as one sentence."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
+        check_command(words, COMMANDS)
         given = [name for name in words[:1] if name in COMMANDS]
         parsed = command_line(given or COMMANDS).parse_args(words)
         return int(parsed.run(parsed))
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command_line(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return a parser of the commands `names`; its result has the command's function as `run`."""
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="torchmem",
         description="Prometheus monitoring for PyTorch GPU memory.",
         epilog=EPILOG,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -21,6 +23,21 @@ PLAIN_INTERVAL_SECONDS = 10.0
 MIN_ESTIMATED_SHARE = 0.05
 """Share of the work that must be done before the total duration is estimated."""
 BAR_COLUMNS = 30
+
+
+@contextmanager
+def interrupted_by(*signals: signal.Signals) -> Iterator[None]:
+    """Treat signals like Ctrl-C, so that what is in use is given back."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -72,11 +72,11 @@ _shtab_torchmem_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--scenario[scenario to run\; see --list]:NAME:(amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbor phase-change qkv retry-storm rl-phases variable-length)"
   "--list[describe the scenarios and exit]"
-  "--ranks[number of ranks and GPUs (default 4)]:N:"
+  "--ranks[number of ranks, each on a simulated GPU (default 4)]:N:"
   "--duration[length of the scenario (default 300)]:SECONDS:"
   "--loop[repeat the scenario until Ctrl-C]"
   "--seed[seed of the allocations (default 0)]:N:"
-  "--listen[address of the exporter\; port 0 selects a free port]:HOST:PORT:"
+  "--listen[address of the exporter\; a free port is used instead of 0 or of one in use]:HOST:PORT:"
   "--real[allocate tensors on this machine\'s GPUs with PyTorch]"
 )
 
@@ -85,7 +85,7 @@ _shtab_torchmem_demo_defaults_added=0
 
 _shtab_torchmem_doctor_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--exporter[address of the exporter (default http\:\/\/127.0.0.1\:9847)]:URL:"
+  "--exporter[address of the exporter, also with USER\:PASSWORD\@ before the host (default http\:\/\/127.0.0.1\:9847)]:URL:"
   "--prometheus[address of Prometheus (default\: not checked)]:URL:"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
   "--json[print the checks as one line of JSON]"
@@ -233,9 +233,9 @@ _shtab_torchmem_snapshot_defaults_added=0
 
 _shtab_torchmem_top_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--exporter[address of the exporter, also with USER\:PASSWORD\@ before the host (default http\:\/\/127.0.0.1\:9847)]:URL:"
   "--once[print one screen and exit]"
   "--interval[time between updates (default 1)]:SECONDS:"
-  ":address of the exporter, also with USER\:PASSWORD\@ before the host (http\:\/\/127.0.0.1\:9847):"
 )
 
 # guard to ensure default positional specs are added only once per session

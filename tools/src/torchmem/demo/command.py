@@ -21,7 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--scenario", default=DEFAULT_SCENARIO, metavar="NAME", help="scenario to run; see --list")
     add("--list", action="store_true", help="describe the scenarios and exit")
-    add("--ranks", type=int, default=4, metavar="N", help="number of ranks and GPUs (default 4)")
+    add(
+        "--ranks",
+        type=int,
+        default=4,
+        metavar="N",
+        help="number of ranks, each on a simulated GPU (default 4)",
+    )
     add(
         "--duration",
         type=float,
@@ -35,8 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--listen",
         default="127.0.0.1:9847",
         metavar="HOST:PORT",
-        help="address of the exporter; port 0 selects a free port",
+        help="address of the exporter; a free port is used instead of 0 or of one in use",
     )
+    add("--by-make", action="store_true", help=argparse.SUPPRESS)  # for the texts of messages
     add("--real", action="store_true", help="allocate tensors on this machine's GPUs with PyTorch")
 
 

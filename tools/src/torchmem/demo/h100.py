@@ -15,6 +15,7 @@ from typing import Any
 
 from torchmem.demo.activity import Activity
 from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.subjects import clocks
 from torchmem.exporter.subjects.clocks import Clocks
 from torchmem.exporter.subjects.ecc import Ecc, Repairs
 from torchmem.exporter.subjects.gpm import Gpm
@@ -38,17 +39,7 @@ NVLINK_BYTES_PER_SECOND = 65e9
 LOADED_BYTES_PER_SECOND = 1.6e9
 """Batches over PCIe of a busy GPU; the bus carries at most 64 GB/s."""
 
-REASONS = (
-    "gpu_idle",
-    "applications_clocks_setting",
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal_slowdown",
-    "hw_thermal_slowdown",
-    "hw_power_brake_slowdown",
-    "display_clock_setting",
-)
+REASONS = tuple(clocks.REASONS)
 LINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data")
 _CORRECTED_SECONDS = 900.0  # of work between two corrected errors
 _REPLAY_SECONDS = 20.0  # of work between two replays of a faulty link

@@ -2,39 +2,48 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import ExitStack
-from dataclasses import replace
+from contextlib import ExitStack, closing
 
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses
 from torchmem.sample.signals import wait_for_signal
+from torchmem.top.asking import Asking, Newest, asked
 from torchmem.top.bars import gib
-from torchmem.top.keyboard import Keyboard, keyboard
+from torchmem.top.keyboard import keyboard
+from torchmem.top.loop import plain_console
 from torchmem.top.node import AwayError, Node, Rank, ask
-from torchmem.top.screen import Screen, drawn, page, ratio
-from torchmem.top.view import View, press
+from torchmem.top.screen import Screen, picture, ratio
+from torchmem.top.signs import only_ascii
+from torchmem.top.view import out_of_memory
+from torchmem.top.viewer import Viewer
 
 REFRESH_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
 KEY_SECONDS = 0.1
+NOTE_SECONDS = 20.0
 
 
-def show(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
+def show(plan: DemoPlan, ranks: RankProcesses, url: str, note: str = "") -> None:
     """Show the ranks until the plan's duration is over or all of them have ended.
 
-    `url` is the exporter's. Raises KeyboardInterrupt when the user ends the demo.
+    `url` is the exporter's; `note` is on the screen for NOTE_SECONDS. Raises KeyboardInterrupt when
+    the user ends the demo.
     """
-    console = Console(highlight=False, markup=False, emoji=False)
-    show_on = _follow if console.is_terminal and not console.is_dumb_terminal else _print
-    show_on(console, plan, ranks, url)
+    console = plain_console()
+    if console.is_terminal and not console.is_dumb_terminal:
+        _follow(console, plan, ranks, url, note)
+    else:
+        _print(plan, ranks, url)
 
 
-def _print(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) -> None:  # noqa: ARG001
+def _print(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
     started = time.monotonic()
     pause = min(PLAIN_SECONDS, plan.duration / 3)
     due = started + pause
@@ -48,46 +57,36 @@ def _print(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) -> 
                 print(plain(time.monotonic() - started, node, ranks.pids), flush=True)
 
 
-def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
+def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str, note: str) -> None:
     started = time.monotonic()
-    node: Node | None = None
-    view, due = View(), started
-    shown: object = None
     with ExitStack() as stack:
+        asking = stack.enter_context(closing(Asking(url, REFRESH_SECONDS)))
         keys = stack.enter_context(keyboard(sys.stdin.fileno())) if sys.stdin.isatty() else None
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+        viewer = Viewer(live, url)
         while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
-            if time.monotonic() >= due:
-                due = time.monotonic() + REFRESH_SECONDS
-                node = _asked(url) or node
-            view = _after_keys(keys, view, node)
-            state = Screen(node, url, view, status=f"{elapsed:.0f} s of {plan.duration:.0f}")
-            if (state, console.size) != shown:
-                live.update(drawn(state, console), refresh=True)
-                shown = (state, console.size)
-    if node:
-        console.print(page(Screen(node, url), console), end="")
+            _pause(0.0 if keys else KEY_SECONDS)
+            words = f"{note}   " * bool(note and elapsed < NOTE_SECONDS)
+            viewer.show(asking.newest, f"{words}{elapsed:.0f} s of {plan.duration:.0f}")
+            asking.want(viewer.wanted)
+            if keys and not viewer.press(keys.keys(KEY_SECONDS)):
+                raise KeyboardInterrupt
 
 
-def _after_keys(keys: Keyboard | None, view: View, node: Node | None) -> View:
-    """Wait a moment for keys and signals, and return the view after them.
+def last_picture(url: str, console: Console, lines: int) -> Text | None:
+    """Return the screen after the end without its keys, in at most `lines` lines; None if unknown.
 
-    Until the user selects a rank, select one that is out of memory, if any.
+    It is about the rank that ran out of memory, if one did.
     """
-    _pause(0.0 if keys else KEY_SECONDS)
-    for key in keys.keys(KEY_SECONDS) if keys else ():
-        changed = press(view, key, view.groups(node) if node else [])
-        if changed is None:
-            raise KeyboardInterrupt
-        view = changed
-    if view.selected is None and node:
-        view = replace(view, selected=_out_of_memory(node))
-    return view
-
-
-def _out_of_memory(node: Node) -> tuple[str, str] | None:
-    failed = ((gpu.uuid, rank.id) for gpu in node.gpus for rank in gpu.ranks if rank.state == "oom")
-    return next(failed, None)
+    newest = asked(url, Newest(), None)
+    failed = out_of_memory(newest.node) if newest.node else []
+    if failed:
+        newest = asked(url, newest, failed[0])
+    if newest.node is None:
+        return None
+    is_ascii = only_ascii(console, os.environ)
+    screen = Screen(newest.node, url, answers=newest.answers, is_ascii=is_ascii)
+    return picture(screen, console, lines)
 
 
 def _asked(url: str) -> Node | None:

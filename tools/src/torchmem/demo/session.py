@@ -8,26 +8,31 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from torchmem.cli.terminal import counted, interrupted_by
 from torchmem.demo import real
+from torchmem.demo.ending import demo_line, next_steps
 from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses, simulated_rank
-from torchmem.demo.screen import show
+from torchmem.demo.screen import last_picture, show
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.sample_files import RunDirectory
-from torchmem.exporter.server import serve
+from torchmem.exporter.server import ExporterServer, PortInUseError, serve
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.simulator.scenarios import SCENARIOS
+from torchmem.top.loop import plain_console
 
 MAX_RANKS = 64
-CAPTION = "These numbers are from publications; the demo reproduces them with a simulated "
-"allocator."
+CAPTION = (
+    "These numbers are from publications; the demo reproduces them with a simulated allocator."
+)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,10 +54,39 @@ def run(arguments: argparse.Namespace) -> int:
         signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
         nvml = PyNvml() if plan.real else ranks.gpus.nvml()
         exporter = stack.enter_context(closing(Exporter(nvml, RunDirectory(folder / "run"))))
-        server = stack.enter_context(closing(serve(exporter, *address)))
+        server, note = _serve(exporter, *address, by_make=arguments.by_make)
+        stack.enter_context(closing(server))
         stack.enter_context(closing(ranks))
-        _run_ranks(plan, ranks, server.url)
+        _run_ranks(plan, ranks, server.url, note)
+        if sys.stdout.isatty():
+            ranks.close()
+            _stay(server.url, folder / "run")
     return 0
+
+
+def _serve(
+    exporter: Exporter, host: str, port: int, *, by_make: bool
+) -> tuple[ExporterServer, str]:
+    """Serve on the address, or on a free port if its port is in use; return what to say then."""
+    try:
+        return serve(exporter, host, port), ""
+    except PortInUseError:
+        server = serve(exporter, host, 0)
+    other = demo_line("--listen HOST:PORT", by_make=by_make)
+    print(f"Port {port} is in use. The exporter listens on {server.url}; `{other}` changes that.")
+    return server, f"port {port} is in use"
+
+
+def _stay(url: str, run_dir: Path) -> None:
+    """Leave the last picture on the terminal with what to do next, and wait for Ctrl-C."""
+    console = plain_console()
+    lines = next_steps(url, run_dir)
+    rows = sum(-(-len(line) // console.width) for line in lines)
+    picture = last_picture(url, console, console.height - rows - 1)
+    if picture:
+        console.print(picture, end="")
+    print(*lines, sep="\n", flush=True)
+    signal.sigwait(END_SIGNALS)
 
 
 def scenario_table() -> Table:
@@ -71,15 +105,19 @@ def scenario_table() -> Table:
 
 def demo_plan(arguments: argparse.Namespace) -> DemoPlan:
     """Check the flags and return the plan. Raise UsageError."""
-    if arguments.scenario not in SCENARIOS:
-        hint = did_you_mean(arguments.scenario, SCENARIOS, "`torchmem demo --list` lists them.")
-        raise UsageError(f"there is no scenario {arguments.scenario!r}: {hint}")
-    if arguments.real and SCENARIOS[arguments.scenario].neighbors:
-        raise UsageError(f"{arguments.scenario} simulates other processes: run it without --real.")
+    name, line = arguments.scenario, partial(demo_line, by_make=arguments.by_make)
+    if name not in SCENARIOS:
+        hint = did_you_mean(name, SCENARIOS, f"`{line('--list')}` lists them.")
+        raise UsageError(f"there is no scenario {name!r}: {hint}")
+    if arguments.real and SCENARIOS[name].neighbors:
+        without = line(f"--scenario {name}")
+        raise UsageError(f"{name} simulates other processes: run it without --real: `{without}`.")
     if not 1 <= arguments.ranks <= MAX_RANKS:
-        raise UsageError(f"--ranks must be between 1 and {MAX_RANKS}, not {arguments.ranks}.")
+        bounds = f"between 1 and {MAX_RANKS}, not {arguments.ranks}"
+        raise UsageError(f"--ranks must be {bounds}: write `{line('--ranks 4')}`.")
     if not 0 < arguments.duration < float("inf"):
-        raise UsageError(f"--duration must be above 0 seconds, not {arguments.duration:g}.")
+        bounds = f"above 0 seconds, not {arguments.duration:g}"
+        raise UsageError(f"--duration must be {bounds}: write `{line('--duration 300')}`.")
     return DemoPlan(
         scenario=arguments.scenario,
         ranks=arguments.ranks,
@@ -93,31 +131,22 @@ def demo_plan(arguments: argparse.Namespace) -> DemoPlan:
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
     """Treat SIGTERM, which `docker stop` sends, like Ctrl-C; end without a traceback on both."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        yield
+        with interrupted_by(signal.SIGTERM):
+            yield
     except KeyboardInterrupt:
         print("Stopped.")
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
-def _run_ranks(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
-    title = f"torchmem demo: {plan.scenario}, {'real tensors' if plan.real else 'simulated'}"
+def _run_ranks(plan: DemoPlan, ranks: RankProcesses, url: str, note: str) -> None:
+    gpus = f"on {counted(plan.ranks, 'simulated GPU')}, beside one more in MIG mode"
+    title = f"torchmem demo: {plan.scenario} {'with real tensors' if plan.real else gpus}"
     print(f"Open {url} in a browser; Prometheus reads {url}/metrics\n{title}", flush=True)
     while True:
         ranks.start()
-        show(plan, ranks, url)
+        show(plan, ranks, url, note)
         for rank, line in ranks.last_lines().items():
             print(f"rank {rank}: {line}", flush=True)
         if not plan.loop:
             break
         ranks.close()
-    if sys.stdout.isatty():
-        ranks.close()
-        print(f"The training has ended. {url} shows its last state until Ctrl-C.", flush=True)
-        signal.sigwait(END_SIGNALS)

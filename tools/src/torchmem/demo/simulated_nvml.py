@@ -152,3 +152,6 @@ class FakeNvml:
             raise GpuLostError(gpu.error_code)
         value = gpu.values.get(kind)
         return value if isinstance(value, kind) else None
+
+    def end_reading(self) -> None:
+        """Do nothing."""

@@ -6,6 +6,8 @@ import argparse
 import os
 from pathlib import Path
 
+from torchmem.cli.flags import add_exporter
+from torchmem.cli.http import exporter_url, server_url
 from torchmem.cli.terminal import write_out
 from torchmem.doctor.check import Place
 
@@ -17,28 +19,26 @@ Examples:
 
 Exit code: 0 if no problem was found, 1 otherwise.
 """
-DEFAULT_EXPORTER = "http://127.0.0.1:9847"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
-    add(
-        "--exporter",
-        metavar="URL",
-        default=DEFAULT_EXPORTER,
-        help=f"address of the exporter (default {DEFAULT_EXPORTER})",
-    )
+    add_exporter(parser)
     add("--prometheus", metavar="URL", help="address of Prometheus (default: not checked)")
     add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
     add("--json", action="store_true", help="print the checks as one line of JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the checks; return 1 if one of them found a problem."""
+    """Print the checks; return 1 if one of them found a problem. Raise UsageError for a bad URL."""
     from torchmem.doctor import gpus, node, servers, software, text
 
-    place = Place(os.environ, arguments.exporter, arguments.prometheus, arguments.run_dir)
+    exporter = exporter_url(arguments.exporter)
+    prometheus = arguments.prometheus and server_url(
+        arguments.prometheus, "Prometheus", "http://HOST:9090"
+    )
+    place = Place(os.environ, exporter, prometheus, arguments.run_dir)
     checks = [
         *software.checks(place.environment),
         *gpus.checks(place),

@@ -13,18 +13,6 @@ if TYPE_CHECKING:
     from torchmem.exporter.gpus import Nvml
 
 _VERSION = re.compile(r"Kernel Module\D*([0-9]+(?:\.[0-9]+)+)")
-NEXT_STEPS = {
-    "library_not_found": (
-        "Install the driver, or in a container run it with --gpus all and "
-        "NVIDIA_DRIVER_CAPABILITIES=utility."
-    ),
-    "driver_not_loaded": "Load the driver: `nvidia-smi` must work.",
-    "driver_library_version_mismatch": (
-        "The driver was updated while it was loaded: reboot, or reload its modules."
-    ),
-    "no_permission": "Give this user access to /dev/nvidiactl and /dev/nvidia0.",
-    "pynvml_not_installed": "pip install 'torchmem[exporter]'",
-}
 
 
 def open_nvml() -> Nvml | None:
@@ -68,14 +56,15 @@ def kernel_driver(proc: Path) -> str | None:
 def _nvml(nvml: Nvml, *, is_expected: bool) -> Iterator[Check]:
     from torchmem.exporter.driver import Driver
     from torchmem.exporter.nvml import NvmlDownError
+    from torchmem.exporter.nvml_reasons import REASONS, code_in_words, next_step, reason_in_words
 
     driver = Driver(nvml)
     try:
         gpus, versions = driver.list_gpus(), nvml.versions()
     except NvmlDownError as error:
-        step = NEXT_STEPS.get(error.reason, "`nvidia-smi` shows the driver's own message.")
         status: Status = "problem" if is_expected else "note"
-        yield Check("NVML", status, f"does not respond: {error.reason}", step)
+        found = f"does not respond: {reason_in_words(error.reason)}"
+        yield Check("NVML", status, found, next_step(error.reason))
         return
     finally:
         driver.close()
@@ -89,6 +78,6 @@ def _nvml(nvml: Nvml, *, is_expected: bool) -> Iterator[Check]:
         yield Check(
             f"GPU {index or uuid}",
             "problem",
-            f"does not respond: NVML return code {code}",
-            "Drain the node and reset the GPU: see the runbook TorchmemGpuLost.",
+            f"does not respond: {code_in_words(code)}",
+            REASONS["gpu_is_lost"].next_step,
         )

@@ -10,14 +10,9 @@ from pathlib import Path
 from torchmem.capture.processes import TrainingProcess, training_processes
 from torchmem.doctor.check import Check
 from torchmem.sample.errors import UsageError
-from torchmem.sample.run_directory import (
-    MAX_SAMPLE_BYTES,
-    SAMPLE_SUFFIX,
-    find_files,
-    is_user_directory,
-)
-from torchmem.sample.sample import Process, Sample, decode
-from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
+from torchmem.sample.run_directory import SAMPLE_SUFFIX, find_files, is_user_directory
+from torchmem.sample.sample import Process, Sample, read_sample
+from torchmem.sample.untrusted import sanitize_text
 
 MAX_NAMED = 5
 
@@ -30,7 +25,8 @@ def checks(directory: Path) -> Iterator[Check]:
         yield Check("processes", "note", str(error), f"As root: chmod a+r {directory}")
         return
     yield _counts(found) if found else _none(directory)
-    samples = [sample for item in found if item.alive is not False if (sample := _read(item))]
+    running = [item for item in found if item.alive is not False]
+    samples = [sample for item in running if (sample := read_sample(item.sample, item.uid))]
     yield from _in_force(samples)
     yield from _ignored(samples)
 
@@ -87,14 +83,6 @@ def _ignored(samples: Sequence[Sample]) -> Iterator[Check]:
             f"{name} has no effect in {runs}",
             "See the runbook TorchmemAllocatorSettingIgnored.",
         )
-
-
-def _read(process: TrainingProcess) -> Sample | None:
-    """Return the newest sample of a process; None if it has ended or is not valid."""
-    try:
-        return decode(read_untrusted(process.sample, MAX_SAMPLE_BYTES, process.uid)[0])
-    except (OSError, UntrustedFileError, ValueError, RecursionError):
-        return None
 
 
 def _listed(names: set[str]) -> str:

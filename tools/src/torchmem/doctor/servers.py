@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from torchmem.cli.http import HttpAnswer, fetch, without_credentials
+from torchmem.cli.http import HttpAnswer, fetch, why_not, without_credentials
 from torchmem.doctor import processes
 from torchmem.doctor.check import Check, Place
 from torchmem.metrics import catalog
@@ -199,8 +199,7 @@ def _try(url: str, get: Fetch) -> HttpAnswer | str:
     try:
         return get(url)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        return sanitize_text(str(getattr(reason, "strerror", None) or reason))
+        return why_not(error)
 
 
 def _data(answer: HttpAnswer) -> Mapping[str, Any] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -14,9 +13,9 @@ from torchmem.allocator.settings import (
     rejection_reason,
 )
 from torchmem.doctor.check import Check
+from torchmem.explain.remedies import NEW_VARIABLE, conf_variable, torch_version
 
 MIN_TORCH = (2, 1)
-GENERIC_VARIABLE, MIN_TORCH_FOR_GENERIC = "PYTORCH_ALLOC_CONF", (2, 10)
 EXTRA_MODULES = ("pynvml", "psutil", "yaml", "starlette", "h11", "msgspec", "bcrypt")
 
 InstalledVersion = Callable[[str], str | None]
@@ -45,7 +44,7 @@ def checks(
     yield _torchmem(installed, importable)
     torch = installed("torch")
     yield _torch(torch)
-    yield from _allocator_settings(environment, _numbers(torch))
+    yield from _allocator_settings(environment, torch)
 
 
 def _torchmem(installed: InstalledVersion, importable: Callable[[str], bool]) -> Check:
@@ -69,7 +68,7 @@ def _torch(found: str | None) -> Check:
             "not installed in this environment",
             "Run `torchmem doctor` with the Python of the training job to check it too.",
         )
-    if _numbers(found) < MIN_TORCH:
+    if torch_version({"torch": found}) < MIN_TORCH:
         least = ".".join(map(str, MIN_TORCH))
         return Check(
             "PyTorch", "problem", f"{found} is older than {least}", f"Update PyTorch to {least}."
@@ -84,7 +83,7 @@ def _torch(found: str | None) -> Check:
     return Check("PyTorch", "ok", found)
 
 
-def _allocator_settings(environment: Mapping[str, str], torch: tuple[int, ...]) -> Iterator[Check]:
+def _allocator_settings(environment: Mapping[str, str], torch: str | None) -> Iterator[Check]:
     """Yield a check for each variable that sets the allocator."""
     given = [name for name in VARIABLES if environment.get(name)]
     if not given:
@@ -92,7 +91,7 @@ def _allocator_settings(environment: Mapping[str, str], torch: tuple[int, ...]) 
     for name in given:
         text = environment[name]
         reason = rejection_reason(text)
-        if name == GENERIC_VARIABLE and torch and torch < MIN_TORCH_FOR_GENERIC:
+        if name == NEW_VARIABLE and torch and conf_variable({"torch": torch}) != NEW_VARIABLE:
             yield Check(
                 name,
                 "problem",
@@ -105,9 +104,3 @@ def _allocator_settings(environment: Mapping[str, str], torch: tuple[int, ...]) 
             )
         else:
             yield Check(name, "ok", text)
-
-
-def _numbers(text: str | None) -> tuple[int, ...]:
-    """Return major and minor version; empty if unknown."""
-    match = re.match(r"(\d+)\.(\d+)", text or "")
-    return (int(match[1]), int(match[2])) if match else ()

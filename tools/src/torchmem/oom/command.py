@@ -20,6 +20,7 @@ from torchmem.oom import text
 from torchmem.oom.recorded import leak_documents, recorded_leaks, sentence
 from torchmem.pages import output
 from torchmem.sample.errors import UsageError
+from torchmem.sample.file_kinds import OOM_REPORT, check_file
 from torchmem.sample.run_directory import (
     MAX_REPORT_BYTES,
     PROCESS_FORM,
@@ -27,7 +28,7 @@ from torchmem.sample.run_directory import (
     find_files,
     run_directory,
 )
-from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
+from torchmem.sample.untrusted import FileProblem, UntrustedFileError, read_untrusted, sanitize_text
 from torchmem.snapshot.leaks import Leak
 
 HELP = "explain why an instrumented process ran out of memory"
@@ -37,6 +38,13 @@ Examples:
   torchmem oom --list
   torchmem oom --html oom.html
 """
+WANTED = "an OOM report"
+_LIST = "run `torchmem oom --list` for a list of reports."
+_ADVICE: dict[FileProblem, str] = {
+    "not_regular": f"name a report, whose name ends in {REPORT_SUFFIX}; {_LIST}",
+    "unreadable": "run as a user who can read it.",
+    "too_large": f"it is not an OOM report; {_LIST}",
+}
 REPORT_NAME = re.compile(rf"{PROCESS_FORM}-\d+{re.escape(REPORT_SUFFIX)}")
 
 
@@ -120,14 +128,12 @@ def load(path: Path) -> OomReport:
     try:
         return decode(read_untrusted(path, MAX_REPORT_BYTES)[0])
     except FileNotFoundError:
-        raise UsageError(
-            f"{name} does not exist: run `torchmem oom --list` for a list of reports."
-        ) from None
+        raise UsageError(f"{name} does not exist: {_LIST}") from None
     except UntrustedFileError as error:
-        raise UsageError(
-            f"{name} {error}: name another report, or run as a user who can read it."
-        ) from None
+        check_file(path, OOM_REPORT, WANTED)
+        raise UsageError(f"{name} {error}: {_ADVICE[error.problem]}") from None
     except UsageError as error:
+        check_file(path, OOM_REPORT, WANTED)
         raise UsageError(f"{name} {error}") from None
 
 

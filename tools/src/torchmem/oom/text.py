@@ -15,7 +15,7 @@ from torchmem.explain.oom_report import (
     OomReport,
     failure_reason,
     format_seconds,
-    memory_breakdown,
+    memory_uses,
     preceding_events,
 )
 from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
@@ -65,9 +65,10 @@ def explanation(
 
     `refuted`: allocator settings that do not help, as a replay has shown. `gpu`: NVML's index.
     """
+    parts = [(use.label, use.bytes) for use in memory_uses(report)]
     return (
         wrapped(" ".join(failure_reason(report, gpu)), width=WIDTH),
-        list(memory_lines(report.device.total_bytes, memory_breakdown(report))),
+        list(memory_lines(report.device.total_bytes, parts)),
         [*advice_lines(remedies(report, refuted)), *_useless(report)],
     )
 
@@ -113,11 +114,15 @@ def heading_lines(report: OomReport, index: int | None) -> list[str]:
 
 
 def memory_lines(
-    total: int | None, parts: Sequence[tuple[str, int]], age: float | None = None
+    total: int | None,
+    parts: Sequence[tuple[str, int]],
+    age: float | None = None,
+    width: int = WIDTH,
 ) -> Iterator[str]:
     """Yield the use of a device of `total` bytes, by parts that add up to it.
 
-    `age` is the time since they were read, in seconds.
+    `age` is the time since they were read, in seconds. There are no bars where lines of `width`
+    columns have no room for them.
     """
     if not total or not parts:
         return
@@ -125,7 +130,8 @@ def memory_lines(
     yield f"Memory of the GPU ({format_size(total)}){ago}"
     for name, size in parts:
         bar = "█" * round(BAR * min(1.0, size / total))
-        yield f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}  {bar}".rstrip()
+        sizes = f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}"
+        yield f"{sizes}  {bar}".rstrip() if width >= len(sizes) + 2 + BAR else sizes
 
 
 def whole_run(report: OomReport) -> Chart | None:
@@ -146,7 +152,7 @@ def run_lines(chart: Chart | None) -> Iterator[str]:
     if chart is None:
         return
     end = chart.x[-1]
-    yield f"The whole run ({f'{end:,} steps' if chart.unit == 'steps' else format_seconds(end)})"
+    yield f"The whole run ({f'{end:,.0f} steps' if chart.unit == 'steps' else format_seconds(end)})"
     for line in chart.lines:
         yield from spark_lines(line.label, _even(chart.x, line.values), width=SUBJECT)
 
@@ -196,12 +202,12 @@ def spark_lines(name: str, column: Sequence[int | None], *, width: int) -> Itera
     known = [size for size in column if size is not None]
     if len(known) > 1 and any(known):
         ends = f"{format_size(known[0])} → {format_size(known[-1])}"
-        yield f"  {name:<{width}}{_spark(known)}  {ends}"
+        yield f"  {name:<{width}}{sparkline(known)}  {ends}"
 
 
-def _spark(values: Sequence[float]) -> str:
-    """Return a sparkline of at most MAX_SPARKS values, scaled from 0 to the highest."""
-    number, highest = min(len(values), MAX_SPARKS), max(values)
+def sparkline(values: Sequence[float], width: int = MAX_SPARKS, highest: float = 0) -> str:
+    """Return a sparkline of at most `width` values, scaled from 0 to `highest` or the highest."""
+    number, highest = min(len(values), width), max(highest, *values, 1)
     picked = (values[(index + 1) * len(values) // number - 1] for index in range(number))
     return "".join(SPARKS[int((len(SPARKS) - 1) * value / highest)] for value in picked)
 

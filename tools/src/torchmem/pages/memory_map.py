@@ -15,31 +15,33 @@ from typing import Any
 from torchmem.allocator.memory_map import thinned
 from torchmem.sample.memory_map import (
     MAX_BLOCKS,
+    MAX_COMMAS,
+    MAX_EXACT,
     MAX_JSON_BYTES,
     MAX_MAP_BYTES,
     SCHEMA_VERSION,
-    STATES,
+    WBITS,
     DeviceMap,
     MemoryMap,
     SegmentMap,
+    is_plausible,
 )
-from torchmem.sample.untrusted import MAX_ITEMS, UntrustedFileError, convert, read_untrusted
+from torchmem.sample.untrusted import (
+    UntrustedFileError,
+    convert,
+    read_untrusted,
+    strict_json,
+)
 
 MIN_BLOCKS = 128
 """A map with fewer segments shows too little."""
-MAX_COMMAS = 8 * MAX_BLOCKS + 256 * MAX_ITEMS
-"""Of the JSON: each segment with one block has 8, and each further block has one."""
-MAX_EXACT = 1 << 53  # JavaScript's numbers are exact below
-
-_LETTERS = frozenset(STATES + STATES.upper())
-_GZIP = 16 + zlib.MAX_WBITS
 
 
 def read(path: Path, owner: int | None = None) -> MemoryMap | None:
     """Return the map in a file of the user `owner`, or of any user if None; None without a map."""
     try:
         data, _ = read_untrusted(path, MAX_MAP_BYTES, owner)
-        found = convert(json.loads(_expanded(data), parse_constant=_refuse), MemoryMap)
+        found = convert(strict_json(_expanded(data)), MemoryMap)
     except (OSError, UntrustedFileError, ValueError, RecursionError, zlib.error):
         return None
     is_sound = found.schema == SCHEMA_VERSION and all(map(_is_plausible, found.devices))
@@ -61,15 +63,11 @@ def drawn(mapped: DeviceMap, max_bytes: int) -> dict[str, Any] | None:
 
 
 def _expanded(data: bytes) -> bytes:
-    stream = zlib.decompressobj(_GZIP)
+    stream = zlib.decompressobj(WBITS)
     content = stream.decompress(data, MAX_JSON_BYTES)
     if not stream.eof or content.count(b",") > MAX_COMMAS:
         raise ValueError("the map is too large")
     return content
-
-
-def _refuse(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
 
 
 def _count(found: MemoryMap) -> int:
@@ -85,19 +83,8 @@ def _is_plausible(device: DeviceMap) -> bool:
     return (
         device.large_page_bytes > 0
         and all(0 <= number < MAX_EXACT for number in (*numbers, device.large_page_bytes))
-        and all(map(_is_sound, device.segments))
+        and all(map(is_plausible, device.segments))
         and sum(map(sum, (segment.sizes for segment in device.segments))) < MAX_EXACT
-    )
-
-
-def _is_sound(segment: SegmentMap) -> bool:
-    names = (segment.address, segment.stream, *segment.pool_id)
-    return (
-        len(segment.sizes) == len(segment.states) > 0
-        and _LETTERS.issuperset(segment.states)
-        and min(segment.sizes) > 0
-        and min(names) >= 0
-        and max(names) < MAX_EXACT
     )
 
 

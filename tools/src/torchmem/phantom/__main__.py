@@ -18,6 +18,7 @@ from torchmem.phantom.torch_build import (
     TorchBuild,
     checked_build,
     find_torch,
+    likely_build,
     missing_program,
     script_interpreter,
 )
@@ -74,8 +75,10 @@ def _gpu(name: str | None, memory: str | None, environment: Mapping[str, str]) -
 def _torch(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild | None:
     """Return the PyTorch that the command uses, or None: an exporter needs only NVML."""
     python = script_interpreter(command, environment)
-    build = find_torch(python, environment) if python else None
-    return checked_build(build, python) if python and build else None
+    if python is None:
+        return likely_build(environment)
+    build = find_torch(python, environment)
+    return checked_build(build, python) if build else None
 
 
 def _device_count(text: str) -> int:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from torchmem.phantom.build import LIBRARY, library_folder
 from torchmem.phantom.gpus import GpuModel
-from torchmem.phantom.torch_build import TorchBuild
+from torchmem.phantom.torch_build import BUILT_FOR, TorchBuild
+
+STARTUP = Path(__file__).resolve().parent / "startup"
 
 
 def phantom_environment(
@@ -20,7 +23,8 @@ def phantom_environment(
     """Return a copy of `base` with the variables for `devices` GPUs; builds the library if needed.
 
     state: folder through which processes share the GPUs. torch: the PyTorch that the command
-    uses, see `torch_build.cuda_build`; the phantom GPU reports its CUDA version.
+    uses, see `torch_build.cuda_build`; the phantom GPU reports its CUDA version. A Python that has
+    another PyTorch restarts itself with a library for it, see `startup/sitecustomize.py`.
 
     Raises:
         UsageError: the library cannot be built here.
@@ -35,8 +39,11 @@ def phantom_environment(
         # At exit, PyTorch waits 10 s for an autograd thread that is stopped (c/finalizing.c).
         "TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT": base.get("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1"),
         "PHANTOM_CUDA": torch.cuda if torch and torch.cuda else base.get("PHANTOM_CUDA", "13.0"),
-        "LD_PRELOAD": _prepended(base, "LD_PRELOAD", str(folder / LIBRARY)),
-        "LD_LIBRARY_PATH": _prepended(base, "LD_LIBRARY_PATH", str(folder)),
+        BUILT_FOR: str(torch.folder) if torch else "",
+        "PHANTOM_PYTHON": sys.executable,
+        "LD_PRELOAD": _prepended(base, "LD_PRELOAD", folder / LIBRARY),
+        "LD_LIBRARY_PATH": _prepended(base, "LD_LIBRARY_PATH", folder),
+        "PYTHONPATH": _prepended(base, "PYTHONPATH", STARTUP),
     }
 
 
@@ -69,6 +76,12 @@ def _subfolder(folder: str | None) -> Path | None:
     return Path(folder) if Path(folder).name == "phantom" else Path(folder, "phantom")
 
 
-def _prepended(base: Mapping[str, str], name: str, value: str) -> str:
-    others = [path for path in base.get(name, "").split(":") if path and path != value]
-    return ":".join([value, *others])
+def _prepended(base: Mapping[str, str], name: str, path: Path) -> str:
+    """Return a list of paths that starts with `path`, without the library of an enclosing run."""
+    others = (other for other in base.get(name, "").split(":") if other)
+    kept = [other for other in others if other != str(path) and not _is_library(Path(other))]
+    return ":".join([str(path), *kept])
+
+
+def _is_library(path: Path) -> bool:
+    return path.name == LIBRARY or (path / LIBRARY).exists()

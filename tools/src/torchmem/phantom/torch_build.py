@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmem.sample.errors import UsageError
+from torchmem.sample.errors import UsageError, program_advice
 
+BUILT_FOR = "PHANTOM_TORCH"
+"""The variable with the folder of the PyTorch that the library in use was built for."""
 MIN_VERSION = (2, 4)
 INSTALL = "-m pip install 'torch===2.13.0'"  # with ==, pip may choose the CPU build
 _PYTHON = re.compile(r"python[\d.]*t?")
@@ -39,28 +41,42 @@ class TorchBuild:
     folder: Path
 
 
-def cuda_build(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild:
+def cuda_build(command: Sequence[str], environment: Mapping[str, str]) -> TorchBuild | None:
     """Return the PyTorch that a command uses.
 
-    For a command that is not a Python script, it is the one of the `python` on PATH.
+    For programs that are not Python, or Python scripts without PyTorch, such as `conda run`, it is
+    `likely_build`.
 
     Raises:
-        UsageError: there is no Python, or its PyTorch cannot run on a phantom GPU.
+        UsageError: there is no such program, or its PyTorch cannot run on a phantom GPU.
     """
     if not command or not shutil.which(command[0], path=environment.get("PATH")):
         raise missing_program(command)
-    python = script_interpreter(command, environment) or _python_on_path(environment)
+    python = script_interpreter(command, environment)
+    build = find_torch(python, environment) if python else None
+    if python is None or (build is None and not _is_python(command[0])):
+        return likely_build(environment)
+    return checked_build(build, python)
+
+
+def likely_build(environment: Mapping[str, str]) -> TorchBuild | None:
+    """Return the PyTorch of the `python` on PATH, which a shell or another wrapper may start.
+
+    None if it cannot run on a phantom GPU. A wrapper's Python with another PyTorch restarts itself.
+    """
+    python = _python_on_path(environment)
     if python is None:
-        raise UsageError(
-            "there is no python on PATH: give the interpreter, as in -- /path/to/python."
-        )
-    return checked_build(find_torch(python, environment), python)
+        return None
+    try:
+        return checked_build(find_torch(python, environment), python)
+    except UsageError:
+        return None
 
 
 def script_interpreter(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
     """Return the Python that runs a command: itself, or the one in its first line (torchrun)."""
     path = shutil.which(command[0], path=environment.get("PATH")) if command else None
-    if path is None or _PYTHON.fullmatch(Path(path).name):
+    if path is None or _is_python(path):
         return path
     with Path(path).open("rb") as file:
         first, second = (file.readline(4096).decode("utf-8", "replace") for _ in range(2))
@@ -76,7 +92,7 @@ def find_torch(python: str, environment: Mapping[str, str]) -> TorchBuild | None
     try:
         probe = subprocess.run(
             [python, "-c", _PROBE],
-            env=dict(environment),
+            env={name: value for name, value in environment.items() if name != BUILT_FOR},
             capture_output=True,
             text=True,
             timeout=60,
@@ -109,7 +125,7 @@ def checked_build(build: TorchBuild | None, python: str) -> TorchBuild:
 def missing_program(command: Sequence[str]) -> UsageError:
     """Return the error for a command that is empty or whose program does not exist."""
     if command:
-        return UsageError(f"cannot run {command[0]!r}: give the name of a program.")
+        return UsageError(f"cannot run {command[0]!r}: {program_advice(command[0])}")
     return UsageError("no command: add one after --.")
 
 
@@ -128,7 +144,7 @@ def _shebang_interpreter(first: str, second: str, environment: Mapping[str, str]
         return None
     words = [word for word in words if Path(word).name not in ("env", "-S")]
     python = shutil.which(words[0], path=environment.get("PATH")) if words else None
-    return python if python and _PYTHON.fullmatch(Path(python).name) else None
+    return python if python and _is_python(python) else None
 
 
 def _problem(build: TorchBuild | None) -> str:
@@ -145,6 +161,10 @@ def _problem(build: TorchBuild | None) -> str:
     number = re.match(r"(\d+)\.(\d+)", build.version)
     is_old = number and (int(number[1]), int(number[2])) < MIN_VERSION
     return f"PyTorch {build.version}, but the phantom GPU needs 2.4 or newer" if is_old else ""
+
+
+def _is_python(program: str) -> bool:
+    return bool(_PYTHON.fullmatch(Path(program).name))
 
 
 def _python_on_path(environment: Mapping[str, str]) -> str | None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from torchmem.cli.flags import add_flag
 from torchmem.sample.errors import TorchmemError
@@ -243,19 +243,14 @@ def _scratch_folder() -> Iterator[Path]:
 @contextmanager
 def _signals_as_interrupt() -> Iterator[None]:
     """Make SIGTERM, and SIGHUP from a closed terminal, end the script and clean up like Ctrl-C."""
+    from torchmem.cli.terminal import interrupted_by
     from torchmem.preflight.run import ENDING_SIGNALS
 
-    def interrupt(*_: object) -> NoReturn:
-        raise KeyboardInterrupt
-
     handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
-    for number in handled:
-        signal.signal(number, interrupt)
     try:
-        yield
+        with interrupted_by(*handled):
+            yield
     except KeyboardInterrupt:
         raise InterruptedRunError("interrupted: all processes of the script were ended.") from None
     finally:
-        for number in handled:
-            signal.signal(number, signal.SIG_DFL)
         sys.stdout.flush()

@@ -15,7 +15,7 @@ from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import MAX_GPUS, GpuModel, parse_usable_gpu_model
 from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.search import SearchRange
-from torchmem.sample.errors import UsageError
+from torchmem.sample.errors import UsageError, program_advice
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.command import check_settings
 
@@ -119,17 +119,15 @@ def _checked_command(words: Sequence[str]) -> tuple[str, ...]:
             "script itself (-- python train.py ...) and set --world-size and --rank."
         )
     if not shutil.which(command[0]):
-        raise UsageError(
-            f"there is no program {sanitize_text(command[0])!r}: give one that can be run, "
-            "for example python train.py."
-        )
+        name = sanitize_text(command[0])
+        raise UsageError(f"{name} is not a program: {program_advice(name)}")
     return command
 
 
 def _launcher(command: Sequence[str]) -> str | None:
     """Return the launcher named before the script, or None."""
     before = list(takewhile(lambda word: not word.endswith((".py", ".sh")), command))
-    for word, following in zip(before, [*before[1:], ""], strict=True):
+    for word, following in zip(before, [*before[1:], ""], strict=False):
         if PurePath(word).name in LAUNCHERS:
             return PurePath(word).name
         if word == "-m" and following in LAUNCHER_MODULES:
@@ -160,7 +158,9 @@ def _checked_placements(
 
 
 def _placement(rank: int, world: int, local: int | None) -> Placement:
-    if world < 1 or not 0 <= rank < world:
+    if world < 1:
+        raise UsageError(f"--world-size {world} is invalid: it must be at least 1.")
+    if not 0 <= rank < world:
         raise UsageError(f"there is no rank {rank} in a world of {world}: ranks start at 0.")
     node = min(DEFAULT_RANKS_PER_NODE, world) if local is None else local
     if not 1 <= node <= world:

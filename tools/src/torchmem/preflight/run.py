@@ -22,6 +22,7 @@ from torchmem.phantom.torch_build import cuda_build
 from torchmem.preflight.plan import PROGRESS_FILE, VARIABLE, ChildConfig, RunPlan
 from torchmem.preflight.result import RunProgress, RunResult, read_result
 from torchmem.sample.errors import UsageError
+from torchmem.sample.run_directory import ENVIRONMENT_VARIABLE as RUN_DIR_VARIABLE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,6 +34,13 @@ MAX_KILL_ROUNDS = 20
 STARTUP = Path(__file__).resolve().parent / "child" / "startup"
 REMOVED_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Variables of the caller that would hide the phantom GPUs."""
+OUTPUT_VARIABLES = (
+    "TORCHMEM_PORT",
+    "TORCHMEM_LEADER_PORT",
+    "TORCHMEM_TEXTFILE",
+    "TORCHMEM_OTLP",
+)
+"""Variables with which the script would publish the phantom's memory as a real GPU's."""
 OVERRIDING_VARIABLE = "PYTORCH_ALLOC_CONF"
 """Takes precedence over PYTORCH_CUDA_ALLOC_CONF, which carries the plan's setting."""
 
@@ -64,16 +72,20 @@ def run(
 
 
 def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of `base` with the variables that run the command on its phantom GPUs."""
-    removed = {*REMOVED_VARIABLES, *([OVERRIDING_VARIABLE] if plan.alloc_conf is not None else [])}
+    """Return a copy of `base` with the variables that run the command on its phantom GPUs.
+
+    The script publishes in `folder`, so that its ranks do not appear among those of the node.
+    """
+    removed = {*REMOVED_VARIABLES, *OUTPUT_VARIABLES}
+    if plan.alloc_conf is not None:
+        removed.add(OVERRIDING_VARIABLE)
     kept = {name: value for name, value in base.items() if name not in removed}
     torch = cuda_build(plan.command, kept)
     environment = phantom_environment(plan.gpu, plan.devices, folder / "gpus", kept, torch)
     environment |= ChildConfig(folder, plan.steps, plan.placement).to_environment()
-    environment["PYTHONPATH"] = os.pathsep.join(
-        [str(STARTUP), *filter(None, [base.get("PYTHONPATH")])]
-    )
+    environment["PYTHONPATH"] = os.pathsep.join([str(STARTUP), environment["PYTHONPATH"]])
     environment["TORCHMEM_RUN"] = run_label(plan)
+    environment[RUN_DIR_VARIABLE] = str(folder / "run")
     if plan.alloc_conf is not None:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = plan.alloc_conf
     return environment | (plan.placement.environment() if plan.placement else {})
@@ -81,7 +93,8 @@ def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> d
 
 def run_label(plan: RunPlan) -> str:
     """Return the label `run`, which marks the run as a phantom."""
-    script = next((word for word in plan.command if word.endswith(".py")), plan.command[0])
+    words = (part for word in plan.command for part in word.split())  # also those of a shell
+    script = next((word for word in words if word.endswith(".py")), plan.command[0])
     return f"{plan.run or Path(script).stem} (phantom)"
 
 

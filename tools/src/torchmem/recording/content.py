@@ -11,9 +11,10 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
-from torchmem.recording.recording import DEFAULT_POOL, PoolId, RecordedBlock, RecordedSegment
+from torchmem.allocator.snapshot import DEFAULT_POOL, BlockState, PoolId
+from torchmem.recording.recording import RecordedBlock, RecordedSegment
 
 HOW_TO_RECORD = (
     "call torch.cuda.memory._record_memory_history(max_entries=1_000_000) before training and "
@@ -40,7 +41,7 @@ ACTIONS = (
     "oom",
     "snapshot",
 )
-STATES = ("active_allocated", "active_pending_free", "inactive")
+STATES: tuple[BlockState, ...] = get_args(BlockState)
 _CODES = {action: code for code, action in enumerate(ACTIONS)}
 _ALLOC = _CODES["alloc"]
 _FREE_REQUESTED, _FREE_COMPLETED = _CODES["free_requested"], _CODES["free_completed"]
@@ -351,13 +352,14 @@ def _block(entry: dict[Any, Any], where: str) -> RecordedBlock:
     )
 
 
-def _state(entry: dict[Any, Any], where: str) -> str:
+def _state(entry: dict[Any, Any], where: str) -> BlockState:
     state = entry.get("state")
     # The docstring of `torch.cuda.memory._snapshot` has this name; the C++ code does not.
     state = "active_pending_free" if state == "active_awaiting_free" else state
-    if type(state) is not str or state not in STATES:
-        raise damaged(f"{where} has an unknown state")
-    return state
+    for known in STATES:
+        if state == known:
+            return known
+    raise damaged(f"{where} has an unknown state")
 
 
 def _settings(value: object) -> dict[str, object]:

@@ -8,7 +8,6 @@ import select
 import subprocess
 import sys
 from array import array
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,19 +16,19 @@ from pathlib import Path
 from typing import IO, Any
 
 import torchmem
-from torchmem.allocator.snapshot import without_collector
+from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId, without_collector
 from torchmem.recording.content import ACTIONS, Columns
 from torchmem.recording.recording import (
-    DEFAULT_POOL,
     CaptureFacts,
     Event,
-    PoolId,
     RecordedBlock,
     RecordedSegment,
     Recording,
+    SegmentPools,
 )
 from torchmem.recording.stacks import EventStacks, SnapshotFrame, Stacks
 from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.file_kinds import HEAD_BYTES, SNAPSHOT, check_kind
 from torchmem.sample.untrusted import (
     FileProblem,
     UntrustedFileError,
@@ -42,7 +41,7 @@ MAX_FILE_BYTES = 1 << 30
 MAX_PLACES = 1024
 """Combinations of device, stream and pool. A replay takes about 3 ms for each; jobs have dozens."""
 _ADVICE: dict[FileProblem, str] = {
-    "not_regular": "name a snapshot file.",
+    "not_regular": "name a file of torch.cuda.memory._dump_snapshot or `torchmem capture`.",
     "unreadable": "name a file that you may read.",
     "too_large": "record fewer steps, or with _record_memory_history(max_entries=1_000_000).",
 }
@@ -58,7 +57,7 @@ class StackedTrace:
     """One device of a snapshot: segments, events by column, and stacks.
 
     Attributes:
-        columns: the events; `pools` are the pool ids to which they refer.
+        columns: the events.
         events: stack and time of each event.
         blocks: the stack of a block in use by its address.
     """
@@ -67,15 +66,9 @@ class StackedTrace:
     device: int
     segments: tuple[RecordedSegment, ...]
     columns: Columns
-    pools: Sequence[PoolId]
     events: EventStacks
     blocks: Mapping[int, int]
     stacks: Stacks
-
-    def pool_of_event(self, event: int) -> PoolId | None:
-        """Return the private or default pool of an event; None before 2.12, which lacks it."""
-        index = self.columns.pools[event]
-        return None if index < 0 else self.pools[index]
 
 
 def read(path: Path) -> tuple[Recording, ...]:
@@ -119,31 +112,31 @@ def read_with_stacks(
 
 
 def _stacked_traces(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterator[StackedTrace]:
-    columns = {trace["device"]: Columns() for trace in header["traces"]}
-    for trace in header["traces"]:
-        _fill_all(columns[trace["device"]].arrays(), answer, trace["events"], name)
-        columns[trace["device"]].device_free = dict(trace["device_free"])
-    events = {trace["device"]: EventStacks() for trace in header["traces"]}
-    for trace in header["traces"]:
-        _fill_all(events[trace["device"]].arrays(), answer, trace["events"], name)
-    facts = header["stacks"]
-    table = _table(facts, answer, name)
+    columns = {trace["device"]: _columns(trace, answer, name) for trace in header["traces"]}
+    events = {device: EventStacks() for device in columns}
+    for device, stacks in events.items():
+        _fill_all(stacks.arrays(), answer, len(columns[device].codes), name)
+    table = _table(header["stacks"], answer, name)
     rows = dict(header["segments"])
-    pools = {
-        trace["device"]: [(pool[0], pool[1]) for pool in trace["pools"]]
-        for trace in header["traces"]
-    }
     for device in sorted({*rows, *columns}):
         yield StackedTrace(
             name=name,
             device=device,
             segments=tuple(map(_segment, rows.get(device, ()))),
             columns=columns.get(device, Columns()),
-            pools=pools.get(device, []),
             events=events.get(device, EventStacks()),
-            blocks=dict(facts["blocks"]),
+            blocks=dict(header["stacks"]["blocks"]),
             stacks=table,
         )
+
+
+def _columns(trace: dict[str, Any], answer: IO[bytes], name: str) -> Columns:
+    """Return the events of the next trace of the answer."""
+    columns = Columns()
+    _fill_all(columns.arrays(), answer, trace["events"], name)
+    columns.device_free = dict(trace["device_free"])
+    columns.pool_ids = {(pool[0], pool[1]): number for number, pool in enumerate(trace["pools"])}
+    return columns
 
 
 def _table(facts: dict[str, Any], answer: IO[bytes], name: str) -> Stacks:
@@ -177,6 +170,7 @@ def _open(path: Path, name: str) -> Iterator[int]:
             raise UsageError(f"{name} {problem}: {_ADVICE[error.problem]}") from None
         except ValueError as error:  # the path has a null byte
             raise UsageError(f"{name} cannot be read ({error}): name a snapshot file.") from None
+        check_kind(path, os.pread(file.fileno(), HEAD_BYTES, 0), SNAPSHOT, "a memory snapshot")
         yield file.fileno()
 
 
@@ -220,12 +214,9 @@ def _recordings(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterato
     rows = dict(header["segments"])
     places: set[tuple[int, int, PoolId]] = set()
     for trace in header["traces"]:
-        columns = Columns()
-        _fill_all(columns.arrays(), answer, trace["events"], name)
-        columns.device_free = dict(trace["device_free"])
+        columns = _columns(trace, answer, name)
         segments = tuple(map(_segment, rows.get(trace["device"], ())))
-        pools = [(pool[0], pool[1]) for pool in trace["pools"]]
-        events = _events(columns, pools, segments)
+        events = _events(columns, segments)
         places.update((trace["device"], item.stream, item.pool) for item in segments)
         places.update((trace["device"], item.stream, item.pool) for item in events)
         if len(places) > MAX_PLACES:
@@ -274,37 +265,18 @@ def _segment(row: list[Any]) -> RecordedSegment:
     )
 
 
-def _events(
-    columns: Columns, pools: Sequence[PoolId], segments: Sequence[RecordedSegment]
-) -> tuple[Event, ...]:
-    of_events: Iterator[PoolId]
-    if pools:
-        pool_by_index = [*pools, DEFAULT_POOL]  # the index -1 is the last element
-        of_events = map(pool_by_index.__getitem__, columns.pools)
+def _events(columns: Columns, segments: Sequence[RecordedSegment]) -> tuple[Event, ...]:
+    """Return the events. PyTorch before 2.12 records no pool: it is that of the final segment."""
+    pools: Iterator[PoolId]
+    if columns.pool_ids:
+        pool_by_index = [*columns.pool_ids, DEFAULT_POOL]  # the index -1 is the last element
+        pools = map(pool_by_index.__getitem__, columns.pools)
+    elif all(segment.pool == DEFAULT_POOL for segment in segments):
+        pools = repeat(DEFAULT_POOL)
     else:
-        of_events = _pools_by_address(columns.addresses, segments)
+        pools = map(SegmentPools(segments).at, columns.addresses)
     actions = map(ACTIONS.__getitem__, columns.codes)
     free = columns.device_free
     device_free = map(free.get, range(len(columns.codes))) if free else repeat(None)
     places = columns.addresses, columns.sizes, columns.streams
-    return tuple(map(Event, actions, *places, of_events, device_free))
-
-
-def _pools_by_address(
-    addresses: array[int], segments: Sequence[RecordedSegment]
-) -> Iterator[PoolId]:
-    """Yield the pool of each event of a trace without pools, which PyTorch before 2.12 writes.
-
-    It is the pool of the final segment at the event's address, if there is one.
-    """
-    if all(segment.pool == DEFAULT_POOL for segment in segments):
-        return repeat(DEFAULT_POOL)
-    starts = [segment.address for segment in segments]
-    return (_pool_at(address, starts, segments) for address in addresses)
-
-
-def _pool_at(address: int, starts: Sequence[int], segments: Sequence[RecordedSegment]) -> PoolId:
-    index = bisect_right(starts, address) - 1
-    if index < 0 or address >= segments[index].address + segments[index].total_size:
-        return DEFAULT_POOL
-    return segments[index].pool
+    return tuple(map(Event, actions, *places, pools, device_free))

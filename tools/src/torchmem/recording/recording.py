@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-PoolId = tuple[int, int]
-"""The id of a private pool (CUDA graph or MemPool), as in `segment_pool_id`."""
-
-DEFAULT_POOL: PoolId = (0, 0)
+from torchmem.allocator.snapshot import DEFAULT_POOL, BlockState, PoolId
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +31,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class RecordedBlock:
-    """One block of a segment; `state` is active_allocated, active_pending_free or inactive."""
+    """One block of a segment; `requested_size` is None if it was not recorded."""
 
     address: int
     size: int
     requested_size: int | None
-    state: str
+    state: BlockState
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,21 @@ class RecordedSegment:
     is_expandable: bool
     pool: PoolId
     blocks: tuple[RecordedBlock, ...]
+
+
+class SegmentPools:
+    """Finds the pool of the segment at an address. The segments are given by address."""
+
+    def __init__(self, segments: Sequence[RecordedSegment]) -> None:
+        self._segments = segments
+        self._starts = [segment.address for segment in segments]
+
+    def at(self, address: int) -> PoolId:
+        """Return the default pool where there is no segment."""
+        index = bisect_right(self._starts, address) - 1
+        if index < 0 or address >= self._starts[index] + self._segments[index].total_size:
+            return DEFAULT_POOL
+        return self._segments[index].pool
 
 
 @dataclass(frozen=True, slots=True)

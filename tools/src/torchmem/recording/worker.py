@@ -35,12 +35,6 @@ BASE_BYTES, BYTES_PER_BYTE = 512 << 20, 12
 # The worker reads about 30 MB per second; a slow or busy machine gets thirty times as long.
 BASE_SECONDS, BYTES_PER_SECOND = 20, 1 << 20
 
-_OTHER_FORMATS = {
-    b"\x1f\x8b": "is compressed: decompress it with gunzip first.",
-    b"PK": "is a zip archive of torch.save, not a memory snapshot: write one with "
-    "torch.cuda.memory._dump_snapshot(FILE).",
-}
-
 
 def main(*, stacks: bool = False) -> None:
     """Read the snapshot from stdin and answer on stdout; with `stacks` also the Python stacks."""
@@ -120,8 +114,6 @@ def _check_beginning(file: BinaryIO) -> None:
     file.seek(0)
     if not beginning:
         raise InvalidSnapshotError(f"is empty. To record a snapshot, {HOW_TO_RECORD}.")
-    if beginning in _OTHER_FORMATS:
-        raise InvalidSnapshotError(_OTHER_FORMATS[beginning])
     if beginning[:1] != b"\x80":  # every pickle since protocol 2 starts with this byte
         raise _not_a_snapshot()
 

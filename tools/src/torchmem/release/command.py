@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmem.allocator.sizes import format_size
-from torchmem.capture.processes import TrainingProcess, training_processes
+from torchmem.capture.processes import ProcessFilter, TrainingProcess, training_processes
 from torchmem.capture.requests import Exchange, opened
 from torchmem.cli.terminal import write_out
 from torchmem.release.gpus import gpu_uuid
@@ -24,9 +24,8 @@ from torchmem.sample.release_messages import (
     ReleaseRequest,
     decode_answer,
 )
-from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, run_directory
-from torchmem.sample.sample import decode
-from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
+from torchmem.sample.run_directory import run_directory
+from torchmem.sample.sample import read_sample
 
 HELP = "make running processes return unused memory to the driver"
 EPILOG = """\
@@ -96,28 +95,28 @@ def _selected(arguments: argparse.Namespace) -> list[TrainingProcess]:
     """Return the running processes that the flags select. Raise UsageError without any."""
     directory = arguments.run_dir or run_directory(os.environ)
     uuid = None if arguments.gpu is None else gpu_uuid(arguments.gpu)
+    selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
     found = [
         process
         for process in training_processes(directory)
         if process.alive is not False
-        and arguments.run_name in {None, process.process.run}
-        and arguments.rank in {None, process.process.rank}
-        and arguments.pid in {None, process.pid, process.process.pid}
+        and selected.matches(process)
         and (uuid is None or _uses(process, uuid))
     ]
     if not found:
         hint = "; only root can select processes of other users" if os.geteuid() else ""
-        raise UsageError(f"no running process in {directory} matches{hint}.")
+        raise UsageError(
+            f"no running process in {directory} matches{hint}: `torchmem doctor` shows the runs."
+        )
     return sorted(found, key=lambda process: (process.process.run, process.process.rank))
 
 
 def _uses(process: TrainingProcess, uuid: str) -> bool:
     """Return whether the process has memory on the device whose UUID starts with `uuid`."""
-    try:
-        sample = decode(read_untrusted(process.sample, MAX_SAMPLE_BYTES, process.uid)[0])
-    except (OSError, UntrustedFileError, ValueError, RecursionError):
-        return False
-    return any((device.uuid or "").startswith(uuid) for device in sample.devices)
+    sample = read_sample(process.sample, process.uid)
+    return any(
+        (device.uuid or "").startswith(uuid) for device in (sample.devices if sample else ())
+    )
 
 
 @dataclass(slots=True)

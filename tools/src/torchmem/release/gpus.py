@@ -28,7 +28,7 @@ def gpu_uuid(name: str) -> str:
         nvml.close()
     except NvmlDownError as error:
         raise UsageError(
-            f"--gpu: NVML does not work here ({error}); give the UUID instead of an index."
+            f"--gpu: {error}; give the UUID of the GPU instead of its index."
         ) from None
     if gpu is None or isinstance(gpu, GpuFault):
         raise UsageError(f"--gpu: there is no working GPU {name}; `nvidia-smi -L` lists them.")

@@ -6,22 +6,26 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import time
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
 from torchmem.cli.gpus import gpu_indices
 from torchmem.cli.terminal import write_out
+from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
+from torchmem.oom.command import load_all
 from torchmem.pages import output
 from torchmem.report import html, text
 from torchmem.sample.errors import MissingExtraError, UsageError
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, run_directory
-from torchmem.sample.sample import Sample, decode
-from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
+from torchmem.sample.sample import Process, Sample, decode
+from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
 
 HELP = "show what holds a running rank's memory, what threatens it, and what to set"
 EPILOG = """\
@@ -30,6 +34,8 @@ Examples:
   torchmem report --run nightly --json
   torchmem report --rank 3 --html rank3.html
 """
+MAX_REPORTS = 100
+"""The newest OOM reports that are looked at."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,18 +61,73 @@ def run(arguments: argparse.Namespace) -> int:
         output.check(arguments.html)
     directory = arguments.run_dir or run_directory(os.environ)
     selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
-    process = find_process(directory, selected, or_ended=True)
-    sample, now, gpus = load(process), time.time(), gpu_indices()
+    now, oom = time.time(), newest_oom(directory, selected)
+    process = _find(directory, selected, oom, now)
+    sample, gpus = load(process), gpu_indices()
+    oom = oom if oom and oom.concerns(sample.process) else None
     limits = _thresholds(arguments.thresholds).limits(sample.process.run, platform.node())
     words = text.page(sample, now, gpus, limits)
+    if oom:
+        words = f"{oom.happened(now)}; to see why:\n  {oom.command}\n\n{words}"
     if arguments.html:
         subject = html.ReportedProcess(process, sample, now, gpus)
         output.write(html.page(subject, limits), arguments.html)
     if arguments.json:
-        words = json.dumps(_document(sample, limits), allow_nan=False) + "\n"
+        document = _document(sample, limits) | {"oom_report": str(oom.path) if oom else None}
+        words = json.dumps(document, allow_nan=False) + "\n"
     if arguments.html != output.STDOUT:
         write_out(words)
     return 0
+
+
+def _find(
+    directory: Path, selected: ProcessFilter, oom: NewestOom | None, now: float
+) -> TrainingProcess:
+    """Return the process to show. Without one, raise UsageError, which leads to the newest OOM."""
+    try:
+        return find_process(directory, selected, or_ended=True)
+    except UsageError as error:
+        if oom is None:
+            raise
+        lead = f"But {oom.happened(now)}: `{oom.command}` explains why."
+        raise UsageError(f"{error} {lead}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class NewestOom:
+    """The newest OOM report of the processes that the flags select; `timestamp` in Unix seconds."""
+
+    path: Path
+    process: Process
+    timestamp: float
+
+    def concerns(self, shown: Process) -> bool:
+        """Return whether it happened in this process, or elsewhere since this process started."""
+        same, other = (
+            (process.pid, process.start_ticks, process.pid_namespace)
+            for process in (shown, self.process)
+        )
+        start = shown.start_timestamp
+        return same == other or (start is not None and self.timestamp > start)
+
+    @property
+    def command(self) -> str:
+        """The command that explains it."""
+        return f"torchmem oom {shlex.quote(sanitize_text(str(self.path)))}"
+
+    def happened(self, now: float) -> str:
+        """Return who ran out of memory and when."""
+        who = f"rank {self.process.rank} of run {self.process.run} (pid {self.process.pid})"
+        return f"{who} ran out of memory {format_seconds(now - self.timestamp)} ago"
+
+
+def newest_oom(directory: Path, selected: ProcessFilter) -> NewestOom | None:
+    """Return the newest OOM report of a process that the filter matches, of this user."""
+    with suppress(UsageError):
+        for path, report in load_all(directory, limit=MAX_REPORTS):
+            if selected.selects(report.process):
+                return NewestOom(path, report.process, report.timestamp)
+    return None
 
 
 def _thresholds(given: Path | None) -> Thresholds:

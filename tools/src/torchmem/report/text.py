@@ -1,17 +1,14 @@
-"""A rank's report as plain text, for terminals of at least 80 columns."""
+"""A rank's report as plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from torchmem.cli.terminal import joined, wrapped
-from torchmem.explain.memory_use import device_parts
-from torchmem.explain.rank_report import heading, rank_facts
-from torchmem.explain.run_chart import run_chart
-from torchmem.explain.threats import advice, threats
+from torchmem.explain.rank_report import RankReport, rank_report
 from torchmem.explain.thresholds import Limits
 from torchmem.oom.text import advice_lines, fact_lines, memory_lines, run_lines
-from torchmem.sample.sample import DeviceSample, Sample
+from torchmem.sample.sample import Sample
 
 WIDTH = 80
 
@@ -21,30 +18,32 @@ def page(sample: Sample, now: float, gpus: Mapping[str, int], limits: Limits) ->
 
     `gpus` are NVML's indices by UUID, as far as they are known.
     """
-    return "\n".join(_part(sample, device, now, gpus, limits) for device in sample.devices)
+    return "\n".join(
+        joined(sections(rank_report(sample, device, now, gpus.get(device.uuid or ""), limits)))
+        for device in sample.devices
+    )
 
 
-def _part(
-    sample: Sample, device: DeviceSample, now: float, gpus: Mapping[str, int], limits: Limits
-) -> str:
-    read = device.stats_timestamp
-    age = None if read is None else max(0.0, now - read)
-    parts = device_parts(device, device.driver_free_bytes, unread_steps=sample.steps.unread)
-    sections = [
-        [*heading(sample, device, now, gpus.get(device.uuid or ""))],
-        [*memory_lines(device.total_bytes, parts, age)],
-        [*fact_lines(rank_facts(sample, device, now), WIDTH)],
-        [*run_lines(run_chart(device.run_history, device.total_bytes))],
-        [*_threats(sample, device, limits)],
-        [*advice_lines(advice(sample, device, limits), WIDTH)],
+def sections(report: RankReport, width: int = WIDTH) -> list[list[str]]:
+    """Return the sections of a report, in lines of at most `width` columns.
+
+    Lines to type and the names and sizes of the memory's parts may be longer.
+    """
+    return [
+        [*report.heading],
+        [*memory_lines(report.total_bytes, report.parts, report.age_seconds, width)],
+        [*fact_lines(report.facts, width)],
+        [*run_lines(report.run)],
+        [*_threats(report.threats, width)],
+        [*advice_lines(report.advice, width)],
     ]
-    return joined(sections)
 
 
-def _threats(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[str]:
+def _threats(threats: Sequence[str] | None, width: int) -> Iterator[str]:
+    if threats is None:
+        return
     yield "Threats"
-    found = threats(sample, device, limits)
-    for threat in found:
-        yield from wrapped(threat.text, "  - ", WIDTH)
-    if not found:
+    for threat in threats:
+        yield from wrapped(threat, "  - ", width)
+    if not threats:
         yield "  Nothing at the moment."

@@ -8,7 +8,6 @@ the label `advice`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from torchmem.explain.oom_report import OomReport
 from torchmem.explain.verdict import MIN_STEPS_SHARE
 from torchmem.oom.command import load_all
 from torchmem.sample.errors import UsageError
-from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, run_directory
-from torchmem.sample.sample import decode
-from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
+from torchmem.sample.run_directory import SAMPLE_SUFFIX, run_directory
+from torchmem.sample.sample import read_sample
+from torchmem.sample.untrusted import sanitize_text
 
 MAX_REPORTS = 64
 """The newest reports that are read: all that the SDK keeps."""
@@ -92,7 +91,7 @@ def _survived(attempt: Attempt) -> bool:
     """Return whether its process is known to have gone on after its OOM."""
     if attempt.report.survived:
         return True
-    with suppress(OSError, UntrustedFileError, UsageError, ValueError):
-        sample = decode(read_untrusted(attempt.file(SAMPLE_SUFFIX), MAX_SAMPLE_BYTES)[0])
-        return sample.ended == "exited" or not (sample.oom_pending or sample.ended == "oom")
-    return False
+    sample = read_sample(attempt.file(SAMPLE_SUFFIX))
+    if sample is None:
+        return False
+    return sample.ended == "exited" or not (sample.oom_pending or sample.ended == "oom")

@@ -15,7 +15,7 @@ from typing import NoReturn
 from torchmem.run.autostart import ON, VARIABLE
 from torchmem.run.closing_lines import VARIABLE as SUMMARY_VARIABLE
 from torchmem.run.closing_lines import is_watched
-from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.errors import TorchmemError, UsageError, program_advice
 from torchmem.sample.untrusted import sanitize_text
 
 HELP = "run a command unchanged, and monitor each of its processes that uses CUDA"
@@ -115,7 +115,8 @@ def execute(command: list[str], environment: Mapping[str, str]) -> NoReturn:
     program = shutil.which(command[0])
     name = sanitize_text(command[0])
     if program is None:
-        raise CommandError(f"{name} is not found or not executable: check its name.", NOT_FOUND)
+        code = NOT_EXECUTABLE if Path(name).is_file() else NOT_FOUND
+        raise CommandError(f"{name} is not a program: {program_advice(name)}", code)
     sys.stdout.flush()
     for signal_name in RESTORED_SIGNALS:
         if hasattr(signal, signal_name):

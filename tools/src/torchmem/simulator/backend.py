@@ -7,17 +7,15 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from torchmem.allocator.backend import (
+    Backend,
     Device,
     HeldBlock,
     OomObserver,
     Storages,
-    T,
     TensorCounter,
-    TraceEntry,
     WeakStorage,
 )
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.sample.sample import PinnedMemory
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 
@@ -56,8 +54,8 @@ class _BlockCounter:
         return []
 
 
-class SimulatedBackend:
-    """A `torchmem.allocator.backend.Backend` over one simulated allocator per device.
+class SimulatedBackend(Backend):
+    """One simulated allocator per device. A simulated process is alone and has no modules.
 
     The training loop calls `step()` where an optimizer step would end. With `initialized=False`,
     CUDA counts as not initialized until `init()` is called.
@@ -119,18 +117,10 @@ class SimulatedBackend:
         """Return the free bytes of a simulated GPU."""
         return self._allocators[device].gpu.mem_get_info()[0]
 
-    def pinned_memory(self) -> PinnedMemory | None:
-        """Return None: pinned memory is not simulated."""
-        return None
-
     def limit_bytes(self, device: int) -> int | None:
         """Return the limit set by a memory fraction in bytes, or the total of the GPU."""
         allowed = self._allocators[device].allowed_memory_maximum
         return self._allocators[device].gpu.total_bytes if allowed is None else allowed
-
-    def world(self) -> tuple[int, int] | None:
-        """Return None: a simulated process is alone."""
-        return None
 
     def history_enabled(self) -> bool | None:
         """Return whether the history counts as recording."""
@@ -152,14 +142,6 @@ class SimulatedBackend:
     def start_stacks(self) -> bool:
         """Mark the history as recording; simulated allocations have no stack."""
         return self.start_history(1)
-
-    def start_trace(self, max_entries: int, *, complete: bool = False) -> bool:  # noqa: ARG002
-        """Return False: simulated allocations leave no trace."""
-        return False
-
-    def end_trace(self, use: Callable[[Sequence[Sequence[TraceEntry]]], T]) -> T | None:  # noqa: ARG002
-        """Return None."""
-        return None
 
     def full_snapshot(self, *, traces: bool) -> Mapping[str, Any] | None:  # noqa: ARG002
         """Return the segments, with an empty trace for each device."""
@@ -195,14 +177,6 @@ class SimulatedBackend:
                 allocator.free(own)
                 allocator.reset_peak_memory_stats()
 
-    def is_capturing(self) -> bool:
-        """Return False: no graph is captured in a simulation."""
-        return False
-
-    def collect_above(self, shares: Mapping[int, float]) -> bool:  # noqa: ARG002
-        """Return False: the settings of a simulated allocator do not change."""
-        return False
-
     def call_after_oom(self, call: Callback) -> None:
         """Run `call` at the next step: the observer is still being called."""
         self._after_oom.append(call)
@@ -210,9 +184,6 @@ class SimulatedBackend:
     def reset_peaks(self, device: int) -> None:
         """Reset the peaks of one device."""
         self._allocators[device].reset_peak_memory_stats()
-
-    def backward_node(self) -> str | None:
-        """Return None: a simulation has no backward pass."""
 
     def is_training(self) -> bool:
         """Return True: every scenario trains."""
@@ -238,22 +209,9 @@ class SimulatedBackend:
         else:
             self._init_callbacks.append(callback)
 
-    def python_tensors(self, device: int) -> None:
-        """Return None."""
-
-    def modules(self) -> None:
-        """Return None: a simulated program has no modules."""
-
     def tensor_counter(self) -> TensorCounter:
         """Return what counts the blocks of `SimulatedOptimizer`."""
         return _BlockCounter()
-
-    def on_step_begin(
-        self,
-        callback: Callable[[object, bool], None],  # noqa: ARG002
-    ) -> Callback:
-        """Never run `callback`: only the end of a step is simulated."""
-        return lambda: None
 
     def on_step(self, callback: Callable[[object], None]) -> Callback:
         """Run `callback` at each `step()`; return a function that removes it, idempotently."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from torchmem.allocator.sizes import format_size
-from torchmem.recording.recording import DEFAULT_POOL, PoolId
+from torchmem.allocator.sizes import SMALL_SIZE, format_size
+from torchmem.allocator.snapshot import DEFAULT_POOL
+from torchmem.recording.recording import SegmentPools
 from torchmem.recording.stacks import NO_STACK
 from torchmem.snapshot.frames import call_stack, module_path
 from torchmem.snapshot.lifetimes import BEFORE, At, Lifetimes
@@ -15,8 +15,6 @@ from torchmem.snapshot.lifetimes import BEFORE, At, Lifetimes
 NO_LINE = "no Python stack"
 BEFORE_RECORDING = "before the recording"
 NO_MODULE = "outside of any forward"
-# Requests of up to kSmallSize are served by the small pool (c10/cuda/CUDACachingAllocator.cpp).
-SMALL_SIZE = 1 << 20
 AGES: tuple[tuple[float, str], ...] = (
     (0.1, "up to 0.1 s"),
     (1, "0.1 to 1 s"),
@@ -231,28 +229,22 @@ def _age(lifetimes: Lifetimes, number: int, moment: int) -> str:
 
 
 class _Pools:
-    """Finds the pool of an allocation: by its event, else by the segment at its address."""
+    """Finds the pool of an allocation: by its event, else by the segment at its address.
+
+    PyTorch before 2.12 records no pools of events.
+    """
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         self._lifetimes = lifetimes
-        self._segments = sorted(lifetimes.trace.segments, key=lambda segment: segment.address)
-        self._starts = [segment.address for segment in self._segments]
+        self._of_segment = SegmentPools(lifetimes.trace.segments)
+        self._ids = tuple(lifetimes.trace.columns.pool_ids)
 
     def name(self, number: int) -> str:
         """Return `small`, `large`, or the private pool with its id."""
-        pool = self._of_event(number) or self._of_segment(self._lifetimes.addresses[number])
+        start = self._lifetimes.starts[number]
+        index = -1 if start == BEFORE else self._lifetimes.trace.columns.pools[start]
+        address = self._lifetimes.addresses[number]
+        pool = self._of_segment.at(address) if index < 0 else self._ids[index]
         if pool != DEFAULT_POOL:
             return f"private pool {pool[0]}, {pool[1]}"
         return "small" if self._lifetimes.sizes[number] <= SMALL_SIZE else "large"
-
-    def _of_event(self, number: int) -> PoolId | None:
-        start = self._lifetimes.starts[number]
-        return None if start == BEFORE else self._lifetimes.trace.pool_of_event(start)
-
-    def _of_segment(self, address: int) -> PoolId:
-        index = bisect_right(self._starts, address) - 1
-        if index < 0:
-            return DEFAULT_POOL
-        segment = self._segments[index]
-        is_inside = address - segment.address < segment.total_size
-        return segment.pool if is_inside else DEFAULT_POOL

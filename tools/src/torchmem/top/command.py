@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import argparse
 
+from torchmem.cli.flags import add_exporter
 from torchmem.sample.errors import MissingExtraError
+from torchmem.top.keys import KEY_COLUMNS, KEYS
 
 HELP = "show the GPUs and ranks of a node in the terminal, live"
 EPILOG = """\
 Examples:
   torchmem top
-  torchmem top --once http://127.0.0.1:9847
+  torchmem top --exporter http://node17:9847
+  torchmem top --once
 
-Keys: arrows or j and k select a rank, s changes the order, / filters by run,
-q ends. Without a terminal, it prints one screen like --once.
-"""
-DEFAULT_URL = "http://127.0.0.1:9847"
+Without a terminal, it prints one screen like --once. Keys:
+""" + "".join(f"  {' '.join(key.names):<{KEY_COLUMNS}}{key.does}\n" for key in KEYS)
 DEFAULT_INTERVAL_SECONDS = 1.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
-    address = "address of the exporter, also with USER:PASSWORD@ before the host"
-    add("url", nargs="?", default=DEFAULT_URL, metavar="URL", help=f"{address} ({DEFAULT_URL})")
+    add_exporter(parser)
+    hidden = argparse.SUPPRESS  # the address without the flag, as in earlier versions
+    add("exporter", nargs="?", metavar="URL", default=hidden, help=hidden)
     add("--once", action="store_true", help="print one screen and exit")
     add(
         "--interval",

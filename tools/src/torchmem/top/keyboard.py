@@ -13,12 +13,16 @@ from contextlib import contextmanager, suppress
 
 ESCAPE_SECONDS = 0.05
 """How long the rest of an escape sequence may take; a lone Escape is the key."""
-_KEY = re.compile(r"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+_KEY = re.compile(r"\x1b\[\[[A-E]|\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
+_INCOMPLETE = re.compile(r"\x1b(\[\[?[0-9;]*|O)?\Z")
 _NAMES = {
     "\x1b[A": "up",
     "\x1bOA": "up",
     "\x1b[B": "down",
     "\x1bOB": "down",
+    "\x1bOP": "f1",
+    "\x1b[11~": "f1",
+    "\x1b[[A": "f1",
     "\x1b[5~": "page up",
     "\x1b[6~": "page down",
     "\x1b[H": "home",
@@ -49,7 +53,7 @@ class Keyboard:
         Raises EOFError when the terminal is gone.
         """
         text = self._read(seconds)
-        if text.endswith(("\x1b", "\x1b[", "\x1bO")):
+        if _INCOMPLETE.search(text):
             text += self._read(ESCAPE_SECONDS)
         return [_NAMES.get(key, key) for key in _KEY.findall(text)]
 

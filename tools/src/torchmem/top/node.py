@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 
-from torchmem.cli.http import HttpAnswer, fetch
-from torchmem.sample.untrusted import printable, sanitize_text
+from torchmem.cli.http import HttpAnswer, fetch, why_not
+from torchmem.explain.rank_report import Fact
+from torchmem.explain.remedies import Remedy
+from torchmem.explain.run_chart import Chart
+from torchmem.sample.untrusted import printable
 
 Fetch = Callable[[str], HttpAnswer]
 STATE_PATH = "/api/v1/state"
+EXAMPLE = "--exporter http://HOST:9847"
+RANK_PATH = "/api/v1/rank"
+D = TypeVar("D")
 
 
 class Use(msgspec.Struct, frozen=True):
@@ -100,8 +107,47 @@ class Node(msgspec.Struct, frozen=True):
     waiting: tuple[Rank, ...] = ()
 
 
+class Labeled(msgspec.Struct, frozen=True):
+    """What some of a GPU's memory was used for, in bytes."""
+
+    label: str = ""
+    bytes: int = 0
+
+
+class Oom(msgspec.Struct, frozen=True):
+    """An OOM report in words: the verdict in one sentence, the reason in several, and the advice.
+
+    `time` is in Unix seconds, and `memory` the use of the GPU at that time.
+    """
+
+    time: float | None = None
+    summary: str = ""
+    reason: str = ""
+    before: str = ""
+    memory: tuple[Labeled, ...] = ()
+    advice: tuple[Remedy, ...] = ()
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The answer about one rank, as in `torchmem.exporter.live.why.RankWhy`."""
+
+    heading: tuple[str, ...] = ()
+    memory: tuple[Labeled, ...] = ()
+    next_request: str | None = None
+    ending: str | None = None
+    threats: tuple[Why, ...] = ()
+    advice: tuple[Remedy, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    run: Chart | None = None
+    oom: Oom | None = None
+
+
 class AwayError(Exception):
     """There is no state; the text completes a sentence that starts with the exporter's address."""
+
+
+class SilentError(AwayError):
+    """Nothing answers at the address."""
 
 
 def ask(url: str, get: Fetch = fetch) -> Node:
@@ -109,23 +155,47 @@ def ask(url: str, get: Fetch = fetch) -> Node:
     try:
         answer = get(url + STATE_PATH)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        text = sanitize_text(str(getattr(reason, "strerror", None) or reason))
-        raise AwayError(f"does not respond: {text}") from error
+        raise SilentError(f"does not respond: {why_not(error)}") from error
     if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
-        raise AwayError("asks for a password: pass http://USER:PASSWORD@HOST:9847")
+        raise AwayError("asks for a password: pass --exporter http://USER:PASSWORD@HOST:9847")
+    if answer.status != HTTPStatus.OK and _is_prometheus(url, get):
+        raise AwayError(f"is Prometheus: pass the address of an exporter, such as {EXAMPLE}")
     if answer.status != HTTPStatus.OK:
-        raise AwayError(f"answers with status {answer.status}: is it a current torchmem exporter?")
+        raise AwayError(f"answers with status {answer.status}, unlike a current torchmem exporter")
     return read(answer.body)
+
+
+def _is_prometheus(url: str, get: Fetch) -> bool:
+    try:
+        answer = get(url + "/api/v1/status/buildinfo")
+    except (OSError, ValueError):
+        return False
+    return answer.status == HTTPStatus.OK and b'"status":"success"' in answer.body
+
+
+def ask_rank(url: str, gpu: str, id_: str, get: Fetch = fetch) -> Answer | None:
+    """Return why the memory of a rank is as it is; None without an answer."""
+    query = urlencode({"id": id_, "gpu": gpu})
+    try:
+        answer = get(f"{url}{RANK_PATH}?{query}")
+        if answer.status != HTTPStatus.OK:
+            return None
+        return _converted(answer.body, Answer)
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 def read(body: bytes) -> Node:
     """Return the document, with its text made printable. Raise AwayError if it is not one."""
     try:
-        content = _printable(msgspec.json.decode(body))
-        return msgspec.convert(content, Node)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        return _converted(body, Node)
+    except (ValueError, RecursionError) as error:
         raise AwayError("answers, but not with a state that this torchmem can read") from error
+
+
+def _converted(body: bytes, kind: type[D]) -> D:
+    """Return a document. Raise ValueError, of which MsgspecError is one, or RecursionError."""
+    return msgspec.convert(_printable(msgspec.json.decode(body)), kind)
 
 
 def _printable(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the user has chosen to see: the selected rank, the order and the filter."""
+"""What the user has chosen to see: the help or a rank's report, the rank, the order, the filter."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ Order = Literal["rank", "headroom", "reserved"]
 ORDERS: tuple[Order, ...] = ("rank", "headroom", "reserved")
 MAX_FILTER = 60
 PAGE_RANKS = 10
+HELP_KEYS = frozenset({"?", "h", "f1"})
+BACK_KEYS = frozenset({"escape", "backspace"})
 WAITING = Gpu(uuid="waiting")
 """Stands for the GPU of ranks that have not used one yet."""
 
@@ -30,12 +32,20 @@ class GpuRanks:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The choices. `is_typing`: the keys go into the filter; `selected` None: the first rank."""
+    """The choices.
+
+    `selected` None: the first rank that is out of memory, else the first one. `is_typing`: the keys
+    go into the filter. `is_open`: the report of the selected rank fills the screen; `is_help`: the
+    help does. Both start at line `scroll`.
+    """
 
     selected: RankKey | None = None
     order: Order = "rank"
     filter: str = ""
     is_typing: bool = False
+    is_open: bool = False
+    is_help: bool = False
+    scroll: int = 0
 
     def groups(self, node: Node) -> list[GpuRanks]:
         """Return the GPUs and ranks to show, in order."""
@@ -54,7 +64,10 @@ class View:
     def position(self, groups: Sequence[GpuRanks]) -> int:
         """Return the position of the selected rank among all shown; 0 if it is gone."""
         known = keys(groups)
-        return known.index(self.selected) if self.selected in known else 0
+        if self.selected is not None:
+            return known.index(self.selected) if self.selected in known else 0
+        states = [rank.state for group in groups for rank in group.ranks]
+        return states.index("oom") if "oom" in states else 0
 
     def _matches(self, rank: Rank) -> bool:
         return self.filter.casefold() in rank.run.casefold()
@@ -65,24 +78,55 @@ def is_live(rank: Rank) -> bool:
     return rank.state in LIVE_STATES
 
 
+def out_of_memory(node: Node) -> list[RankKey]:
+    """Return the keys of the ranks that died of an OutOfMemoryError."""
+    ranks = ((gpu.uuid, rank) for gpu in node.gpus for rank in gpu.ranks)
+    return [(uuid, rank.id) for uuid, rank in ranks if rank.state == "oom"]
+
+
 def keys(groups: Iterable[GpuRanks]) -> list[RankKey]:
     """Return the keys of all ranks of the groups."""
     return [(group.gpu.uuid, rank.id) for group in groups for rank in group.ranks]
 
 
-def press(view: View, key: str, groups: Sequence[GpuRanks]) -> View | None:
-    """Return the view after a key, None to end. `groups` are those on the screen."""
+def press(view: View, key: str, groups: Sequence[GpuRanks], last_line: int = 0) -> View | None:
+    """Return the view after a key, None to end.
+
+    `groups` are those on the screen; `last_line` is the highest `scroll` of the help or report.
+    """
     if view.is_typing:
         return _type(view, key)
     if key == "q":
         return None
+    if key in HELP_KEYS:
+        return replace(view, is_help=not view.is_help, scroll=0)
+    if view.is_help or view.is_open:
+        return _read(view, key, last_line)
     if key in _CHANGES:
         return _CHANGES[key](view)
+    return _select(view, key, groups)
+
+
+def _select(view: View, key: str, groups: Sequence[GpuRanks]) -> View:
     known = keys(groups)
-    if key not in _MOVES or not known:
+    if not known or (key not in _MOVES and key != "enter"):
         return view
-    wanted = _MOVES[key](view.position(groups), len(known))
-    return replace(view, selected=known[max(0, min(len(known) - 1, wanted))])
+    at = view.position(groups)
+    if key == "enter":
+        return replace(view, selected=known[at], is_open=True, scroll=0)
+    return replace(view, selected=known[max(0, min(len(known) - 1, _MOVES[key](at, len(known))))])
+
+
+def _read(view: View, key: str, last_line: int) -> View:
+    """Move within the help or the report, or go back."""
+    if key in _MOVES:
+        at = min(view.scroll, last_line)
+        return replace(view, scroll=max(0, min(last_line, _MOVES[key](at, last_line))))
+    if key not in BACK_KEYS:
+        return view
+    if view.is_help:
+        return replace(view, is_help=False, scroll=0)
+    return replace(view, is_open=False, scroll=0)
 
 
 def _type(view: View, key: str) -> View:

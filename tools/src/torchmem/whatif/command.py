@@ -17,7 +17,7 @@ from torchmem.cli import plots
 from torchmem.cli.flags import add_flag
 from torchmem.cli.terminal import write_out
 from torchmem.sample.errors import UsageError
-from torchmem.sample.untrusted import sanitize_text
+from torchmem.sample.untrusted import printable, sanitize_text
 
 if TYPE_CHECKING:
     from torchmem.phantom.gpus import GpuModel
@@ -33,6 +33,7 @@ Examples:
 Exit code: 0 if there is a recommendation for each GPU, 1 if one has none, 2 if
 a file or a flag cannot be used.
 """
+MAX_REASON = 400
 NO_RECOMMENDATION = 1
 """Exit code if a file was read but its replay does not reproduce it; like grep's for no match."""
 
@@ -91,7 +92,7 @@ def check_settings(settings: Sequence[str]) -> None:
     for text in settings:
         reason = rejection_reason(text)
         if reason is not None:
-            raise UsageError(f"--setting: {sanitize_text(reason)}")
+            raise UsageError(f"--setting: {printable(reason[:MAX_REASON])}")
 
 
 def run(arguments: argparse.Namespace) -> int:

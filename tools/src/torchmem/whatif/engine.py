@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
-from torchmem.explain.remedies import OLD_VARIABLE, conf_variable, export_line
+from torchmem.explain.remedies import NEW_VARIABLE, OLD_VARIABLE, conf_variable, export_line
 from torchmem.recording.recording import Recording
 from torchmem.whatif.fidelity import (
     Progress,
@@ -180,7 +180,7 @@ def line_to_type(recording: Recording, conf: str, versions: Mapping[str, str]) -
     }
     variable, resulting = conf_variable(versions), unrelated | parse_alloc_conf(conf)
     line = export_line(resulting, variable)
-    is_new = variable == "PYTORCH_ALLOC_CONF" and bool(last_parsed(recording))
+    is_new = variable == NEW_VARIABLE and bool(last_parsed(recording))
     return f"{export_line({}, OLD_VARIABLE)}; {line}" if is_new else line
 
 

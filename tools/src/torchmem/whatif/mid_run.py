@@ -17,7 +17,8 @@ from torchmem.whatif.recommendation import (
     PEAK_MARGIN,
     RETRY_MARGIN,
     at_oom,
-    is_better,
+    best_of,
+    keep,
     no_recommendation,
 )
 from torchmem.whatif.recorded_run import RecordedRun
@@ -130,13 +131,13 @@ def decide(
     """
     if fidelity.reason is not None:
         return no_recommendation(fidelity)
-    switch = _best_switch(recorded, switched)
-    restart = _best_restart(recorded, restarts)
-    if switch is not None and (restart is None or _prevents_retries(switch, recorded)):
+    switch, restart = best_of(recorded, switched), _best_restart(recorded, restarts)
+    if switch is not recorded and (restart is None or _prevents_retries(switch, recorded)):
         return _switch(switch, recorded, restarts)
     if restart is not None:
         return _restart(restart, recorded)
-    return _keep(recorded, switched)
+    tried = ", switched where the trace begins,"
+    return keep(recorded, switched, tried, better="is shown to be")
 
 
 def is_switch(answer: WhatIf) -> bool:
@@ -148,14 +149,6 @@ def is_switch(answer: WhatIf) -> bool:
     is_switched = any(each.start == "switched" for each in answer.outcomes)
     is_shown = any(each.name == name and each.peak_reserved is not None for each in answer.restarts)
     return is_switched and not is_shown
-
-
-def _best_switch(recorded: ReplayResult, switched: Sequence[ReplayResult]) -> ReplayResult | None:
-    best = recorded
-    for other in switched:
-        if other.refused is None and is_better(other, best):
-            best = other
-    return None if best is recorded else best
 
 
 def _best_restart(recorded: ReplayResult, restarts: Sequence[Restart]) -> Restart | None:
@@ -210,20 +203,4 @@ def _after_restart(restart: Restart, recorded: ReplayResult) -> str:
         f"After a restart, peak reserved is about {format_size(restart.peak_reserved or 0)} "
         f"(estimated) instead of {format_size(recorded.peak_reserved)} (recorded), for a peak of "
         f"{format_size(recorded.peak_allocated)} allocated."
-    )
-
-
-def _keep(recorded: ReplayResult, switched: Sequence[ReplayResult]) -> Recommendation:
-    tried = sum(other.refused is None for other in switched)
-    if recorded.oom is not None:
-        return Recommendation(
-            "keep",
-            f"Keep your settings: each of {tried} others, switched where the trace begins, also "
-            "runs out of memory. Request less memory, for example with a smaller batch, or use a "
-            "larger GPU.",
-            reasons=(at_oom(recorded),),
-        )
-    return Recommendation(
-        "keep",
-        f"Keep your settings: none of {tried} others is shown to be better by a relevant margin.",
     )

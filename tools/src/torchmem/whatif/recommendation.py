@@ -13,7 +13,7 @@ recorded settings stay; among equals, the simpler setting wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
 from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult
@@ -46,17 +46,23 @@ def decide(
     """
     if fidelity.reason is not None:
         return no_recommendation(fidelity)
-    best = baseline
-    for other in others:
-        if other.refused is None and is_better(other, best):
-            best = other
+    best = best_of(baseline, others)
     if best is baseline:
-        return _keep(baseline, others)
+        return keep(baseline, others)
     sentence = f"Set {best.conf or 'the defaults'}: {_benefit(best, baseline)}"
     return Recommendation("change", sentence, best.name, None, tuple(_reasons(best, baseline)))
 
 
-def is_better(replay: ReplayResult, other: ReplayResult) -> bool:
+def best_of(baseline: ReplayResult, others: Iterable[ReplayResult]) -> ReplayResult:
+    """Return the best replay; the first one of those that are equally good."""
+    best = baseline
+    for other in others:
+        if other.refused is None and _is_better(other, best):
+            best = other
+    return best
+
+
+def _is_better(replay: ReplayResult, other: ReplayResult) -> bool:
     """Return whether `replay` wins by a margin in the first criterion in which the two differ."""
     if (replay.oom is None) != (other.oom is None):
         return replay.oom is None
@@ -73,16 +79,21 @@ def is_better(replay: ReplayResult, other: ReplayResult) -> bool:
     )
 
 
-def _keep(baseline: ReplayResult, others: Sequence[ReplayResult]) -> Recommendation:
-    tried = sum(other.refused is None for other in others)
+def keep(
+    baseline: ReplayResult, others: Iterable[ReplayResult], tried: str = "", better: str = "is"
+) -> Recommendation:
+    """Return the decision to keep the settings.
+
+    `tried` is how the others were tried, after a comma; `better` the verb of "better".
+    """
+    number = sum(other.refused is None for other in others)
     if baseline.oom is None:
-        return Recommendation(
-            "keep", f"Keep your settings: none of {tried} others is better by a relevant margin."
-        )
+        sentence = f"none of {number} others {better} better by a relevant margin."
+        return Recommendation("keep", f"Keep your settings: {sentence}")
     return Recommendation(
         "keep",
-        f"Keep your settings: each of {tried} others also runs out of memory. Request less memory, "
-        "for example with a smaller batch, or use a larger GPU.",
+        f"Keep your settings: each of {number} others{tried} also runs out of memory. Request less "
+        "memory, for example with a smaller batch, or use a larger GPU.",
         reasons=(at_oom(baseline),),
     )
 

@@ -10,9 +10,8 @@ from functools import partial
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.oom_cause import OomEvidence, largest_free_blocks
 from torchmem.allocator.settings import AllocatorConfig
-from torchmem.allocator.snapshot import DEFAULT_POOL
+from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
 from torchmem.explain.verdict import Circumstances, judge
-from torchmem.recording.recording import PoolId
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError

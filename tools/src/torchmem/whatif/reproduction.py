@@ -15,8 +15,8 @@ from itertools import islice
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import SMALL_BUFFER, SMALL_SIZE
-from torchmem.allocator.snapshot import DEFAULT_POOL
-from torchmem.recording.recording import Event, PoolId, Recording
+from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
+from torchmem.recording.recording import Event, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.gpu import GpuUse
 from torchmem.simulator.snapshot import range_key

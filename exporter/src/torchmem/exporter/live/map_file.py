@@ -20,13 +20,16 @@ from torchmem.exporter.sample_files import Published
 from torchmem.sample.memory_map import (
     MAP_SUFFIX,
     MAX_BLOCKS,
+    MAX_COMMAS,
+    MAX_EXACT,
     MAX_JSON_BYTES,
     MAX_MAP_BYTES,
     SCHEMA_VERSION,
-    STATES,
+    WBITS,
     DeviceMap,
     MemoryMap,
     SegmentMap,
+    is_plausible,
 )
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import FREE_BLOCK_BOUNDS
@@ -38,19 +41,14 @@ from torchmem.sample.untrusted import (
     sanitize_json,
 )
 
-MAX_EXACT = 1 << 53  # JavaScript's numbers are exact below
 MAX_KEPT_MAPS = 8
 MAX_KEPT_BYTES = 8 << 20
 MAX_OBJECTS = MAX_BLOCKS + 4 * MAX_ITEMS
 """In the JSON: each segment has a block, and each device has a few more objects."""
-MAX_COMMAS = 8 * MAX_BLOCKS + 256 * MAX_ITEMS
-"""A segment with one block has 8, its own among them, and each further block has one."""
 
 _PIECE_BYTES = 1 << 20
 _SENT_BYTES = 128 << 10
 _GZIP_LEVEL = 1
-_WBITS = 16 + zlib.MAX_WBITS  # gzip
-_LETTERS = frozenset(STATES + STATES.upper())
 _MALFORMED = "The file of the map is malformed."
 _TOO_MANY = "The map has too many blocks or devices."
 _OUT_OF_BOUNDS = "A number in the map is out of bounds."
@@ -128,7 +126,7 @@ def checked(data: bytes, now: float) -> bytes:
     Raises ValueError, with a sentence, for anything that a healthy SDK of this schema does not
     write: wrong types, implausible sizes, numbers that are not finite.
     """
-    gzipped = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, _WBITS)
+    gzipped = zlib.compressobj(_GZIP_LEVEL, zlib.DEFLATED, WBITS)
     try:
         content = _map_decoder.decode(_expanded(data))
         pieces = [gzipped.compress(piece) for piece in _Rewriter().map(content, now)]
@@ -152,12 +150,12 @@ def _expanded(data: bytes) -> bytes:
         commas += piece.count(b",")
         if size > MAX_JSON_BYTES or objects > MAX_OBJECTS or commas > MAX_COMMAS:
             raise ValueError("The map is too large.")
-    return zlib.decompress(data, _WBITS, max(size, 1))
+    return zlib.decompress(data, WBITS, max(size, 1))
 
 
 def _inflated(data: bytes, piece_bytes: int) -> Iterator[bytes]:
     """Yield the content of one gzip member. Raises ValueError if there is more, or less, of it."""
-    stream = zlib.decompressobj(_WBITS)
+    stream = zlib.decompressobj(WBITS)
     while not stream.eof:
         piece = stream.decompress(data, piece_bytes)
         data = stream.unconsumed_tail
@@ -203,15 +201,7 @@ class _Rewriter:
         self._blocks += len(segment.sizes)
         if self._blocks > MAX_BLOCKS:
             raise ValueError(_TOO_MANY)
-        names = (segment.address, segment.stream, *segment.pool_id)
-        is_plausible = (
-            len(segment.sizes) == len(segment.states) > 0
-            and _LETTERS.issuperset(segment.states)
-            and min(segment.sizes) > 0
-            and min(names) >= 0
-            and max(*names, *segment.sizes) < MAX_EXACT
-        )
-        if not is_plausible:
+        if not is_plausible(segment):
             raise ValueError("A segment in the map is implausible.")
         return sum(segment.sizes)
 

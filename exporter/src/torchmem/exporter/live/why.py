@@ -20,13 +20,12 @@ from torchmem.explain.oom_report import (
     OomReport,
     decode,
     failure_reason,
-    memory_breakdown,
+    memory_uses,
     preceding_events,
 )
-from torchmem.explain.rank_report import ending, next_request, rank_facts
+from torchmem.explain.rank_report import ending, next_request, rank_report
 from torchmem.explain.remedies import REMEDY_BY_KILL, Remedy, gain_sentence, remedies
-from torchmem.explain.run_chart import Chart, run_chart
-from torchmem.explain.threats import advice
+from torchmem.explain.run_chart import Chart
 from torchmem.exporter.live.parts import LEGEND, UseState, plausible, rank_parts
 from torchmem.exporter.live.state import Document, Reason, rank_threats
 from torchmem.exporter.node_reading import NodeReading
@@ -99,12 +98,15 @@ class OomWhy(Document, frozen=True, kw_only=True):
 class RankWhy(Document, frozen=True, kw_only=True):
     """The answer about one rank on one device.
 
-    `holds`: what holds its memory; `next_request`: whether the next allocation would succeed;
+    `heading`: who it is, and `memory`: what the device was used for, as `torchmem report` prints
+    them. `holds`: what holds its memory; `next_request`: whether the next allocation would succeed;
     `ending`: how it ended. `run`: its memory over the whole run, in at most 64 points. `oom`: its
     newest OOM report, if there is one.
     """
 
     id: str
+    heading: tuple[str, ...] = ()
+    memory: tuple[LabeledBytes, ...] = ()
     holds: str | None = None
     next_request: str | None = None
     ending: str | None = None
@@ -127,20 +129,26 @@ def rank_why(
     outside = found.outside.get((device.uuid or "", process_key(sample.process)))
     is_live = item.state in LIVE_STATES
     report = newest_report(run_dir, item) if device.last_oom else None
-    known, limits = rank_facts(sample, device, found.time), found.limits(item)
+    limits, index = found.limits(item), _index(found, device)
+    words = rank_report(sample, device, found.time, index, limits)
     return RankWhy(
         id=item.id,
+        heading=words.heading,
+        memory=_labeled(words.parts),
         holds=_holds(rank_parts(device, outside)),
         next_request=next_request(layout) if layout and is_live else None,
         ending=_ending(found, item),
         threats=rank_threats(sample, device, limits) if is_live else (),
-        advice=tuple(map(_advice, advice(sample, device, limits)))
-        if is_live
-        else _after_kill(found, item),
-        facts=tuple(FactText(subject=fact.subject, text=fact.text) for fact in known),
-        run=run_chart(device.run_history, device.total_bytes),
-        oom=oom_why(report, _index(found, device), may_look=may_look) if report else None,
+        advice=tuple(map(_advice, words.advice)) if is_live else _after_kill(found, item),
+        facts=tuple(FactText(subject=fact.subject, text=fact.text) for fact in words.facts),
+        run=words.run,
+        oom=oom_why(report, index, may_look=may_look) if report else None,
     )
+
+
+def _labeled(parts: Iterable[tuple[str, int]]) -> tuple[LabeledBytes, ...]:
+    known = [(label, size) for label, size in parts if plausible(size)]
+    return tuple(LabeledBytes(label=label, bytes=size) for label, size in known)
 
 
 def _holds(parts: Iterable[UseState]) -> str | None:
@@ -184,11 +192,7 @@ def oom_why(report: OomReport, gpu: int | None, *, may_look: bool) -> OomWhy:
         summary=headline(report),
         reason=" ".join(failure_reason(report, gpu)),
         before=" ".join(preceding_events(report)),
-        memory=tuple(
-            LabeledBytes(label=label, bytes=size)
-            for label, size in memory_breakdown(report)
-            if plausible(size)
-        ),
+        memory=_labeled((use.label, use.bytes) for use in memory_uses(report)),
         advice=tuple(map(_advice, remedies(report))),
         stack=calls if may_look else (),
         hidden=True if calls and not may_look else None,

@@ -20,7 +20,7 @@ _EVENT_REASONS = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetCurrentClocksThrottleReasons",  # its name in older drivers
 )
-_REASONS = {  # nvmlClocksEventReasons of nvml.h
+REASONS = {  # nvmlClocksEventReasons of nvml.h
     "gpu_idle": 0x001,
     "applications_clocks_setting": 0x002,
     "sw_power_cap": 0x004,
@@ -72,7 +72,7 @@ def families(reading: Reading) -> Iterator[Metric]:
 
 
 def _throttle(reasons: int) -> dict[str, bool]:
-    return {reason: bool(reasons & bit) for reason, bit in _REASONS.items()}
+    return {reason: bool(reasons & bit) for reason, bit in REASONS.items()}
 
 
 def _hertz(gpu: NvmlDevice, name: str) -> dict[str, float | None]:

@@ -33,7 +33,7 @@ from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.run_directory import temporary_path
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.part import Part, Wish
-from torchmem.sdk.publish.request_files import RequestFile, RequestRefusedError
+from torchmem.sdk.publish.request_files import RequestFile
 from torchmem.sdk.safety.errors import Errors, Stage
 from torchmem.sdk.safety.interruptions import call_if_free
 
@@ -174,11 +174,7 @@ class Capture(Part):
         call_if_free(self._lock, suppressing)
 
     def _accept(self) -> None:
-        try:
-            request = self._requests.read()
-        except RequestRefusedError as refused:
-            self._refuse(str(refused))
-            return
+        request = self._requests.read(self._refuse)
         if request is not None:
             self._job = Job(request, self._clock())
             self._answer("waiting")

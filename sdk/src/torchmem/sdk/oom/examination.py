@@ -122,14 +122,11 @@ class OomExaminer(Part):
             stream = backend.current_stream(index)
             blocks = largest_free_blocks(segments, index, evidence.requested, stream)
         verdict = judge(evidence, blocks, about)
-        oom = _record(now, failed.requested, verdict, failed.origin)
         return OomObservation(
             index,
-            oom,
+            _record(now, failed.requested, verdict, failed.origin),
             failed.driver_free,
-            evidence.limit
-            if evidence.total is not None and evidence.limit < evidence.total
-            else None,
+            _limit(evidence.limit, evidence.total),
             layout,
             record.periodic_layout,
             failed.origin,
@@ -151,13 +148,13 @@ class OomExaminer(Part):
             record.measured = measurement(segments, index, now, AvailableMemory(free), config)
         request = FailedAllocation(index, failed.requested or 0, total or 0, free)
         evidence = _evidence(request, record, record.layout, config)
-        verdict = judge_library(evidence, _cached(record), about)
-        limit = backend.limit_bytes(index)
+        cached = record.layout.releasable_bytes if record.layout else None
+        verdict = judge_library(evidence, cached, about)
         return OomObservation(
             index,
             _record(now, failed.requested, verdict, failed.origin),
             free,
-            limit if limit is not None and total is not None and limit < total else None,
+            _limit(backend.limit_bytes(index), total),
             record.layout if segments is not None else None,
             record.periodic_layout,
             failed.origin,
@@ -190,12 +187,9 @@ def _snapshot(
     return MeasuredSnapshot(segments, timestamp, [(record.device, record.layout)], config)
 
 
-def _cached(record: DeviceRecord) -> int | None:
-    """Return the bytes that PyTorch could have released for a library; None if unknown.
-
-    Without a layout they are unknown, but at most the reserved bytes that do not hold a tensor.
-    """
-    return record.layout.releasable_bytes if record.layout else None
+def _limit(limit: int | None, total: int | None) -> int | None:
+    """Return a limit that is lower than the device's memory; None without one."""
+    return limit if limit is not None and total is not None and limit < total else None
 
 
 def _evidence(

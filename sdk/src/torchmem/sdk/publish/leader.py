@@ -18,21 +18,14 @@ from pathlib import Path
 from zlib import crc32
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
 
 from torchmem.host.process_table import ProcessTable, process_key, process_state
-from torchmem.metrics.families import ProcessView, families
-from torchmem.sample.run_directory import (
-    DEFAULT_TTL_SECONDS,
-    MAX_SAMPLE_BYTES,
-    MAX_USER_ENTRIES,
-    SAMPLE_SUFFIX,
-)
-from torchmem.sample.sample import LIVE_STATES, Sample, decode
-from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
+from torchmem.metrics.families import ProcessView
+from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS, MAX_USER_ENTRIES, SAMPLE_SUFFIX
+from torchmem.sample.sample import LIVE_STATES, read_sample
 from torchmem.sdk.publish.descriptors import Descriptor
 from torchmem.sdk.publish.endpoint import Endpoint
+from torchmem.sdk.publish.outputs import registry_of
 from torchmem.sdk.publish.page import Page
 from torchmem.sdk.safety.errors import Errors, log
 
@@ -140,31 +133,27 @@ class Leader:
 
 def registry(directory: Path, hostname: str) -> CollectorRegistry:
     """Return a registry that reads `directory` at every collection."""
-    private = CollectorRegistry(auto_describe=False)
-    private.register(_HostCollector(directory, hostname))
-    return private
+    return registry_of(_HostProcesses(directory, hostname).views)
 
 
-class _HostCollector(Collector):
-    """The series of all processes in one directory that run on this host."""
+class _HostProcesses:
+    """All processes in one directory that run on this host."""
 
     def __init__(self, directory: Path, hostname: str) -> None:
         self._directory = directory
         self._hostname = hostname
         self._processes = ProcessTable()
 
-    def collect(self) -> Iterable[Metric]:
+    def views(self) -> list[ProcessView]:
+        """Read the directory."""
         views = list(self._read(time.time()))
         self._processes.forget_all_but({process_key(view.sample.process) for view in views})
-        return families(list(distinct(views)))
-
-    def describe(self) -> Iterable[Metric]:
-        return []  # an empty description keeps registration from collecting
+        return list(distinct(views))
 
     def _read(self, now: float) -> Iterator[ProcessView]:
         """Yield the processes that run, or ended within the time to live; the newest first."""
         for path, written in _newest_files(self._directory):
-            sample = _load(path)
+            sample = read_sample(path, os.geteuid())
             if sample is None or sample.process.hostname != self._hostname:
                 continue
             status = self._processes.locate(sample.process)
@@ -200,11 +189,3 @@ def _newest_files(directory: Path) -> list[tuple[Path, float]]:
                 with contextlib.suppress(OSError):
                     found.append((Path(entry.path), entry.stat(follow_symlinks=False).st_mtime))
     return sorted(found, key=lambda file: -file[1])[:MAX_PROCESSES]
-
-
-def _load(path: Path) -> Sample | None:
-    try:
-        data, _ = read_untrusted(path, MAX_SAMPLE_BYTES, os.geteuid())
-        return decode(data)
-    except (OSError, UntrustedFileError, ValueError, RecursionError):
-        return None

@@ -6,7 +6,7 @@ Imported only when a setting asks for one of them, because prometheus_client is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -20,24 +20,33 @@ from torchmem.sample.sample import Sample, live_state
 from torchmem.sdk.safety.cost import TEXTFILE_SECONDS
 
 
-class _ProcessCollector(Collector):
-    def __init__(self, read: Callable[[], Sample]) -> None:
+class _Processes(Collector):
+    def __init__(self, read: Callable[[], Sequence[ProcessView]]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        sample = self._read()
-        state = sample.ended or live_state(sample, time.time())
-        return families([ProcessView(sample, sample.process.pid, state, gpus={})])
+        return families(self._read())
 
     def describe(self) -> Iterable[Metric]:
         return []  # an empty description keeps registration from collecting
 
 
-def registry(read: Callable[[], Sample]) -> CollectorRegistry:
+def registry_of(read: Callable[[], Sequence[ProcessView]]) -> CollectorRegistry:
     """Return a registry that calls `read` at every collection; the default registry is not used."""
     private = CollectorRegistry(auto_describe=False)
-    private.register(_ProcessCollector(read))
+    private.register(_Processes(read))
     return private
+
+
+def registry(read: Callable[[], Sample]) -> CollectorRegistry:
+    """Return the registry of one process, whose sample `read` returns."""
+
+    def views() -> list[ProcessView]:
+        sample = read()
+        state = sample.ended or live_state(sample, time.time())
+        return [ProcessView(sample, sample.process.pid, state, gpus={})]
+
+    return registry_of(views)
 
 
 class Textfile:

@@ -27,10 +27,6 @@ STALE_SECONDS = 120.0
 _Version = tuple[int, int, int, int]
 
 
-class RequestRefusedError(Exception):
-    """A request that is not granted; the text is the reason, in one sentence."""
-
-
 def is_fresh(written: float) -> bool:
     """Return whether a request that was written at this Unix time is not too old to be served."""
     return abs(time.time() - written) <= STALE_SECONDS
@@ -61,29 +57,34 @@ class RequestFile(Generic[R]):
         changed, self._version = version != self._version, version
         return changed
 
-    def read(self) -> R | None:
-        """Return the request, or None without one. Raises RequestRefusedError."""
+    def read(self, refuse: Callable[[str], object]) -> R | None:
+        """Return the request, or None without one; one that is not granted goes to `refuse`.
+
+        That gets the reason in one sentence.
+        """
         try:
             data, status = read_untrusted(self._path, MAX_MESSAGE_BYTES)
-            _check_owner(status.st_uid)
-            if not is_fresh(status.st_mtime):
-                raise RequestRefusedError("the request is older than two minutes.")
+            _check(status)
             return self._decode(data)
         except FileNotFoundError:
             return None
         except UntrustedFileError as error:
-            raise RequestRefusedError(f"the request {error}.") from error
+            refuse(f"the request {error}.")
         except ValueError as error:
-            raise RequestRefusedError(str(error)) from error
+            refuse(str(error))
+        return None
 
     def answer(self, message: DataclassInstance) -> None:
         """Write the state of the request for the command to read. Raises OSError."""
         replace_file(self._answer_path, encode(message))
 
 
-def _check_owner(uid: int) -> None:
-    own = os.geteuid()
+def _check(status: os.stat_result) -> None:
+    """Raise ValueError, with a sentence, for a request of another user, and for an old one."""
+    uid, own = status.st_uid, os.geteuid()
     if uid not in {0, own}:
-        raise RequestRefusedError(
+        raise ValueError(
             f"the request is user {uid}'s; only the process's own user ({own}) and root may ask."
         )
+    if not is_fresh(status.st_mtime):
+        raise ValueError("the request is older than two minutes.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from numbers import Real
+from statistics import linear_regression
 
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.part import Part
@@ -171,14 +172,12 @@ def fitted(points: list[Point]) -> tuple[float, float] | None:
 
 def _line(points: list[Point]) -> tuple[float, float] | None:
     """Return the least-squares line, raised to the highest point, or None if it does not fit."""
-    sizes = [size for size, _ in points]
-    low, high, number = min(sizes), max(sizes), len(points)
+    sizes, peaks = zip(*points, strict=True)
+    low, high = min(sizes), max(sizes)
     if high < MIN_RANGE * low:
         return None
-    mean, mean_peak = sum(sizes) / number, sum(peak for _, peak in points) / number
-    covariance = sum((size - mean) * (peak - mean_peak) for size, peak in points)
-    slope = covariance / sum((size - mean) ** 2 for size in sizes)
-    deviations = [peak - mean_peak - slope * (size - mean) for size, peak in points]
+    slope, base = linear_regression(sizes, peaks)
+    deviations = [peak - base - slope * size for size, peak in points]
     if slope <= 0 or max(map(abs, deviations)) > MAX_DEVIATION * slope * (high - low):
         return None
-    return mean_peak - slope * mean + max(deviations), slope
+    return base + max(deviations), slope

@@ -21,7 +21,7 @@ from torchmem.sample.release_messages import (
     ReleaseRequest,
     decode_request,
 )
-from torchmem.sdk.publish.request_files import RequestFile, RequestRefusedError
+from torchmem.sdk.publish.request_files import RequestFile
 from torchmem.sdk.release.cache import Released
 from torchmem.sdk.release.release import Release, ReleaseRefusedError
 from torchmem.sdk.safety.errors import Errors
@@ -120,11 +120,7 @@ class ReleaseRequests:
                 self._serve(self._job, act)
 
     def _accept(self) -> None:
-        try:
-            request = self._requests.read()
-        except RequestRefusedError as refused:
-            self._refuse(str(refused))
-            return
+        request = self._requests.read(self._refuse)
         if request is not None:
             self._job = _Job(request, self._clock())
             self._answer(ReleaseAnswer(self._requests.request_ns, "waiting", {}))

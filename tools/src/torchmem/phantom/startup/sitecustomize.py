@@ -1,0 +1,53 @@
+"""Run by Python at startup: a phantom run puts this folder first on PYTHONPATH.
+
+The phantom GPU's library is built for one PyTorch. A wrapper (a shell, uv, conda) can start a
+Python with another one. This restarts such a process with the library for its own PyTorch, before
+it has run anything. It runs in every Python of the run, also in those without torchmem, and in
+those that are too old for it.
+"""
+
+import os
+import sys
+
+# Without this folder and this module, Python finds the environment's own sitecustomize, if any.
+HERE = os.path.dirname(__file__)  # noqa: PTH120 - pathlib is not loaded yet
+sys.path[:] = [entry for entry in sys.path if entry != HERE]
+sys.path_importer_cache.pop(HERE, None)
+itself = sys.modules.pop("sitecustomize")
+
+
+def has_other_torch(built_for):
+    # type: (str) -> bool
+    """Return whether this Python has another CUDA build of PyTorch than the library is for."""
+    from importlib.machinery import PathFinder
+
+    spec = PathFinder.find_spec("torch")
+    folders = list((spec and spec.submodule_search_locations) or [])
+    if not folders or folders[0] == built_for:
+        return False
+    return os.path.exists(os.path.join(folders[0], "lib", "libtorch_cuda.so"))  # noqa: PTH110, PTH118
+
+
+def restart():
+    # type: () -> None
+    """Replace this process by a phantom run of its own command, on the GPU of this run."""
+    parent = os.environ["PHANTOM_PYTHON"]
+    del os.environ["PHANTOM_TORCH"]  # so that no other Python on the way restarts
+    command = [parent, "-m", "torchmem.phantom", "--", sys.executable]
+    command.extend(sys.orig_argv[1:])
+    os.execv(parent, command)  # noqa: S606 - without a shell on purpose
+
+
+try:
+    if (
+        hasattr(sys, "orig_argv")  # Python 3.10
+        and "libphantom.so" in os.environ.get("LD_PRELOAD", "")
+        and "PHANTOM_TORCH" in os.environ
+        and os.path.samefile("/proc/self/exe", sys.executable)  # noqa: PTH121
+        and has_other_torch(os.environ["PHANTOM_TORCH"])
+    ):
+        restart()
+except Exception:  # noqa: BLE001, S110 - the program must start
+    pass
+finally:
+    __import__("sitecustomize")

@@ -1,0 +1,120 @@
+"""What fills the screen of `torchmem top` for reading: its help, and the report of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from torchmem.cli.terminal import joined, wrapped
+from torchmem.explain.rank_report import RankReport
+from torchmem.explain.run_chart import Chart
+from torchmem.metrics.memory_parts import PARTS
+from torchmem.oom.text import advice_lines, run_lines
+from torchmem.report.text import sections
+from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, Column
+from torchmem.top.keys import KEY_COLUMNS, KEYS
+from torchmem.top.node import Answer, Gpu, Rank
+
+MAX_COLUMNS = 100
+"""Wider lines are hard to read."""
+MAX_POINTS = 1000
+FIRST = ("headroom", "FI")
+NAME_COLUMNS = 11
+PART_COLUMNS = 4 + max(len(part.label) for part in MEMORY_PARTS)
+
+
+def help_lines(width: int) -> list[str]:
+    """Return what the keys do, and what the columns and the parts of the bars mean."""
+    columns = min(width, MAX_COLUMNS)
+    entries = (_entry(" ".join(key.names), key.does, columns, KEY_COLUMNS) for key in KEYS)
+    keys = [line for entry in entries for line in entry]
+    return joined(
+        [
+            ["Keys", *keys],
+            ["What to look at first", *_first(columns)],
+            ["Columns of a rank", *_explained(COLUMNS, columns)],
+            ["Beside the bar of a GPU", *_explained(GPU_VALUES, columns)],
+            ["Parts of the bars", *_parts(columns)],
+            ["Sizes are in GiB. – is unknown."],
+        ]
+    ).splitlines()
+
+
+def _explained(columns: Iterable[Column], width: int) -> Iterator[str]:
+    for column in columns:
+        yield from _entry(column.name, column.meaning, width)
+
+
+def _first(width: int) -> Iterator[str]:
+    yield from _explained((column for column in COLUMNS if column.name in FIRST), width)
+    yield from _entry("stranded", PARTS["stranded"].meaning, width)
+
+
+def _parts(width: int) -> Iterator[str]:
+    for part in MEMORY_PARTS:
+        yield from _entry(f"{part.letter} {part.label}", part.meaning, width, PART_COLUMNS)
+
+
+def _entry(name: str, text: str, width: int, columns: int = NAME_COLUMNS) -> list[str]:
+    """Return lines with a name before a text, or above it where there is no room beside it."""
+    if width < columns + 30:
+        return [f"  {name}", *wrapped(text, "    ", width)]
+    return wrapped(text, f"  {name:<{columns}}", width)
+
+
+def rank_lines(gpu: Gpu, rank: Rank, answer: Answer, now: float | None, width: int) -> list[str]:
+    """Return the report of a rank, as `torchmem report` prints it; after an OOM with its reason.
+
+    `now` is in Unix seconds.
+    """
+    columns = min(width, MAX_COLUMNS)
+    report = _report(gpu, rank, answer, now)
+    parts = sections(report, columns)
+    return joined([*parts[:1], *_happened(answer, columns), *parts[1:]]).splitlines()
+
+
+def _happened(answer: Answer, width: int) -> Iterator[list[str]]:
+    """Yield how the rank ended and why, if it has, and whether the next request would succeed."""
+    if answer.ending:
+        yield ["What happened", *wrapped(answer.ending, "  ", width)]
+    if answer.next_request:
+        yield wrapped(answer.next_request, width=width)
+    if answer.oom:
+        yield wrapped(f"{answer.oom.summary}.", "Verdict: ", width)
+        yield wrapped(f"{answer.oom.reason} {answer.oom.before}", "  ", width)
+
+
+def _report(gpu: Gpu, rank: Rank, answer: Answer, now: float | None) -> RankReport:
+    read, memory = rank.stats_time, answer.memory
+    if answer.oom:
+        read, memory = answer.oom.time, answer.oom.memory
+    return RankReport(
+        heading=answer.heading or (f"run {rank.run}, rank {rank.rank}: {rank.state}",),
+        total_bytes=gpu.total_bytes,
+        parts=tuple((part.label, part.bytes) for part in memory),
+        age_seconds=None if now is None or read is None else max(0.0, now - read),
+        facts=answer.facts,
+        run=_sound(answer.run),
+        threats=None if answer.ending else tuple(threat.text for threat in answer.threats),
+        advice=answer.oom.advice if answer.oom else answer.advice,
+    )
+
+
+def _sound(chart: Chart | None) -> Chart | None:
+    """Return a chart from the network if it can be drawn."""
+    if chart is None or not 0 < len(chart.x) <= MAX_POINTS:
+        return None
+    return chart if all(len(line.values) == len(chart.x) for line in chart.lines) else None
+
+
+def whole_run(answer: Answer) -> list[str]:
+    """Return the lines with the memory of a rank over its whole run; none if it is unknown."""
+    return list(run_lines(_sound(answer.run)))
+
+
+def verdict_lines(answer: Answer, width: int) -> Iterator[str]:
+    """Yield the verdict on the OutOfMemoryError of a rank, if it has one, and the best advice."""
+    advice = answer.oom.advice if answer.oom else answer.advice
+    if answer.oom and answer.oom.summary:
+        yield from wrapped(f"{answer.oom.summary}.", "Verdict: ", width)
+    if advice:
+        yield from list(advice_lines(advice[:1], width))[1:]  # without the title
