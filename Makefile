@@ -23,9 +23,10 @@ $(VENV)/.demo: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[exporter]'
 	touch $@
 
+# Most of what pip installs is never imported, so --no-compile; Python compiles what is.
 $(VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## Run a simulated training on four GPUs through the real SDK and exporter; ARGS='--ranks 8' for eight.
@@ -75,8 +76,8 @@ check-grafana: tests/grafana/node_modules/.installed  ## Check the dashboards ag
 
 $(CUDA_VENV)/.dev: pyproject.toml
 	$(PYTHON) -m venv $(CUDA_VENV)
-	$(CUDA_VENV)/bin/python -m pip install --quiet '$(CUDA_TORCH)' numpy $(FRAMEWORKS) $(NOTEBOOKS)
-	$(CUDA_VENV)/bin/python -m pip install --quiet --editable '.[dev]'
+	$(CUDA_VENV)/bin/python -m pip install --quiet --no-compile '$(CUDA_TORCH)' numpy $(FRAMEWORKS) $(NOTEBOOKS)
+	$(CUDA_VENV)/bin/python -m pip install --quiet --no-compile --editable '.[dev]'
 	touch $@
 
 test-allocator: $(CUDA_VENV)/.dev  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.

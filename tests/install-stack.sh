@@ -2,12 +2,15 @@
 # Install Prometheus, Alertmanager, VictoriaMetrics, Chromium and Open MPI for the tests if possible; otherwise their tests
 # are skipped.
 set -eu
-missing=
-for program in prometheus promtool prometheus-alertmanager amtool victoria-metrics chromium mpirun; do
-    command -v "$program" >/dev/null 2>&1 || missing=1
-done
-[ -n "$missing" ] || exit 0
+all_installed() {
+    for program in prometheus promtool prometheus-alertmanager amtool victoria-metrics chromium mpirun; do
+        command -v "$program" >/dev/null 2>&1 || return 1
+    done
+}
+all_installed && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+    # One run at a time: the next one then finds everything installed.
+    [ "${1:-}" = locked ] || exec flock --close "$0" "$0" locked
     apt-get update -qq
     export DEBIAN_FRONTEND=noninteractive
     apt-get install -y -qq --no-install-recommends prometheus prometheus-alertmanager chromium openmpi-bin \

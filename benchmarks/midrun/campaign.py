@@ -1,6 +1,6 @@
 """Compare what-if's answers for late recordings with PyTorch's real allocator:
 
-    python -m benchmarks.midrun.campaign /tmp/midrun [--torch DIR] [WORKLOAD…]
+    PYTHONPATH=tests python -m benchmarks.midrun.campaign /tmp/midrun [--torch DIR] [WORKLOAD…]
 
 Each workload is recorded in the middle of its run, with the phantom driver's addresses in four
 orders. Then it is run again with other settings: switched where the recording begins, and from the

@@ -6,11 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.phantom import run_on_phantom, torch_server
+from support.stack import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("program.py")
+Done = subprocess.CompletedProcess[str]
 ADDRESSES = ("ascending", "descending", "reuse", "random:1")
 
 
@@ -18,7 +23,7 @@ ADDRESSES = ("ascending", "descending", "reuse", "random:1")
 class Workload:
     """A command on a GPU, recorded between the ends of the steps `first` and `last`.
 
-    With `ranks`, torchrun starts that many processes, each on a GPU of its own.
+    With `ranks`, that many processes run it, each on a GPU of its own.
     """
 
     command: tuple[str, ...]
@@ -72,28 +77,47 @@ def run(  # noqa: PLR0913 - each of them varies
     folder.mkdir(parents=True, exist_ok=True)
     script, *arguments = workload.command
     window = [mode, str(workload.first), str(workload.last), str(folder)]
-    python = [sys.executable, "-W", "ignore"]
-    if workload.ranks:
-        python += ["-m", "torch.distributed.run", f"--nproc-per-node={workload.ranks}"]
     steps = f"--steps={workload.last + 1}"
-    command = [*python, str(PROGRAM), *window, str(ROOT / script), *arguments, steps]
-    flags = [f"--memory={workload.memory}", f"--addresses={addresses}"]
-    gpus = [f"--gpus={max(1, workload.ranks)}", f"--state={folder / 'gpus'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "torchmem.phantom", *flags, *gpus, "--", *command],
-        env=os.environ
-        | {"PYTORCH_CUDA_ALLOC_CONF": conf, "TORCHMEM_RUN_DIR": str(folder / "run")}
-        | {"PYTHONPATH": os.pathsep.join(_import_path(torch))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    program = [str(PROGRAM), *window, str(ROOT / script), *arguments, steps]
+    own = {"PYTORCH_CUDA_ALLOC_CONF": conf, "TORCHMEM_RUN_DIR": str(folder / "run")}
+    own |= {"PHANTOM_ADDRESSES": addresses, "PHANTOM_STATE_DIR": str(folder / "gpus")}
+    done = _with(torch, workload, program, own) if torch else _forked(workload, program, own)
     if done.returncode:
         raise RuntimeError(f"{mode} of {script}: {done.stderr[-2000:]}")
     counts: dict[str, int] = json.loads((folder / "counts.json").read_text())
     return counts
 
 
-def _import_path(torch: Path | None) -> list[str]:
-    others = os.environ.get("PYTHONPATH", "")
-    return [path for path in (str(torch or ""), others) if path]
+def _forked(workload: Workload, program: list[str], own: dict[str, str]) -> Done:
+    """Run all ranks in forks of a process that has imported torch."""
+    gpus = max(1, workload.ranks)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    sizes = {"WORLD_SIZE": str(gpus), "LOCAL_WORLD_SIZE": str(gpus)} if workload.ranks else {}
+
+    def run_rank(rank: int) -> Done:
+        ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank)} if workload.ranks else {}
+        environment = {**own, **place, **sizes, **ranks}
+        return run_on_phantom(
+            *program, memory=workload.memory, devices=gpus, environment=environment
+        )
+
+    torch_server("")  # before the threads, each of which would start one
+    with ThreadPoolExecutor(gpus) as pool:
+        return max(pool.map(run_rank, range(gpus)), key=lambda done: abs(done.returncode))
+
+
+def _with(torch: Path, workload: Workload, program: list[str], own: dict[str, str]) -> Done:
+    """Run all ranks in new processes, with the PyTorch of a folder."""
+    python = [sys.executable, "-W", "ignore"]
+    if workload.ranks:
+        python += ["-m", "torch.distributed.run", f"--nproc-per-node={workload.ranks}"]
+    flags = [f"--memory={workload.memory}", f"--gpus={max(1, workload.ranks)}"]
+    flags += [f"--state={own['PHANTOM_STATE_DIR']}"]
+    path = os.pathsep.join(filter(None, [str(torch), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(
+        [sys.executable, "-m", "torchmem.phantom", *flags, "--", *python, *program],
+        env=os.environ | own | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )

@@ -18,25 +18,22 @@ from support.launched_node import Node
 
 pytestmark = pytest.mark.allocator
 
-TRAIN = """
+# Without an optimizer, whose first step imports torch._dynamo, half of a script's CPU time.
+TAKE = """
 import os, sys, torch
-device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
-weight = torch.nn.Linear(256, 256).to(device)
-optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
-held = torch.empty(1 << 30, dtype=torch.uint8, device=device)
-for _ in range(3):
-    weight(torch.ones(4, 256, device=device)).sum().backward()
-    optimizer.step()
+held = torch.ones(1 << 28, device=f"cuda:{os.environ.get('LOCAL_RANK', 0)}")
 """
-OOM = f"{TRAIN}\nlast = torch.empty(8 << 30, dtype=torch.uint8, device=device)"
-LEAK = f"""{TRAIN}
+OOM = f"{TAKE}\nlast = torch.empty(8 << 30, dtype=torch.uint8, device=held.device)"
+LEAK = f"""{TAKE}
+weight = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
 kept = []
 for _ in range(60):
-    kept.append(torch.ones(4 << 20, device=device))
-    weight(torch.ones(4, 256, device=device)).sum().backward()
+    kept.append(torch.ones(4 << 20, device="cuda"))
+    weight(torch.ones(4, 256, device="cuda")).sum().backward()
     optimizer.step()
 """
-CHILD = f"{TRAIN}\nif os.fork() == 0: sys.exit()\nos.wait()"
+CHILD = f"{TAKE}\nif os.fork() == 0: sys.exit()\nos.wait()"
 PEAK = r"torchmem: peak 1\.\d of 4\.0 GiB \(2\d%\), 2\.\d GiB left"
 
 
@@ -74,7 +71,7 @@ def on_terminal(node: Node, *command: str) -> tuple[int, list[str]]:
 def test_a_program_ends_with_two_lines(tmp_path: Path) -> None:
     """They are the last ones, and the command that they name shows the run."""
     node = Node(tmp_path, gpus=1)
-    code, screen = on_terminal(node, sys.executable, "-c", TRAIN)
+    code, screen = on_terminal(node, sys.executable, "-c", TAKE)
 
     assert code == 0
     assert len(screen) == 2, screen
@@ -120,7 +117,7 @@ def test_a_child_that_was_forked_writes_none(tmp_path: Path) -> None:
 def test_of_several_ranks_one_writes_them(tmp_path: Path) -> None:
     """Under torchrun, local rank 0 does."""
     script = tmp_path / "train.py"
-    script.write_text(TRAIN)
+    script.write_text(TAKE)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     code, screen = on_terminal(Node(tmp_path), *launcher, "--nproc-per-node", "2", str(script))
 
@@ -128,7 +125,7 @@ def test_of_several_ranks_one_writes_them(tmp_path: Path) -> None:
     assert len([line for line in screen if line.startswith("torchmem: peak")]) == 1, screen
 
 
-@pytest.mark.parametrize("code", [TRAIN, OOM, "raise SystemExit(7)"])
+@pytest.mark.parametrize("code", [TAKE, OOM, "raise SystemExit(7)"])
 def test_a_pipe_gets_nothing(tmp_path: Path, code: str) -> None:
     """Whatever the end of a program, its stderr is left alone if it is not a terminal."""
     node = Node(tmp_path, gpus=1)

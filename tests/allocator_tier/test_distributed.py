@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from support.phantom import run_on_phantom
 
 from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import Placement, RunPlan
@@ -279,20 +280,9 @@ for _ in range(3):
 print(torch.cuda.nccl.version() > (2, 0), model.module.weight.grad.shape)
 dist.destroy_process_group()
 """
-    state = ("--memory", "4GB", "--gpus", "2", "--state", str(tmp_path / "state"))
-    command = [
-        sys.executable,
-        "-m",
-        "torchmem.phantom",
-        *state,
-        "--",
-        sys.executable,
-        "-W",
-        "ignore",
-        "-c",
-        script,
-    ]
-    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    completed = run_on_phantom(
+        "-c", script, memory="4GB", devices=2, state=tmp_path / "state", environment={}
+    )
     assert (completed.returncode, completed.stdout) == (0, "True torch.Size([64, 64])\n"), (
         completed.stderr
     )
@@ -308,17 +298,5 @@ print(values.tolist(), twin[1:].tolist(), values[0].item())
 values += 1
 print(values.tolist())
 """
-    command = [
-        sys.executable,
-        "-m",
-        "torchmem.phantom",
-        "--memory",
-        "4GB",
-        "--state",
-        str(tmp_path / "state"),
-        "--",
-    ]
-    completed = subprocess.run(
-        [*command, sys.executable, "-c", script], capture_output=True, text=True, check=False
-    )
+    completed = run_on_phantom("-c", script, memory="4GB", state=tmp_path / "state", environment={})
     assert completed.stdout == "[3, 4] [4] 3\n[0, 0]\n", completed.stderr

@@ -23,12 +23,10 @@ TRAIN = """
 import os, pathlib, time, torch
 local_rank = int(os.environ["LOCAL_RANK"])
 weight = torch.nn.Linear(256, 256).to(f"cuda:{local_rank}")
-optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
 folder = pathlib.Path(os.environ["NODE_FOLDER"])
 fail, end = folder / f"fail-{local_rank}", folder / "end"
 while not end.exists():
     weight(torch.ones(4, 256, device=weight.weight.device)).sum().backward()
-    optimizer.step()
     time.sleep(0.05)
     if fail.exists():
         fail.unlink()
@@ -126,11 +124,8 @@ names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
 local_rank = next((int(os.environ[name]) for name in names if name in os.environ), 0)
 {before}
 weight = torch.nn.Linear(256, 256).to(f"cuda:{{local_rank}}")
-optimizer = torch.optim.SGD(weight.parameters(), lr=0.1)
 {after}
-for _ in range(3):
-    weight(torch.ones(4, 256, device=weight.weight.device)).sum().backward()
-    optimizer.step()
+weight(torch.ones(4, 256, device=weight.weight.device)).sum().backward()
 """
 SDK_LINE = "from torchmem import sdk; sdk.instrument()"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]

@@ -24,6 +24,14 @@ for _ in range(3):
     optimizer.step()
 {after}
 """
+# Without an optimizer, whose first step imports torch._dynamo, half of a script's CPU time.
+COMPUTE = """
+import os, sys
+import torch
+{before}
+torch.ones(256, 256, device="cuda")
+{after}
+"""
 
 
 def job(folder: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -53,10 +61,10 @@ def _rank(sample: dict[str, Any]) -> int:
     return int(sample["process"]["rank"])
 
 
-def script(folder: Path, before: str = "", after: str = "") -> str:
-    """Write the training script, which does not know torchmem."""
+def script(folder: Path, body: str = COMPUTE, before: str = "", after: str = "") -> str:
+    """Write the script, which does not know torchmem."""
     path = folder / "train.py"
-    path.write_text(TRAIN.format(before=before, after=after))
+    path.write_text(body.format(before=before, after=after))
     return str(path)
 
 
@@ -68,7 +76,7 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
 @pytest.mark.parametrize("how", ["script", "module", "code"])
 def test_an_unchanged_script_is_monitored(tmp_path: Path, how: str) -> None:
     """A script, `python -m` and `python -c` publish their steps and how they ended."""
-    path = script(tmp_path)
+    path = script(tmp_path, TRAIN)
     command = {
         "script": (path,),
         "module": ("-m", "train"),
@@ -133,7 +141,7 @@ def test_a_notebook_is_monitored(tmp_path: Path) -> None:
     kernel.write_text(json.dumps({"argv": command, "display_name": "", "language": "python"}))
     named = {"JUPYTER_PATH": str(tmp_path), "JPY_SESSION_NAME": "work/finetune.ipynb"}
     runtime = {"JUPYTER_RUNTIME_DIR": str(tmp_path), "IPYTHONDIR": str(tmp_path)}
-    path = script(tmp_path)
+    path = script(tmp_path, TRAIN)
     check(job(tmp_path, sys.executable, "-c", NOTEBOOK, path, **named, **runtime))
     [sample] = samples(tmp_path)
 

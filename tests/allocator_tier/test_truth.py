@@ -80,6 +80,15 @@ def check_layout(watching: Prometheus, truth: dict[str, Any]) -> None:
     )
 
 
+def check_driver(watching: Prometheus, truth: dict[str, Any]) -> None:
+    """Compare the driver's bytes of the process, and those outside the allocator, now and first."""
+    used = truth["driver_total"] - truth["driver_free"]
+    outside = used - truth["stats"]["reserved_bytes.all.current"]
+    then = watching.when(lambda then: then.value("torchmem_outside_allocator_bytes") == outside)
+    assert used == then.value("sum(nvml_process_memory_bytes)")
+    assert outside == then.value("torchmem_outside_allocator_start_bytes")
+
+
 def follow(training: Training, steps: range) -> tuple[dict[str, Any], Prometheus]:
     """Compare at every chosen step; return the last truth, and Prometheus at that time."""
     truth, then = {}, training.prometheus
@@ -88,6 +97,7 @@ def follow(training: Training, steps: range) -> tuple[dict[str, Any], Prometheus
         then = shown_at(training.prometheus, step, truth["time"])
         check_statistics(then, truth)
         check_layout(then, truth)
+        check_driver(training.prometheus, truth)
         training.go_on(step)
     return truth, then
 
@@ -129,18 +139,3 @@ def test_the_last_state_survives_an_oom(train: Train) -> None:
         lambda: [found for found in watching.alerts() if found["state"] == "firing"], pause=0.2
     )[0]
     assert (alert["labels"]["alertname"], alert["labels"]["run"]) == ("TorchmemOutOfMemory", "gpt")
-
-
-def test_the_exporter_joins_the_process_with_the_driver(train: Train) -> None:
-    """The driver's bytes of the process minus PyTorch's are shown, now and at the start."""
-    training = train("80GB", 20, GPT, "--steps", "20")
-    truth = training.truth(20)
-    shown_at(training.prometheus, 20, truth["time"])
-    then = training.prometheus.when(lambda then: then.query("torchmem_outside_allocator_bytes"))
-
-    used = truth["driver_total"] - truth["driver_free"]
-    reserved = truth["stats"]["reserved_bytes.all.current"]
-    assert used == then.value("sum(nvml_process_memory_bytes)")
-    assert used - reserved == then.value("torchmem_outside_allocator_bytes")
-    assert used - reserved == then.value("torchmem_outside_allocator_start_bytes")
-    training.go_on(20)

@@ -79,9 +79,9 @@ def test_ranks_that_ignore_sigterm_share_one_grace_period(tmp_path: Path) -> Non
     ranks.start()
     until(lambda: len(ranks.last_lines()) == 3)
     started = time.monotonic()
-    ranks.close(grace_seconds=0.5)
+    ranks.close(grace_seconds=3)
 
-    assert 0.5 <= time.monotonic() - started < 3 * 0.5
+    assert 3 <= time.monotonic() - started < 3 * 3
     assert not ranks.alive()
 
 

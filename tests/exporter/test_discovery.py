@@ -115,7 +115,7 @@ def url(open_exporter: Callable[..., Exporter]) -> Iterator[str]:
 
 def test_no_endpoint_is_an_empty_list(url: str) -> None:
     """Without a run directory the answer is an empty list."""
-    answer = httpx.get(f"{url}/sd", trust_env=False)
+    answer = httpx.get(f"{url}/sd", trust_env=False, timeout=60)
 
     assert (
         answer.status_code,
@@ -128,7 +128,7 @@ def test_unreadable_directory_is_an_error(url: str, run_dir: Path) -> None:
     """The answer is an error, so that Prometheus keeps its targets."""
     run_dir.write_text("a file in its place")
 
-    assert httpx.get(f"{url}/sd", trust_env=False).status_code == 500
+    assert httpx.get(f"{url}/sd", trust_env=False, timeout=60).status_code == 500
 
 
 PROMETHEUS = """

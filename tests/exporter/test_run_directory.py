@@ -289,8 +289,9 @@ def test_a_file_from_the_future_expires(run_dir: Path) -> None:
 
     assert now == item.sample.timestamp
     assert now == item.sample.devices[0].stats_timestamp
-    assert len(directory.read(now + 899)) == 1
-    assert directory.read(now + 901) == []
+    # Not closer: the clock of the file system lags by milliseconds, a busy machine by seconds.
+    assert len(directory.read(now + 840)) == 1
+    assert directory.read(now + 960) == []
 
 
 def test_files_of_the_previous_release_are_read(run_dir: Path) -> None:

@@ -377,7 +377,7 @@ def test_close_does_not_wait_for_a_stuck_scrape(open_client: Open) -> None:
     """A server whose collection hangs is closed, and its port is free again."""
     collector = Gate()
     server = serve(collector)
-    with httpx.Client(base_url=server.url, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
         client.get("/-/healthy")
     server.close()
     again = serve(collector, port=int(server.url.rsplit(":", 1)[1]))

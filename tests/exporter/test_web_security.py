@@ -306,7 +306,7 @@ def test_headers_and_rate_limit(open_server: Open) -> None:
     """Every answer has the configured headers; requests beyond the burst get 429."""
     headers = "http_server_config: {headers: {X-Frame-Options: deny}}\n"
     server = open_server(headers + "rate_limit: {interval: 1h, burst: 2}\n")
-    with httpx.Client(base_url=server.url, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client:
         answered = [client.get("/-/healthy") for _ in range(3)]
 
     assert [answer.status_code for answer in answered] == [200, 200, 429]
@@ -319,7 +319,7 @@ def test_a_rate_limit_is_that_of_each_client(open_server: Open) -> None:
 
     def answers(address: str) -> list[int]:
         transport = httpx.HTTPTransport(local_address=address)
-        with httpx.Client(base_url=server.url, transport=transport) as client:
+        with httpx.Client(base_url=server.url, transport=transport, timeout=60) as client:
             return [client.get("/-/healthy").status_code for _ in range(3)]
 
     assert answers("127.0.0.1") == [200, 200, 429]

@@ -127,9 +127,10 @@ def test_clients_share_collections(run_dir: Path) -> None:
     exporter = Exporter(FakeNvml(lambda: [gpu], on_call=note), RunDirectory(run_dir))
     with closing(exporter), closing(serve(exporter)) as running:
         url = running.url
-        httpx.get(f"{url}/metrics", trust_env=False)
+        httpx.get(f"{url}/metrics", trust_env=False, timeout=60)
         first = len(readings)
-        codes = [httpx.get(f"{url}/api/v1/state", trust_env=False).status_code for _ in range(10)]
+        state = f"{url}/api/v1/state"
+        codes = [httpx.get(state, trust_env=False, timeout=60).status_code for _ in range(10)]
 
     assert codes == [200] * 10
     assert len(readings) <= first + 2
@@ -170,13 +171,13 @@ def test_server_closes_while_a_stream_is_open(
     server: ExporterServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An open page neither delays the end of the exporter nor leaves an error in its log."""
-    with httpx.stream("GET", f"{server.url}/api/v1/events", trust_env=False) as answer:
+    with httpx.stream("GET", f"{server.url}/api/v1/events", trust_env=False, timeout=60) as answer:
         lines = answer.iter_lines()
         list(islice(lines, 2))
         server.close()
         list(lines)
 
-    assert server.stopped.wait(10)
+    assert server.stopped.wait(60)
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 

@@ -91,7 +91,7 @@ def test_the_bar_is_to_scale(page: Page, run_dir: Path) -> None:
     with node_of(run_dir) as server:
         page.goto(server.url)
         page.wait(f"document.querySelector('{RANK}')")
-        state = httpx.get(f"{server.url}/api/v1/state", trust_env=False).json()
+        state = httpx.get(f"{server.url}/api/v1/state", trust_env=False, timeout=60).json()
         widths = page.evaluate(
             "Object.fromEntries([...document.querySelectorAll('.gpu-bar')][0].childNodes.values()"
             ".map((part) => [part.dataset.part, part.getBoundingClientRect().width]))"
@@ -230,7 +230,7 @@ def test_every_scenario_of_the_demo(page: Page, run_dir: Path) -> None:
     with closing(serve(Known(run_dir, list(gpus), list(items)))) as server:
         page.goto(server.url)
         page.wait(f"document.querySelectorAll('{RANK}').length === {len(SCENARIOS)}")
-        state = httpx.get(f"{server.url}/api/v1/state", trust_env=False).json()
+        state = httpx.get(f"{server.url}/api/v1/state", trust_env=False, timeout=60).json()
         for name, gpu in zip(SCENARIOS, state["gpus"], strict=True):
             assert sum(part["bytes"] for part in gpu["parts"]) == gpu["total_bytes"]
             row = f'.row:has-text("demo-{name}")'
@@ -320,7 +320,7 @@ def test_the_page_asks_for_a_password(page: Page, run_dir: Path, tmp_path: Path)
     exporter = Exporter(FakeNvml.of(), RunDirectory(run_dir))
     with closing(exporter), closing(serve(exporter, web=LiveConfig(config))) as server:
         for path in ("/", f"/static/{files().digest}/page.js", "/api/v1/state", "/api/v1/events"):
-            assert httpx.get(server.url + path, trust_env=False).status_code == 401
+            assert httpx.get(server.url + path, trust_env=False, timeout=60).status_code == 401
         page.authenticate("ann", "secret")
         page.goto(server.url)
         page.wait("document.getElementById('summary').textContent.includes('0 GPUs')")
@@ -336,7 +336,10 @@ def test_the_page_is_small() -> None:
 
 def test_files_are_kept_until_they_change(run_dir: Path) -> None:
     """The page is checked at each visit, its files never; a file of another version is 404."""
-    with node_of(run_dir) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
+    with (
+        node_of(run_dir) as server,
+        httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client,
+    ):
         first = client.get("/")
         again = client.get("/", headers={"If-None-Match": first.headers["etag"]})
         script = client.get(f"/static/{files().digest}/page.js")

@@ -396,7 +396,7 @@ def test_an_oom_during_a_report(tmp_path: Path) -> None:
     handlers.insert(0, lambda: reports.write(_observation(3), SAMPLE))
     writing = threading.Thread(target=lambda: reports.write(_observation(4), SAMPLE), daemon=True)
     writing.start()
-    writing.join(20)
+    writing.join(120)
 
     assert not writing.is_alive()
     assert {1, 4} <= {report.oom.requested_bytes for report in _read_reports(tmp_path)}

@@ -26,7 +26,7 @@ BLOCK = 32 * 1024  # of the log format of LevelDB, which the file of a run has
 RUN = """
 import glob, time, wandb
 run = wandb.init(mode="offline", settings=wandb.Settings(x_stats_sampling_interval=0.5))
-until = time.monotonic() + 60
+until = time.monotonic() + 300
 while time.monotonic() < until:
     run.log({"loss": 1})
     time.sleep(0.1)

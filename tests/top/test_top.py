@@ -133,8 +133,12 @@ def test_the_report_and_the_help(tmp_path: Path) -> None:
 
 
 def test_another_size(tmp_path: Path) -> None:
-    """When the window gets larger, the screen does."""
-    with exporter(tmp_path / "run") as server, closing(Terminal(server.url)) as terminal:
+    """When the window gets larger, the screen does, also if a shell exports the first size."""
+    shell = {"COLUMNS": "80", "LINES": "24"}
+    with (
+        exporter(tmp_path / "run") as server,
+        closing(Terminal(server.url, environment=shell)) as terminal,
+    ):
         terminal.read_until("night")
         terminal.resize(150, 40)
         terminal.read_until(150 * "─")

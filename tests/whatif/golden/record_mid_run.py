@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.midrun.campaign import counted, truth_of
 from benchmarks.midrun.runs import ADDRESSES

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 
+from rich.console import ConsoleDimensions
 from rich.live import Live
 
 from torchmem.top.asking import Newest
@@ -41,9 +42,12 @@ class Viewer:
             self._history.add(newest.node)
         self._newest = newest
         seconds = int(time.monotonic() - newest.since) if newest.away else 0
-        state = (newest, self._view, _size(), seconds, status)
+        size = _size()
+        state = (newest, self._view, size, seconds, status)
         if state != self._shown:
             self._shown = state
+            if size:  # The variables COLUMNS and LINES, if they are set, keep the first size.
+                self._live.console.size = ConsoleDimensions(*size)
             self._screen = self.screen(seconds, status)
             self._live.update(drawn(self._screen, self._live.console), refresh=True)
 
