@@ -9,9 +9,11 @@ CUDA_TORCH ?= torch===2.13.0
 FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16.0 deepspeed==0.19.8
 # A test runs a notebook.
 NOTEBOOKS := nbclient==0.11.0 ipykernel==7.4.0
+# It is below 1.0, so each release may change the pages.
+SITE_GENERATOR := zensical==0.0.73
 BIN := $(VENV)/bin
 
-.PHONY: help demo stack test check format generate boards pictures check-grafana test-allocator test-dependencies test-versions test-gpu clean
+.PHONY: help demo stack test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -52,6 +54,14 @@ format: $(VENV)/.dev  ## Format the Python code and fix what ruff can fix.
 
 generate: $(VENV)/.dev  ## Write the generated files: rules, dashboards, Kubernetes manifests, pages under docs/.
 	$(BIN)/python generate.py
+
+.venv-site/.installed: Makefile
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install --quiet '$(SITE_GENERATOR)'
+	touch $@
+
+site: .venv-site/.installed  ## Build the documentation site from docs/ into site/, and check its links; needs Python 3.11.
+	.venv-site/bin/python -m deploy.site.build
 
 tests/grafana/node_modules/.installed: tests/grafana/package-lock.json
 	npm ci --prefix tests/grafana --silent --ignore-scripts
@@ -102,4 +112,4 @@ test-gpu: $(CUDA_VENV)/.dev  ## Run the tests that need an NVIDIA GPU.
 	$(CUDA_VENV)/bin/python -m pytest -m gpu $(ARGS)
 
 clean:  ## Remove the virtual environments and everything that was built.
-	rm -rf $(VENV) $(CUDA_VENV) .venv-lowest-direct .venv-highest .stack build dist
+	rm -rf $(VENV) $(CUDA_VENV) .venv-lowest-direct .venv-highest .venv-site .stack build dist site

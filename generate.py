@@ -46,6 +46,8 @@ PARTS: Sequence[Part] = (
     rules,
     dashboards,
     lambda: rendered_by("docs.metrics"),
+    lambda: rendered_by("docs.commands"),
+    lambda: rendered_by("docs.settings"),
     lambda: rendered_by("docs.dashboards"),
     lambda: rendered_by("docs.alerts"),
     lambda: rendered_by("docs.scenarios"),

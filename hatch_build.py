@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import runpy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
-
-# A link or a picture whose address is relative.
-_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)\s]+)\)")
 
 
 class ShippedFiles(BuildHookInterface[Any]):
@@ -40,17 +37,11 @@ class PackageReadme(MetadataHookInterface):
 
     def update(self, metadata: dict[str, Any]) -> None:
         """Set the README of the package."""
-        text = (Path(self.root) / "README.md").read_text(encoding="utf-8")
+        root = Path(self.root)
+        text = (root / "README.md").read_text(encoding="utf-8")
         repository = metadata.get("urls", {}).get("Repository")
+        links = runpy.run_path(str(root / "deploy/links.py"))
         metadata["readme"] = {
             "content-type": "text/markdown",
-            "text": _LINK.sub(lambda link: _on_an_index(link, repository), text),
+            "text": links["rewritten"](text, partial(links["in_repository"], repository)),
         }
-
-
-def _on_an_index(link: re.Match[str], repository: str | None) -> str:
-    picture, text, path = link.groups()
-    if repository is None:
-        return "" if picture else text
-    view = "raw" if picture else "blob"
-    return f"{picture}[{text}]({repository.rstrip('/')}/{view}/main/{path})"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from torchmem import sdk
-from torchmem.cli.main import COMMANDS
+from torchmem.cli.main import COMMANDS, main
 from torchmem.exporter.collect import COLLECTORS
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import PREFIX, Settings
@@ -128,6 +128,21 @@ def test_every_command_is_shown(readme: str) -> None:
     ] == []
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_flag_is_documented(
+    name: str, root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In docs/commands.md, the section of a command has each flag of its help text."""
+    with pytest.raises(SystemExit):
+        main([name, "--help"])
+    flags = set(re.findall(r"^ +(--[\w.-]+)", capsys.readouterr().out, re.MULTILINE))
+    page = (root / "docs" / "commands.md").read_text()
+    section = page.partition(f"\n## torchmem {name}\n")[2].partition("\n## ")[0]
+
+    assert section
+    assert {flag for flag in flags if f"`{flag}" not in section} == set()
+
+
 def test_the_outputs_on_the_pages_are_real(root: Path) -> None:
     """Each output that names a recorded file has lines of that file, in its order."""
     pages = [root / "README.md", *(root / "docs").rglob("*.md")]
@@ -165,8 +180,8 @@ def test_make_help_lists_every_target(root: Path) -> None:
 
 
 def test_every_setting_of_the_sdk_is_documented(root: Path) -> None:
-    """docs/sdk.md has each setting with its environment variable, and its default if a number."""
-    page = (root / "docs" / "sdk.md").read_text()
+    """docs/settings.md has each setting with its variable, and its default if a number."""
+    page = (root / "docs" / "settings.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
     settings = dataclasses.fields(Settings)
 

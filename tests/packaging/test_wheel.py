@@ -168,6 +168,7 @@ def test_no_configuration_of_the_checkout_is_left_out(root: Path) -> None:
     assert {name for name in left_out if not name.startswith("prometheus/tests/")} == {
         "deploy/pin_images.sh",
         "deploy/release-requirements.txt",
+        "deploy/site/site.css",
     }
 
 

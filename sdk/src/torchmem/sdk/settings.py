@@ -73,9 +73,10 @@ class Settings:
 
     run: name of the run, a label on every series; by default the scheduler's job name, else the
         script's name.
-    run_dir: run directory; default TORCHMEM_RUN_DIR, else /run/torchmem if it exists, else
-        /tmp/torchmem.
-    rank: global rank; default from the launcher's environment, else 0.
+    run_dir: run directory; default /run/torchmem if it exists, else /tmp/torchmem. See
+        docs/sdk.md#the-run-directory.
+    rank: global rank, a label on every series; default torch.distributed's, else the launcher's,
+        else 0. See docs/launchers.md#which-rank.
     interval: seconds between two reads of the statistics, and between two publications; up to five
         times as long if they are expensive.
     snapshot_interval: shortest mean time in seconds between two memory snapshots.
@@ -85,22 +86,25 @@ class Settings:
     idle_after: seconds without an optimizer step before the background thread asks for a read.
     stall_after: seconds without a step, after the first one, before the process counts as stalled.
     capture_on_oom: keep PyTorch's memory snapshot of the newest OutOfMemoryError in the run
-        directory; "trace" also records and keeps all allocations, without stacks.
+        directory; "trace" also records and keeps all allocations, without stacks. See
+        docs/capture.md#at-an-oom.
     memory_map: publish the addresses and sizes of segments and blocks while the exporter asks for
-        them for a viewer of the live page, and after an OutOfMemoryError.
+        them for a viewer of the live page, and after an OutOfMemoryError. See
+        docs/live-page.md#memory-map.
     history: record the Python stack of each allocation, so that OOM reports name the lines that
         hold the memory and the lines that grew: "oom" while memory may run out soon, True always.
+        See docs/sdk.md#which-lines-hold-the-memory.
     release: return memory to the driver when it is short: names of tiers, each with the share of
         the device below which it acts, such as "gradual=0.2,hooks,cache=0.1,emergency". A number
         is the share of the tier `cache`; None never releases. See docs/release.md.
     release_interval: shortest time in seconds between two releases at the end of a step.
     port: also serve /metrics in this process, on port + local rank; 0 takes any free port.
     leader_port: one of this user's processes on this host serves the series of all of them on this
-        port; when it ends, another one takes over.
+        port; when it ends, another one takes over. See docs/kubernetes.md#without-an-exporter.
     address: address that the ports listen on.
     textfile: also write a node_exporter textfile: a .prom file, or a directory for one per rank.
     otlp: also send the series of this process by OTLP, as configured by OpenTelemetry's environment
-        variables.
+        variables. See docs/integrations.md#opentelemetry.
     enabled: False makes `instrument` do nothing.
     """
 

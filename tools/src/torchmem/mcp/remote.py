@@ -191,21 +191,19 @@ def _oom_line(found: _Found, oom: LastOom) -> str:
 
 
 def _oom_page(found: _Found, oom: Oom) -> str:
-    memory = [(part.label, part.bytes) for part in oom.memory]
     sections = [
         [*wrapped(f"{oom.summary}.", width=WIDTH), *_heading(found)],
-        list(_stack(oom)),
+        *_listings(oom),
         wrapped(oom.reason, width=WIDTH),
-        list(memory_lines(found.gpu.total_bytes, memory)),
+        list(memory_lines(found.gpu.total_bytes, _labeled(oom.parts))),
         wrapped(oom.before, width=WIDTH),
         list(advice_lines(oom.advice)),
     ]
     return joined(sections)
 
 
-def _stack(oom: Oom) -> Iterator[str]:
-    if oom.stack:
-        yield "Where the memory was requested"
-        yield from (f"  {call.place}  {call.function}" for call in oom.stack)
+def _listings(oom: Oom) -> Iterator[list[str]]:
+    for listing in oom.listings:
+        yield [listing.title, *(f"  {line}" for line in listing.text.splitlines())]
     if oom.hidden:
-        yield "The exporter shows the call stack only to the rank's own user."
+        yield ["The exporter shows the program's lines only to the rank's own user."]

@@ -14,6 +14,7 @@ from urllib.parse import urlencode
 import msgspec
 
 from torchmem.cli.http import HttpAnswer, fetch, why_not
+from torchmem.explain.oom_listings import Listing
 from torchmem.explain.rank_report import Fact
 from torchmem.explain.remedies import Remedy
 from torchmem.explain.run_chart import Chart
@@ -127,27 +128,21 @@ class Labeled(msgspec.Struct, frozen=True):
     bytes: int = 0
 
 
-class Call(msgspec.Struct, frozen=True):
-    """One frame of a call stack."""
-
-    place: str = ""
-    function: str = ""
-
-
 class Oom(msgspec.Struct, frozen=True):
     """An OOM report in words: the verdict in one sentence, the reason in several, and the advice.
 
-    `time` is in Unix seconds, and `memory` the use of the GPU at that time. `stack`: from the
-    requesting line outwards; `hidden`: whether the exporter does not show it to us.
+    `time` is in Unix seconds, and `parts` the use of the GPU at that time. `listings`: the lines
+    and tensors that held the memory, and the call stack; `hidden`: whether the exporter does not
+    show them to us.
     """
 
     time: float | None = None
     summary: str = ""
     reason: str = ""
     before: str = ""
-    memory: tuple[Labeled, ...] = ()
+    parts: tuple[Use, ...] = ()
     advice: tuple[Remedy, ...] = ()
-    stack: tuple[Call, ...] = ()
+    listings: tuple[Listing, ...] = ()
     hidden: bool | None = None
 
 

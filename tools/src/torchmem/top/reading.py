@@ -84,13 +84,15 @@ def _happened(answer: Answer, width: int) -> Iterator[list[str]]:
 
 
 def _report(gpu: Gpu, rank: Rank, answer: Answer, now: float | None) -> RankReport:
-    read, memory = rank.stats_time, answer.memory
+    read = rank.stats_time
+    parts = [(part.label, part.bytes) for part in answer.memory]
     if answer.oom:
-        read, memory = answer.oom.time, answer.oom.memory
+        read = answer.oom.time
+        parts = [(part.label or part.name, part.bytes) for part in answer.oom.parts]
     return RankReport(
         heading=answer.heading or (f"run {rank.run}, rank {rank.rank}: {rank.state}",),
         total_bytes=gpu.total_bytes,
-        parts=tuple((part.label, part.bytes) for part in memory),
+        parts=tuple(parts),
         age_seconds=None if now is None or read is None else max(0.0, now - read),
         facts=answer.facts,
         run=_sound(answer.run),
