@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import platform
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from functools import partial
 from html import escape
 from importlib.metadata import version
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -83,16 +84,6 @@ def application(
     maps, reports = MapApi(ranks, collector.run_dir, queue), ReportApi(queue)
     discovery = ServiceDiscovery(collector)
 
-    @asynccontextmanager
-    async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        tasks = [
-            asyncio.create_task(scrapes.collection()),
-            asyncio.create_task(states.keep_history()),
-        ]
-        yield
-        for task in tasks:
-            task.cancel()
-
     routes = [
         Route("/metrics", scrapes.metrics),
         Route("/sd", discovery.answer),
@@ -107,10 +98,22 @@ def application(
         *(_PAGE_ROUTES if web_ui else [Route("/", _landing_page)]),
     ]
     middleware = [Middleware(Access, config=config, allowed_hosts=allowed_hosts)]
-    app = Starlette(routes=routes, middleware=middleware, lifespan=lifespan)
+    jobs = partial(_beside, (scrapes.collection, states.keep_history))
+    app = Starlette(routes=routes, middleware=middleware, lifespan=jobs)
     app.router.redirect_slashes = False  # a redirect would contain the client's Host header
     app.state.close_streams = api.close
     return app
+
+
+@asynccontextmanager
+async def _beside(
+    jobs: Iterable[Callable[[], Coroutine[Any, Any, object]]], _: Starlette
+) -> AsyncIterator[None]:
+    """Run jobs while the application serves."""
+    tasks = [asyncio.create_task(job()) for job in jobs]
+    yield
+    for task in tasks:
+        task.cancel()
 
 
 async def _healthy(_: Request) -> Response:
