@@ -135,9 +135,9 @@ class Grafana:
         try:
             return call()
         except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
             raise TorchmemError(
-                f"cannot reach {self.url} ({reason}): check the URL, and that Grafana runs."
+                f"cannot reach {self.url} ({http.why_not(error)}): "
+                "check the URL, and that Grafana runs."
             ) from error
 
     def _json(self, answer: http.HttpAnswer) -> Any:
