@@ -53,7 +53,7 @@ from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
 NO_PROCESS = "No process uses a GPU here"
 NOTHING = "–"  # where the table above already says that there is no GPU
 PROCESS_ROW = (*GPU_ROW, "pid")
-PROCESS_FACTS = ("name", "user", "run", "rank", "slurm_job_id", "pod_uid")
+PROCESS_FACTS = ("name", "user", "run", "rank", "slurm_job_id", "owner")
 
 _SHIPPED_XIDS = f"round(increase({value('xid_errors_total', '$__range')}))"
 _DRIVERS = f"count by (driver_version, cuda_version) ({value('driver_info')})"
@@ -106,6 +106,13 @@ NUMBERS: list[Panel] = [
         Unit.COUNT,
     ).span(8),
 ]
+
+
+def _with_owner(expression: str) -> str:
+    """Add the label owner: the pod's name, else its UID, else the systemd unit."""
+    for label in ("systemd_unit", "pod_uid", "pod"):
+        expression = f'label_replace({expression}, "owner", "$1", "{label}", "(.+)")'
+    return expression
 
 
 def _of_any_rank(spec: MetricSpec, over: str = "") -> str:
@@ -225,7 +232,7 @@ def _processes() -> Panel:
         "pid other stands for all processes beyond the largest ones.",
         NO_PROCESS,
     )
-    facts = row(PROCESS_ROW, value("process_info"), *PROCESS_FACTS)
+    facts = row(PROCESS_ROW, _with_owner(value("process_info")), *PROCESS_FACTS)
     memory = row(PROCESS_ROW, select(catalog.NVML_PROCESS_MEMORY))
     # The rank and NVML are not read at the same moment: the lowest of a few scrapes fits best.
     outside = row(PROCESS_ROW, _of_any_rank(catalog.OUTSIDE_ALLOCATOR, over="$__rate_interval"))
@@ -242,7 +249,7 @@ def _processes() -> Panel:
         Column("Run", facts, label="run", link=LINK_TO_RANK),
         Column("Rank", facts, label="rank", width=60),
         Column("Slurm job", facts, label="slurm_job_id"),
-        Column("Pod", facts, label="pod_uid"),
+        Column("Pod or unit", facts, label="owner"),
         Column("Memory", named_rows, unit=Unit.BYTES),
         Column("PyTorch", f"{memory} - {outside}", unit=Unit.BYTES),
         Column("Outside", outside, unit=Unit.BYTES),
