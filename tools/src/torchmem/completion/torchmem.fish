@@ -197,6 +197,7 @@ complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l out -xka "(__fish_complete_directories)" -d 'the directory to write to'
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l grafana -x -d 'the Grafana to save them in'
+complete -c torchmem -n '_shtab_torchmem_using dashboards' -l grafana-com -d 'with --out: in the form that grafana.com takes'
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'the token (default: GRAFANA_TOKEN)'
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l folder -x -d 'the folder in Grafana, made if it is missing (default: torchmem)'
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l datasource -x -d 'name or UID of the Prometheus data source (default: Grafana'"'"'s default)'

@@ -60,6 +60,7 @@ _shtab_torchmem_dashboards_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--out[the directory to write to]:DIR:_files -/"
   "--grafana[the Grafana to save them in]:URL:"
+  "--grafana-com[with --out\: in the form that grafana.com takes]"
   "--token-file[the token (default\: GRAFANA_TOKEN)]:FILE:_files"
   "--folder[the folder in Grafana, made if it is missing (default\: torchmem)]:TITLE:"
   "--datasource[name or UID of the Prometheus data source (default\: Grafana\'s default)]:NAME:"
