@@ -280,7 +280,7 @@ def test_a_file_that_was_changed_is_kept(tmp_path: Path, root: Path) -> None:
 
 
 def test_the_form_of_grafana_com(tmp_path: Path) -> None:
-    """Each dashboard lists every panel that it needs, and asks for the data source by a variable."""
+    """Each dashboard lists the panels that it needs, and a variable asks for the data source."""
     assert main(["dashboards", "--out", str(tmp_path), "--grafana-com"]) == 0
 
     for name in BOARDS:
