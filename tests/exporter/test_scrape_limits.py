@@ -35,7 +35,7 @@ def jobs() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def monitors() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the PodMonitors, with their limits under the names of Prometheus."""
-    for path in sorted((ROOT / "deploy").rglob("*.yaml")):
+    for path in sorted((ROOT / "deploy/kubernetes").rglob("*.yaml")):
         for document in yaml.safe_load_all(path.read_text()):
             if document and document["kind"] in {"PodMonitor", "ServiceMonitor"}:
                 spec = {

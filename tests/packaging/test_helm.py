@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 
 from torchmem.explain.thresholds import changed, defaults
 from torchmem.exporter.pod_names import CONTAINER_LOGS
+from torchmem.exporter.scrape_limits import NODE_LIMITS
 from torchmem.rules.render import render
 
 helm = pytest.importorskip("helm_python", reason="Helm's engine has no package for this platform")
@@ -205,7 +207,7 @@ def test_selectors_find_the_pods(chart: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["PodMonitor", "ServiceMonitor"])
 def test_job_and_instance_are_those_of_the_rules(chart: Any, kind: str) -> None:
-    """Each monitor names the job and the node as the rules expect, within the exporter's limits."""
+    """Each monitor names the job and the node as the rules expect, and has the scrape limits."""
     enabled = {kind[0].lower() + kind[1:]: {"enabled": True}}
     spec = only(chart, kind, enabled)["spec"]
     (endpoint,) = spec.get("podMetricsEndpoints") or spec["endpoints"]
@@ -213,7 +215,8 @@ def test_job_and_instance_are_those_of_the_rules(chart: Any, kind: str) -> None:
 
     assert rules["job"]["replacement"] == defaults().values["exporter_job"]
     assert rules["instance"]["sourceLabels"] == ["__meta_kubernetes_pod_node_name"]
-    assert spec["sampleLimit"] > 0
+    for name, limit in NODE_LIMITS.items():
+        assert spec[re.sub("_[a-z]", lambda part: part[0][1].upper(), name)] == limit
 
 
 def test_every_dashboard_is_a_config_map(chart: Any) -> None:
