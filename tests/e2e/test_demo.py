@@ -251,6 +251,7 @@ def test_on_a_terminal_the_page_stays() -> None:
     # Long enough for a rank to start on a busy machine.
     arguments = [*DEMO, "--ranks", "1", "--duration", "6", "--listen", address]
     with os.fdopen(ours, "rb") as screen, subprocess.Popen(arguments, stdout=theirs) as process:
+        os.close(theirs)  # so that reading fails when the demo ends
         try:
             assert f"Open http://{address} in" in screen.readline().decode()
             while b"until Ctrl-C" not in screen.readline():  # the screens before it
@@ -259,7 +260,6 @@ def test_on_a_terminal_the_page_stays() -> None:
             until(lambda: ENDED.search(get(f"http://{address}/api/v1/state")))
         finally:
             process.send_signal(signal.SIGINT)
-            os.close(theirs)
 
     assert process.returncode == 0
 
