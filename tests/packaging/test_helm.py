@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from support.operator_objects import OPERATOR, kept
 
 from torchmem.explain.thresholds import changed, defaults
 from torchmem.exporter.pod_names import CONTAINER_LOGS
@@ -23,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "torchmem"
 VERSIONS = [f"1.{minor}" for minor in range(27, 38)]
 _INFO = 1  # such as a chart without an icon
-OPERATOR = "monitoring.coreos.com/v1"
 
 Values = Mapping[str, Any]
 Manifest = dict[str, Any]
@@ -49,7 +49,19 @@ LOCKED_DOWN: Values = {
     "image": {"repository": "registry.example.com/exporter", "digest": f"sha256:{'5' * 64}"},
     "imagePullSecrets": [{"name": "registry"}],
     "webConfig": {"existingSecret": "torchmem-web", "tls": True},
-    "podMonitor": {"enabled": True, "endpoint": {"basicAuth": {"username": {"name": "web"}}}},
+    "podMonitor": {
+        "enabled": True,
+        "endpoint": {
+            "basicAuth": {
+                "username": {"name": "torchmem-prometheus", "key": "user"},
+                "password": {"name": "torchmem-prometheus", "key": "password"},
+            },
+            "tlsConfig": {
+                "ca": {"secret": {"name": "torchmem-prometheus", "key": "ca.pem"}},
+                "serverName": "torchmem",
+            },
+        },
+    },
     "networkPolicy": {"enabled": True},
     "priorityClassName": "",
 }
@@ -99,6 +111,40 @@ def test_kubernetes_accepts_it(chart: Any, name: str, version: str) -> None:
         for manifest in kind:
             if manifest["apiVersion"] != OPERATOR:
                 kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_operator_accepts_it(chart: Any, name: str) -> None:
+    """The operator's definitions keep every field of monitors and rules, and refuse no value."""
+    found = [
+        manifest
+        for kind in manifests(chart, CONFIGURATIONS[name]).values()
+        for manifest in kind
+        if manifest["apiVersion"] == OPERATOR
+    ]
+
+    assert [kept(manifest) for manifest in found] == found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"interval": "fifteen"}, "interval"),
+        ({"scheme": "ftp"}, "scheme"),
+        ({"basicAuth": {"username": {"name": "web"}}}, "key"),
+    ],
+)
+def test_the_operator_refuses_a_mistake(
+    chart: Any, change: Mapping[str, Any], message: str
+) -> None:
+    """The check is one: it refuses wrong values, and notices fields that are unknown."""
+    monitor = only(chart, "PodMonitor", PROMETHEUS_STACK)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+
+    with pytest.raises(ValueError, match=message):
+        kept({**monitor, "spec": {**monitor["spec"], "podMetricsEndpoints": [endpoint | change]}})
+    unknown = {**monitor, "spec": {**monitor["spec"], "sampleLimits": 1}}
+    assert kept(unknown) == monitor
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
