@@ -41,8 +41,10 @@ def rendered_by(module: str) -> Files:
     return files
 
 
-# The order matters: the pages and the manifests read the rules and the dashboards from disk.
+# The order matters: the rules contain URLs of the thresholds file, and the pages and the manifests
+# read the rules and the dashboards from disk.
 PARTS: Sequence[Part] = (
+    lambda: rendered_by("deploy.urls"),
     rules,
     dashboards,
     lambda: rendered_by("docs.metrics"),
