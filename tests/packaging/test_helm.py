@@ -14,6 +14,7 @@ from support.operator_objects import OPERATOR, kept
 
 from torchmem.explain.thresholds import changed, defaults
 from torchmem.exporter.pod_names import CONTAINER_LOGS
+from torchmem.exporter.pod_resources import KUBELET_SOCKET
 from torchmem.exporter.scrape_limits import NODE_LIMITS
 from torchmem.rules.render import render
 
@@ -35,6 +36,7 @@ PROMETHEUS_STACK: Values = {
 }
 GPU_OPERATOR: Values = {**PROMETHEUS_STACK, "podNames": {"enabled": True}}
 MIG: Values = {
+    "podNames": {"enabled": True, "kubeletSocket": True},
     "extraEnv": [{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}],
     "podSecurityContext": {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0},
     "nodeSelector": {"nvidia.com/gpu.present": "true", "nvidia.com/mig.capable": "true"},
@@ -199,6 +201,7 @@ def groups(files: Mapping[str, str]) -> list[Any]:
         ({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}, "disable one"),
         ({"podMonitor": {"enable": True}}, "enable"),
         ({"hostPID": "yes"}, "hostPID"),
+        ({"podNames": {"kubeletSocket": True}}, "needs root"),
         ({"tolerations": {}}, "tolerations"),
     ],
 )
@@ -286,6 +289,19 @@ def test_names_of_pods_come_without_their_logs(chart: Any) -> None:
 
     assert (folder, mounts["container-logs"]["mountPath"]) == (str(CONTAINER_LOGS),) * 2
     assert mounts["container-logs"]["readOnly"]
+
+
+def test_the_kubelet_is_asked_by_root_only(chart: Any) -> None:
+    """The folder of the kubelet's socket is mounted, and the exporter may connect and asks it."""
+    pod = only(chart, "DaemonSet", MIG)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (folder,) = [v["hostPath"]["path"] for v in pod["volumes"] if v["name"] == "pod-resources"]
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+
+    assert pod["securityContext"]["runAsUser"] == 0
+    assert (folder, mounts["pod-resources"]["mountPath"]) == (str(KUBELET_SOCKET.parent),) * 2
+    assert f"--kubelet-socket={KUBELET_SOCKET}" in container["args"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_versions_agree() -> None:
