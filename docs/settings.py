@@ -41,8 +41,8 @@ with it.
 """
 CHART = """## Values of the chart
 
-`helm install --set KEY=VALUE`, or a file of values. [Kubernetes](kubernetes.md#with-helm) shows typical ones. A misspelled
-value, or one of another type, is an error.
+Set them with `helm install --set VALUE=…` or in a file. [Kubernetes](kubernetes.md#with-helm) shows
+typical ones. A misspelled value, or one of another type, is an error.
 """
 # An entry of the docstring of Settings: name, colon, sentence, with later lines indented.
 _ENTRY = re.compile(r"^(\w+): (.*(?:\n {4}.*)*)", re.MULTILINE)
