@@ -19,6 +19,8 @@ from torchmem.cli.flags import add_flag
 from torchmem.sample.errors import TorchmemError
 
 if TYPE_CHECKING:
+    from torchmem.preflight.matrix import Matrix
+    from torchmem.preflight.matrix_runs import Start
     from torchmem.preflight.options import PreflightOptions
     from torchmem.preflight.runner import RunFunction, Runner
     from torchmem.preflight.search import SearchRange
@@ -30,6 +32,7 @@ EPILOG = """\
 Examples:
   torchmem preflight --gpu-model h100-80gb -- python train.py
   torchmem preflight --gpu-model 24GB --find-batch batch=1..8 -- python train.py
+  torchmem preflight --matrix batch=8,16 gpu_model=24GB,a100-40gb -- python train.py
 
 Exit code: 0 if it fits, 1 if it does not or memory grows until it does not,
 2 if there is no verdict because a flag is wrong, the script cannot be run, or
@@ -57,10 +60,12 @@ def run(
     arguments: argparse.Namespace,
     run_plan: RunFunction | None = None,
     clock: Callable[[], float] = time.monotonic,
+    start: Start | None = None,
 ) -> int:
     """Run the command and return its exit code.
 
-    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds.
+    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds. start: starts
+    one plan of a matrix, with a folder and a descriptor for its output.
 
     Raises:
         UsageError: a flag is wrong, or there is no verdict.
@@ -77,6 +82,8 @@ def run(
     checked = options.checked_options(arguments)
     options.check_machine(os.environ, beside_gpu=arguments.beside_gpu)
     with _signals_as_interrupt(), _scratch_folder() as scratch:
+        if checked.matrix:
+            return _matrix(checked.matrix, arguments, scratch, start, clock)
         return _run_checked(checked, Runner(run_plan or real_run, scratch, checked.json, clock))
 
 
@@ -152,6 +159,33 @@ def _add_table_flags(group: argparse._ArgumentGroup) -> None:
         metavar="LIST",
         help="run --rank with each of these world sizes, such as 8,64,1024",
     )
+    _add_matrix_flags(group)
+
+
+def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--matrix",
+        metavar="NAME=VALUES",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="run each combination, such as --matrix batch=8,16 gpu_model=24GB,a100-40gb; NAME is "
+        "{NAME} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, "
+        "or an option of the script",
+    )
+    group.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="combinations to run at a time (default: one per core, as far as RAM suffices)",
+    )
+    group.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="keep the results of a matrix in FILE, and do not run those again that it has",
+    )
+    group.add_argument("--csv", action="store_true", help="print a matrix as CSV")
 
 
 def _add_report_flags(group: argparse._ArgumentGroup) -> None:
@@ -207,6 +241,26 @@ def _sweep(options: PreflightOptions, runner: Runner) -> int:
 
     result = search.sweep(options.plan, options.sweep, runner)
     write_out(document.sweep_document(result) if options.json else text.sweep_page(result))
+    return result.exit_code
+
+
+def _matrix(
+    matrix: Matrix,
+    arguments: argparse.Namespace,
+    scratch: Path,
+    start: Start | None,
+    clock: Callable[[], float],
+) -> int:
+    from torchmem.cli.terminal import write_out
+    from torchmem.preflight import matrix_text
+    from torchmem.preflight.matrix_runs import MatrixRuns
+
+    runs = MatrixRuns(matrix, scratch, arguments.jobs, arguments.resume, clock)
+    result = runs.run() if start is None else runs.run(start)
+    if arguments.json:
+        write_out(matrix_text.document(result))
+    else:
+        write_out(matrix_text.table(result) if arguments.csv else matrix_text.page(result))
     return result.exit_code
 
 
