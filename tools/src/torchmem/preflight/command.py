@@ -33,6 +33,7 @@ Examples:
   torchmem preflight --gpu-model h100-80gb -- python train.py
   torchmem preflight --gpu-model 24GB --find-batch batch=1..8 -- python train.py
   torchmem preflight --matrix batch=8,16 gpu_model=24GB,a100-40gb -- python train.py
+  torchmem preflight --gpu-model 24GB --bisect v1.0..HEAD -- python train.py
 
 Exit code: 0 if it fits, 1 if it does not or memory grows until it does not,
 2 if there is no verdict because a flag is wrong, the script cannot be run, or
@@ -186,6 +187,11 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
         help="keep the results of a matrix in FILE, and do not run those again that it has",
     )
     group.add_argument("--csv", action="store_true", help="print a matrix as CSV")
+    group.add_argument(
+        "--bisect",
+        metavar="GOOD..BAD",
+        help="find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own",
+    )
 
 
 def _add_report_flags(group: argparse._ArgumentGroup) -> None:
@@ -220,6 +226,8 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _run_checked(options: PreflightOptions, runner: Runner) -> int:
+    if options.bisect:
+        return _bisect(options, options.bisect, runner)
     if options.search:
         return _find_batch(options, options.search, runner)
     return _sweep(options, runner) if options.sweep else _single_run(options, runner)
@@ -233,6 +241,16 @@ def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) 
     result = find_batch(options.plan, search, runner)
     write_out(document.search_document(result) if options.json else text.search_page(result))
     return 0 if result.fits else 1
+
+
+def _bisect(options: PreflightOptions, commits: str, runner: Runner) -> int:
+    from torchmem.cli.terminal import write_out
+    from torchmem.preflight import bisect_text
+    from torchmem.preflight.bisect import bisect
+
+    result = bisect(options.plan, commits, runner, Path.cwd())
+    write_out(bisect_text.document(result) if options.json else bisect_text.page(result))
+    return result.exit_code
 
 
 def _sweep(options: PreflightOptions, runner: Runner) -> int:
