@@ -113,14 +113,16 @@ def bisect(capfd: pytest.CaptureFixture[str]) -> Bisect:
     return run
 
 
-def test_the_commit_that_costs_the_memory(repo: Repo, bisect: Bisect) -> None:
-    """It is named with what it adds, and what the other commits of the range add."""
+def test_the_commit_that_costs_the_memory(repo: Repo, bisect: Bisect, root: Path) -> None:
+    """It is named with what it adds and the others add; the fields of the JSON are documented."""
     for batch in ("4", "4", "5", "12", "12", "12", "13", "13"):
         repo.commit(batch)
     script = CommittedScript()
     flags = "--json", "--gpu-model", "80GB"
     code, stdout, stderr = bisect(script, f"{repo.commits[0]}..HEAD", *flags)
     document = json.loads(stdout)
+    pages = [(root / "docs" / f"preflight{name}.md").read_text() for name in ("", "-bisect")]
+    names = [*document, *document["commits"][0]]
     tested = [(run["subject"], run["answer"]) for run in document["commits"]]
 
     assert (code, stderr) == (0, "")
@@ -134,6 +136,7 @@ def test_the_commit_that_costs_the_memory(repo: Repo, bisect: Bisect) -> None:
     assert len(script.folders) == 4
     assert " GiB more (+" in document["verdict"]["sentence"]
     assert " The other commits take " in document["verdict"]["sentence"]
+    assert [name for name in names if f"`{name}`" not in "".join(pages)] == []
 
 
 def test_the_checkout_is_not_touched(repo: Repo, bisect: Bisect) -> None:

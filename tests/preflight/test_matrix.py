@@ -264,3 +264,13 @@ def test_bad_input_is_one_sentence(matrix: Matrix, flags: tuple[str, ...], sente
 
     assert (code, stdout, start.plans, len(stderr.splitlines())) == (2, "", [], 1)
     assert sentence in stderr
+
+
+def test_every_field_of_the_json_is_documented(matrix: Matrix, root: Path) -> None:
+    """docs/preflight-matrix.md has the fields that other documents of a preflight lack."""
+    page = (root / "docs" / "preflight-matrix.md").read_text()
+    document = json.loads(matrix(PlayedStart(), "--matrix", "gpu_model=2GB", "--json")[1])
+    others = (root / "docs" / "preflight.md").read_text()
+    names = [*document, *document["cells"][0]]
+
+    assert [name for name in names if f"`{name}`" not in page + others] == []
