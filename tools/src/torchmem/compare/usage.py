@@ -16,6 +16,7 @@ MIN_SHARE = 1 / 1000
 
 COMPONENT_ORDER = (
     "parameters",
+    "buffers",
     "gradients",
     "optimizer_state",
     "activations",
@@ -29,9 +30,9 @@ COMPONENT_ORDER = (
 """The components of a peak, in the order in which they are shown; a script's own parts follow.
 
 activations: allocated in the forward part of the current step, including its inputs. temporaries:
-allocated in its backward pass or in the optimizer's step, and neither gradient nor state. held:
-allocated before the current step, and none of the others. The other names are those of
-`torchmem_component_peak_bytes`.
+allocated in its backward pass, in the optimizer's step or before the first forward pass, and none
+of the others. held: allocated before the current step, and none of the others. The other names are
+those of `torchmem_component_peak_bytes`.
 """
 
 T = TypeVar("T")
