@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
+from torchmem.compare.usage import usage_values
 from torchmem.preflight.comparison import Comparison, GpuModelRow
 from torchmem.preflight.growth import kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
@@ -88,13 +89,20 @@ def result_values(result: RunResult) -> dict[str, Any]:
 
 def _device(device: GpuMemory) -> dict[str, Any]:
     steps = {name: [getattr(step, name) for step in device.steps] for name in STEP_COLUMNS}
-    return asdict(device) | {
-        "headroom": device.headroom,
-        "growth_per_step": kept_per_step(device.steps),
-        "peak_growth_per_step": needed_per_step(device.steps),
-        "phase_peaks": dict(device.phase_peaks),
-        "steps": steps,
-    }
+    known = asdict(device)
+    del known["uses"]
+    uses = usage_values(device.usage).get("uses")
+    return (
+        known
+        | ({"uses": uses} if uses else {})
+        | {
+            "headroom": device.headroom,
+            "growth_per_step": kept_per_step(device.steps),
+            "peak_growth_per_step": needed_per_step(device.steps),
+            "phase_peaks": dict(device.phase_peaks),
+            "steps": steps,
+        }
+    )
 
 
 def _comparison(report: PreflightReport, comparison: Comparison) -> dict[str, Any]:
