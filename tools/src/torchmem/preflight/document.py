@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from torchmem.compare.usage import usage_values
+from torchmem.preflight.baseline import BaselineResult
 from torchmem.preflight.comparison import Comparison, GpuModelRow
 from torchmem.preflight.growth import kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
@@ -20,7 +21,7 @@ SCHEMA = 1
 STEP_COLUMNS = [column.name for column in fields(StepMemory)]
 
 
-def run_document(report: PreflightReport) -> str:
+def run_document(report: PreflightReport, against: BaselineResult | None = None) -> str:
     """Return the document of one run."""
     values = {
         "verdict": asdict(report.verdict),
@@ -33,6 +34,7 @@ def run_document(report: PreflightReport) -> str:
         "seconds": report.seconds,
         "estimates": list(estimates(report.result)),
         "notes": list(notes(report)),
+        **_against(against),
     }
     return dump_document("run", report.plan, values)
 
@@ -54,14 +56,19 @@ def search_document(result: SearchResult) -> str:
     return dump_document("find_batch", result.plan, values)
 
 
-def sweep_document(result: SweepResult) -> str:
+def sweep_document(result: SweepResult, against: BaselineResult | None = None) -> str:
     """Return the document of a sweep over ranks or world sizes."""
     values = {
         "verdict": {"fits": _all_fit(result), "sentence": sweep_sentence(result)},
         "places": [_rank(rank) for rank in result.ranks],
         "notes": [PHANTOM_NOTE],
+        **_against(against),
     }
     return dump_document("sweep", result.plan, values)
+
+
+def _against(against: BaselineResult | None) -> dict[str, Any]:
+    return {"baseline": against.values()} if against else {}
 
 
 def dump_document(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
