@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 
 from torchmem.explain.headline import growth_sentence, short_headline
+from torchmem.explain.oom_report import MAX_TIMESTAMP
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.run_history import Growth
@@ -108,7 +109,10 @@ def decode(data: bytes) -> RunSummary:
         schema = raw.get("schema") if isinstance(raw, dict) else None
         if type(schema) is int and schema > SCHEMA_VERSION:
             raise UsageError("was written by a newer torchmem: run pip install --upgrade torchmem.")
-        return convert(sanitize_json(raw), RunSummary)
+        summary = convert(sanitize_json(raw), RunSummary)
+        if summary.schema != SCHEMA_VERSION or summary.timestamp > MAX_TIMESTAMP:
+            raise ValueError("its schema or its time is out of bounds")  # noqa: TRY301 - likewise
+        return summary  # noqa: TRY300 - what `convert` raises is caught as well
     except (ValueError, RecursionError) as error:
         raise UsageError(f"is not the summary of a run: {error}.") from None
 

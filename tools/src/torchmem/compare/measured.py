@@ -11,17 +11,17 @@ from torchmem.compare.usage import Usage
 Kind = Literal["run", "baseline", "find_batch", "sweep", "matrix", "directory"]
 """run: one process. The other kinds have many parts, and compare only with the same kind."""
 Ending = Literal["whole", "cut_off", "oom"]
-"""whole: it reached its end, or the planned steps. cut_off: it was killed, failed, or still runs. oom: it
-ran out of memory. The peaks of the last two are those so far."""
+"""whole: it reached its end, or the planned steps. cut_off: it was killed, failed, or still runs.
+oom: it ran out of memory. The peaks of the last two are those so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
     """The figures of one run on one GPU, in bytes; None is unknown.
 
-    fits: whether the memory suffices, False also if it grows until it does not. headroom: left of the
-    GPU at the peak. is_whole_peak: whether `usage` is of a run that was not cut off, such as one on
-    a larger GPU.
+    fits: whether the memory suffices, False also if it grows until it does not. headroom: left of
+    the GPU at the peak. is_whole_peak: whether `usage` is of a run that was not cut off, such as
+    one on a larger GPU.
     """
 
     usage: Usage
@@ -39,8 +39,8 @@ class Measured:
 class Side:
     """One of the two things that are compared.
 
-    name: the file. noun: what it is. parts: the runs by label, such as "cuda:0" or "batch=8". facts: what
-    should be the same on both sides, such as the version of PyTorch, by name.
+    name: the file. noun: what it is. parts: the runs by label, such as "cuda:0" or "batch=8".
+    facts: what should be the same on both sides, such as the version of PyTorch, by name.
     """
 
     name: str

@@ -130,7 +130,7 @@ def _of_outcome(
                 headroom=device.headroom if ending == "whole" else None,
                 retries=device.retries,
                 steps=outcome.steps or outcome.calls,
-                is_whole_peak=ending == "whole" or need is not None and need.ended != "oom",
+                is_whole_peak=ending == "whole" or (need is not None and need.ended != "oom"),
             ),
         )
 

@@ -1,19 +1,18 @@
 """Reads what can be compared; any user may have written the files.
 
-Snapshots are read by the reader of `torchmem snapshot`, which unpickles nothing that is not plain data.
+Snapshots are read as by `torchmem snapshot`, which unpickles plain data only.
 """
 
 from __future__ import annotations
 
-import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torchmem.allocator.sizes import format_size, round_size
+from torchmem.allocator.sizes import round_size
 from torchmem.compare import baseline, preflight_documents
 from torchmem.compare.measured import Ending, Measured, Side
 from torchmem.compare.usage import SourceLine, Usage, Use
@@ -50,6 +49,10 @@ from torchmem.sample.untrusted import (
     sanitize_text,
 )
 
+if TYPE_CHECKING:
+    from torchmem.recording import StackedTrace
+    from torchmem.snapshot.holders import SourceLine as SnapshotLine
+
 MAX_FILE_BYTES = 1 << 62
 WANTED = "a summary, an OOM report, a preflight's JSON, a baseline or a memory snapshot"
 _ENDINGS: Mapping[State, Ending] = {"exited": "whole", "oom": "oom"}
@@ -74,8 +77,8 @@ def read_side(path: Path) -> Side:
 def summaries(directory: Path, user: int | None) -> list[tuple[Path, RunSummary]]:
     """Return the summaries in a run directory, the newest first, also of processes without one.
 
-    user: whose files; None for those of all. A process that died without an end is summarized from its
-    last sample. Raises UsageError if the directory cannot be read.
+    user: whose files; None for those of all. A process that died without an end is summarized from
+    its last sample. Raises UsageError if the directory cannot be read.
     """
     suffixes = (SUMMARY_SUFFIX, SAMPLE_SUFFIX)
     try:
@@ -133,8 +136,8 @@ def _directory(path: Path, name: str) -> Side:
     parts: dict[str, Measured] = {}
     for rank in sorted(newest):
         own = _summary_parts(newest[rank])
-        words = own if len(own) > 1 else {"": each for each in own.values()}
-        parts |= {f"rank {rank} {label}".strip(): each for label, each in words.items()}
+        for label, each in own.items():
+            parts[f"rank {rank} {label}" if len(own) > 1 else f"rank {rank}"] = each
     return Side(name, "the summaries of a run", "directory", parts, _facts(newest[min(newest)]))
 
 
@@ -243,20 +246,21 @@ def _report_uses(report: OomReport) -> tuple[Use, ...]:
 
 def _snapshot(path: Path, name: str) -> Side:
     from torchmem.snapshot.command import read_traces
-    from torchmem.snapshot.lifetimes import Lifetimes
 
     parts = {}
     for trace in read_traces(path, None):
-        usage = _peak_of(Lifetimes.of(trace))
+        usage = _peak_of(trace)
         if usage is not None:
             parts[f"cuda:{trace.device}"] = Measured(usage)
     return Side(name, "a memory snapshot", "run", parts)
 
 
-def _peak_of(lifetimes: Lifetimes) -> Usage | None:
+def _peak_of(trace: StackedTrace) -> Usage | None:
     """Return what was in use at the peak of a recording, with the rounding of the allocator."""
     from torchmem.snapshot.holders import LineFinder, by_line
+    from torchmem.snapshot.lifetimes import Lifetimes
 
+    lifetimes = Lifetimes.of(trace)
     moment = lifetimes.moment("peak")
     numbers = list(lifetimes.in_use(moment)) if moment is not None else []
     if not numbers:
@@ -270,10 +274,8 @@ def _peak_of(lifetimes: Lifetimes) -> Usage | None:
     return Usage(rounded, uses=(*uses, *([Use("rounding", rest)] if rest > 0 else [])))
 
 
-def _line(line: object) -> SourceLine | None:
-    from torchmem.snapshot.holders import SourceLine as SnapshotLine
-
-    if not isinstance(line, SnapshotLine) or line.line is None:
+def _line(line: SnapshotLine | None) -> SourceLine | None:
+    if line is None or line.line is None:
         return None
     return SourceLine(line.file, line.line, line.function)
 

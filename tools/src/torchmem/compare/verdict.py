@@ -120,23 +120,30 @@ def _part(label: str, before: Measured, after: Measured, tolerance: float) -> Pa
 
 def _judged(label: str, before: Measured, after: Measured, tolerance: float) -> tuple[Outcome, str]:
     peaks = _peaks(before, after)
-    by_peak, sentence = ("unchanged", "") if peaks is None else _by_peak(before, after, tolerance)
-    if before.fits is not False and after.fits is False:
-        return "regression", f"{_why_not(after)} now, and did not before.{sentence}"
+    by_peak: Outcome = "unchanged"
+    sentence = ""
+    if peaks is not None:
+        by_peak, sentence = _by_peak(before, after, tolerance)
+    if before.fits and after.fits is False:
+        then = "did not before" if after.ending == "oom" else "did before"
+        return "regression", f"{_why_not(after, 'now')}, and {then}.{sentence}"
     if before.fits is False and after.fits is True and _reaches(before, after):
-        return "improvement", f"{_why_not(before)} before, and does not now.{sentence}"
+        now = "does not now" if before.ending == "oom" else "fits now"
+        return "improvement", f"{_why_not(before, 'before')}, and {now}.{sentence}"
     if peaks is None:
         raise UsageError(f"the two have no known peak in common for {label}: name other files.")
     return by_peak, sentence.strip()
 
 
 def _reaches(before: Measured, after: Measured) -> bool:
-    """Return whether the second run went as far as the first, so that it would have run out, too."""
+    """Return whether the second run went far enough that it would have run out as well."""
     return after.ending == "whole" or (after.steps or 0) > (before.steps or 0)
 
 
-def _why_not(measured: Measured) -> str:
-    return "It runs out of memory" if measured.ending == "oom" else "It does not fit"
+def _why_not(measured: Measured, when: Literal["before", "now"]) -> str:
+    if measured.ending == "oom":
+        return f"It {'ran' if when == 'before' else 'runs'} out of memory {when}"
+    return f"It {'did' if when == 'before' else 'does'} not fit {when}"
 
 
 def _by_peak(before: Measured, after: Measured, tolerance: float) -> tuple[Outcome, str]:
@@ -144,7 +151,7 @@ def _by_peak(before: Measured, after: Measured, tolerance: float) -> tuple[Outco
     kind = "allocated" if _allocated(before, after) else "reserved"
     sentence = f" Peak {kind} {_instead(first, second)}"
     if exceeds(first, second, tolerance):
-        return "regression", f"{sentence}, more than the {tolerance:.4g} that is allowed."
+        return "regression", f"{sentence}, more than the {percent(tolerance)} allowed."
     if second < first * (1 - tolerance):
         return "improvement", f"{sentence}."
     return _by_reserved(before, after, tolerance, sentence)
@@ -163,6 +170,11 @@ def _by_reserved(
         more = f"{sentence}, but peak reserved {_instead(first, second)}: fragmentation"
         return ("regression" if is_more else "improvement"), f"{more}."
     return "unchanged", f"{sentence}."
+
+
+def percent(share: float) -> str:
+    """Return a share in percent: "2%" or "0.5%"."""
+    return f"{100 * share:.4g}%"
 
 
 def _instead(first: int, second: int) -> str:
