@@ -1,7 +1,7 @@
 # Completion of torchmem for bash; installed as `torchmem completion --help` says.
 # Rendered by deploy/completion.py with shtab: do not edit.
 
-_shtab_torchmem_subparsers=(exporter run demo top oom report release capture whatif snapshot preflight mcp doctor rules dashboards manifests completion)
+_shtab_torchmem_subparsers=(exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards manifests completion)
 
 _shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --container-logs --kubelet-socket --config --thresholds --print-config --once)
 _shtab_torchmem_run_option_strings=(-h --help --name --run-dir --apply-advice)
@@ -13,7 +13,8 @@ _shtab_torchmem_release_option_strings=(-h --help --gpu --run --rank --pid --hoo
 _shtab_torchmem_capture_option_strings=(-h --help --rank --run --pid --seconds --out --run-dir)
 _shtab_torchmem_whatif_option_strings=(-h --help --gpu --gpu-model --setting --json --plot)
 _shtab_torchmem_snapshot_option_strings=(-h --help --at --diff --leaks --gpu --top --json --plot)
-_shtab_torchmem_preflight_option_strings=(-h --help --gpu-model --list-gpu-models --gpus --steps --alloc-conf --beside-gpu --world-size --rank --local-world-size --find-batch --ranks --world-sizes --setting --gpu-models --snapshot --json --plot)
+_shtab_torchmem_compare_option_strings=(-h --help --max-peak-increase --json --list --run-dir)
+_shtab_torchmem_preflight_option_strings=(-h --help --gpu-model --list-gpu-models --gpus --steps --alloc-conf --beside-gpu --world-size --rank --local-world-size --find-batch --ranks --world-sizes --matrix --jobs --resume --csv --bisect --setting --gpu-models --snapshot --json --plot --save-baseline --baseline --tolerance --markdown)
 _shtab_torchmem_mcp_option_strings=(-h --help --exporter --run-dir)
 _shtab_torchmem_doctor_option_strings=(-h --help --exporter --prometheus --run-dir --json)
 _shtab_torchmem_rules_option_strings=(-h --help --thresholds --out --check --defaults --force)
@@ -42,9 +43,14 @@ _shtab_torchmem_whatif_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_whatif___plot_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_snapshot_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_snapshot___plot_COMPGEN=_shtab_compgen_files
+_shtab_torchmem_compare___run_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_torchmem_preflight_pos_0_COMPGEN=_torchmem_command
+_shtab_torchmem_preflight___resume_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_preflight___snapshot_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_preflight___plot_COMPGEN=_shtab_compgen_files
+_shtab_torchmem_preflight___save_baseline_COMPGEN=_shtab_compgen_files
+_shtab_torchmem_preflight___baseline_COMPGEN=_shtab_compgen_files
+_shtab_torchmem_preflight___markdown_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_mcp___run_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_torchmem_doctor___run_dir_COMPGEN=_shtab_compgen_dirs
 _shtab_torchmem_rules___thresholds_COMPGEN=_shtab_compgen_files
@@ -60,7 +66,7 @@ _shtab_torchmem_snapshot___at_choices=(end peak oom)
 _shtab_torchmem_preflight___gpu_model_choices=(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)
 _shtab_torchmem_manifests_pos_0_choices=(systemd kubernetes helm mixin slurm prometheus alertmanager grafana image compose stack)
 _shtab_torchmem_completion_pos_0_choices=(bash zsh fish)
-_shtab_torchmem_pos_0_choices=(exporter run demo top oom report release capture whatif snapshot preflight mcp doctor rules dashboards manifests completion)
+_shtab_torchmem_pos_0_choices=(exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards manifests completion)
 
 _shtab_torchmem_exporter__h_nargs=0
 _shtab_torchmem_exporter___help_nargs=0
@@ -106,11 +112,17 @@ _shtab_torchmem_snapshot___help_nargs=0
 _shtab_torchmem_snapshot___diff_nargs=0
 _shtab_torchmem_snapshot___leaks_nargs=0
 _shtab_torchmem_snapshot___json_nargs=0
+_shtab_torchmem_compare__h_nargs=0
+_shtab_torchmem_compare___help_nargs=0
+_shtab_torchmem_compare___json_nargs=0
+_shtab_torchmem_compare___list_nargs=0
 _shtab_torchmem_preflight_pos_0_nargs=...
 _shtab_torchmem_preflight__h_nargs=0
 _shtab_torchmem_preflight___help_nargs=0
 _shtab_torchmem_preflight___list_gpu_models_nargs=0
 _shtab_torchmem_preflight___beside_gpu_nargs=0
+_shtab_torchmem_preflight___matrix_nargs=+
+_shtab_torchmem_preflight___csv_nargs=0
 _shtab_torchmem_preflight___json_nargs=0
 _shtab_torchmem_mcp__h_nargs=0
 _shtab_torchmem_mcp___help_nargs=0
