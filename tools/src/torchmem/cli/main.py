@@ -31,6 +31,7 @@ COMMANDS = (
     "doctor",
     "rules",
     "dashboards",
+    "fleet",
     "manifests",
     "completion",
 )
