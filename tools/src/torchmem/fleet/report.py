@@ -190,7 +190,7 @@ def _days(past: Past) -> Iterator[Day]:
 
 
 def _by_date(hours: Hours) -> dict[str, float]:
-    """Return GPU-hours by the day in which their window began; windows are a day at most."""
+    """Return GPU-hours by day; no window is part of two."""
     found = defaultdict[str, float](float)
     for window, value in hours.by_window.items():
         found[time.strftime("%Y-%m-%d", time.gmtime(window.start))] += value

@@ -51,9 +51,15 @@ class Window:
         return self.end - self.start
 
     def parts(self, seconds: int) -> Iterator[Window]:
-        """Yield consecutive windows of at most that length, which is a multiple of a minute."""
-        for start in range(self.start, self.end, seconds):
-            yield Window(start, min(start + seconds, self.end))
+        """Yield consecutive windows of at most that length, a multiple of a minute.
+
+        They end at multiples of it since 1970: those of a day at midnight UTC.
+        """
+        start = self.start
+        while start < self.end:
+            end = min((start // seconds + 1) * seconds, self.end)
+            yield Window(start, end)
+            start = end
 
 
 class TooMuchError(Exception):
