@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -21,9 +22,11 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
+from prometheus_client.samples import Sample as Series
 
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import CATALOG, MetricSpec
+from torchmem.metrics.row_family import RowFamily
 from torchmem.sample.sample import (
     COUNTED,
     FREE_BLOCK_BOUNDS,
@@ -79,26 +82,47 @@ class ProcessView:
             yield self.device_labels(device), device
 
 
+_TYPES: Mapping[str, Callable[..., Metric]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "gaugehistogram": GaugeHistogramMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "info": InfoMetricFamily,
+}
+
+
+@cache
+def _head(name: str) -> Metric:
+    """Return a metric of the catalog without samples."""
+    spec = CATALOG[name]
+    return _TYPES[spec.kind](name.removesuffix("_info"), spec.help, labels=spec.labels)
+
+
 def family(spec: MetricSpec, rows: Iterable[Row]) -> Metric:
     """Return a gauge or counter family of the catalog, without the rows whose value is None.
 
     Each row holds the label values in the catalog's order.
     """
-    family_type = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-    metric: Metric = family_type(spec.name, spec.help, labels=spec.labels)
-    for labels, value in rows:
-        if value is not None:
-            metric.add_sample(spec.name, dict(zip(spec.labels, labels, strict=True)), value)
-    return metric
+    known = [(labels, value) for labels, value in rows if value is not None]
+    return RowFamily(_head(spec.name), known, partial(_plain, spec))
+
+
+def _plain(spec: MetricSpec, labels: Labels, value: float) -> Iterator[Series]:
+    yield Series(spec.name, dict(zip(spec.labels, labels, strict=True)), value)
 
 
 def info(spec: MetricSpec, rows: Iterable[tuple[Labels, Mapping[str, str]]]) -> Metric:
     """Return an info family: the catalog's labels name the object, the mapping holds its facts."""
-    metric = InfoMetricFamily(spec.name.removesuffix("_info"), spec.help, labels=spec.labels)
-    for labels, facts in rows:
-        allowed = {name: text for name, text in facts.items() if _is_free_label(spec, name)}
-        metric.add_metric(labels, allowed)
-    return metric
+    known = [((labels, tuple(facts.items())), 1.0) for labels, facts in rows]
+    return RowFamily(_head(spec.name), known, partial(_facts, spec))
+
+
+def _facts(
+    spec: MetricSpec, key: tuple[Labels, tuple[tuple[str, str], ...]], value: float
+) -> Iterator[Series]:
+    labels, facts = key
+    allowed = {name: text for name, text in facts if _is_free_label(spec, name)}
+    yield Series(spec.name, dict(zip(spec.labels, labels, strict=True)) | allowed, value)
 
 
 def _is_free_label(spec: MetricSpec, name: str) -> bool:
@@ -226,18 +250,25 @@ def _private_pools(layout: Layout) -> dict[str, float]:
 
 
 def _free_block_sizes(rows: Sequence[tuple[Labels, Layout]]) -> Metric:
-    spec = catalog.FREE_BLOCK_SIZE
-    metric = GaugeHistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
-    for labels, layout in rows:
-        if layout.free_block_counts is not None:
-            buckets = _buckets(FREE_BLOCK_BOUNDS, layout.free_block_counts)
-            metric.add_metric(labels, buckets, layout.free_bytes)
-    return metric
+    known = [
+        (labels, (*accumulate(layout.free_block_counts), layout.free_bytes))
+        for labels, layout in rows
+        if layout.free_block_counts is not None
+    ]
+    expand = partial(_histogram, catalog.FREE_BLOCK_SIZE, FREE_BLOCK_BOUNDS)
+    return RowFamily(_head(catalog.FREE_BLOCK_SIZE.name), known, expand)
 
 
-def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+def _histogram(
+    spec: MetricSpec, bounds: Sequence[float], labels: Labels, values: Sequence[float]
+) -> list[Series]:
+    """Return the series of a histogram: `values` are the cumulative counts, then the sum."""
     upper = [*(f"{bound:g}" if bound < 1e6 else str(float(bound)) for bound in bounds), "+Inf"]
-    return list(zip(upper, accumulate(counts), strict=True))
+    *counts, total = values
+    metric: Any = _TYPES[spec.kind](spec.name, spec.help, labels=spec.labels)
+    metric.add_metric(labels, list(zip(upper, counts, strict=True)), total)
+    series: list[Series] = metric.samples
+    return series
 
 
 def _counter_families(rows: Sequence[tuple[Labels, Counters]]) -> Iterator[Metric]:
@@ -311,12 +342,15 @@ def _process_facts(sample: Sample) -> dict[str, str]:
 
 
 def _step_durations(rows: Sequence[tuple[Labels, Sample]]) -> Metric:
-    spec = catalog.STEP_DURATION
-    metric = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
-    for labels, sample in rows:
-        buckets = _buckets(STEP_DURATION_BOUNDS, sample.steps.duration_counts)
-        metric.add_metric(labels, buckets, sample.steps.duration_sum_seconds)
-    return metric
+    known = [
+        (
+            labels,
+            (*accumulate(sample.steps.duration_counts), sample.steps.duration_sum_seconds),
+        )
+        for labels, sample in rows
+    ]
+    expand = partial(_histogram, catalog.STEP_DURATION, STEP_DURATION_BOUNDS)
+    return RowFamily(_head(catalog.STEP_DURATION.name), known, expand)
 
 
 def _read_durations(sample: Sample) -> dict[str, float | None]:
