@@ -116,6 +116,7 @@ class Exporter:
         self._run_directory = run_directory
         self._clock = clock
         self._started = clock()
+        self._version = version("torchmem")
         self._workers = workers or JobThreads()
         self.configure(
             deadline_seconds,
@@ -190,7 +191,7 @@ class Exporter:
     def _families(self, reading: Reading) -> list[Metric]:
         with self._lock:
             results = [*self._nvml_results(reading), *self._other_results(reading)]
-            own = own_families(results, self._run_directory)
+            own = own_families(results, self._run_directory, self._version)
         started = family(catalog.EXPORTER_START, [((), self._started)])
         return [*(metric for result in results for metric in result.families), started, *own]
 
@@ -316,10 +317,10 @@ def sample_families(
 
 
 def own_families(
-    results: Sequence[CollectorResult], run_directory: RunDirectory
+    results: Sequence[CollectorResult], run_directory: RunDirectory, own_version: str
 ) -> Iterator[Metric]:
     """Yield the exporter's version, the result of each collector, and the run directory's state."""
-    facts = {"version": version("torchmem"), "python_version": platform.python_version()}
+    facts = {"version": own_version, "python_version": platform.python_version()}
     yield info(catalog.BUILD_INFO, [((), facts)])
     success = [((result.collector,), float(result.success)) for result in results]
     yield family(catalog.COLLECTOR_SUCCESS, success)

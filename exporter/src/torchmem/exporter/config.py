@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from torchmem.exporter import strict_yaml
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
 from torchmem.exporter.pod_names import CONTAINER_LOGS
@@ -71,6 +69,8 @@ class ExporterSettings:
     def as_yaml(self) -> str:
         """Return a configuration file with the same settings."""
         values = {name: _plain(value) for name, value in asdict(self).items()}
+        import yaml
+
         text: str = yaml.safe_dump(values, sort_keys=False, width=1 << 16)
         return text
 
