@@ -57,14 +57,9 @@ class Node:
         return replace(sample, process=own)
 
     def _state(self, pids: Sequence[int]) -> str:
-        """Return the busy node of the tests with every GPU like its second one.
-
-        Events are left out, because the fake polls for them every few milliseconds where a driver
-        sleeps.
-        """
+        """Return the busy node of the tests with every GPU like its second one."""
         head, *sections = self._fake.text.split("\n[gpu ")
         shared, gpu = sections[0], sections[2].split("]\n", 1)[1]
-        head = "\n".join(line for line in head.splitlines() if not line.startswith("event."))
         sections_by_gpu = [
             self._gpu(gpu, index, pids[index :: len(self._uuids)])
             for index in range(len(self._uuids))
@@ -76,7 +71,6 @@ class Node:
         rows = " ".join(f"{pid}:{GIB}:0xffffffff:0xffffffff" for pid in listed)
         own = {
             "UUID": self._uuids[index],
-            "SupportedEventTypes": "0",
             "PciInfo": f"00000000:{index + 16:02X}:00.0",
             "ComputeRunningProcesses": rows,
             "ProcessUtilization": " ".join(f"{pid}:now:1:1:0:0" for pid in listed),

@@ -90,7 +90,8 @@ class Exporter:
     `processes_per_gpu`: how many processes of a GPU have series of their own, the largest first;
     `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
     `thresholds`: of the live page, by default the shipped ones; `workers`: the threads that call
-    the driver; `pods`: finds the names of pods.
+    the driver; `pods`: finds the names of pods; `all_series`: whether ranks also have the series
+    that no rule and no panel reads.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two are settings
@@ -105,6 +106,7 @@ class Exporter:
         thresholds: Thresholds | None = None,
         workers: JobThreads[GpuLabels] | None = None,
         pods: PodNames | None = None,
+        all_series: bool = False,
     ) -> None:
         self._driver = Driver(nvml)
         self._events = xid_events.EventWatcher(clock)
@@ -114,6 +116,7 @@ class Exporter:
         self._outside = OutsideAllocator()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory = run_directory
+        self._all_series = all_series
         self._clock = clock
         self._started = clock()
         self._version = version("torchmem")
@@ -288,7 +291,10 @@ class Exporter:
         return read_and_collect(
             "samples",
             lambda: self._hosts.update(self._run_directory.read(self._clock())),
-            lambda items: [*sample_families(items, gpus), *self._hosts.families(items)],
+            lambda items: [
+                *sample_families(items, gpus, all_series=self._all_series),
+                *self._hosts.families(items),
+            ],
             [],
         )
 
@@ -304,16 +310,15 @@ class Exporter:
 
 
 def sample_families(
-    published: Sequence[Published], gpus: Mapping[str, GpuIdentity]
+    published: Sequence[Published], gpus: Mapping[str, GpuIdentity], *, all_series: bool = False
 ) -> Iterator[Metric]:
     """Yield the series of every sample; `gpus`: by UUID, also those of MIG devices."""
     indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
-    return families(
-        [
-            ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
-            for item in published
-        ]
-    )
+    views = [
+        ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
+        for item in published
+    ]
+    return families(views, all_series=all_series)
 
 
 def own_families(

@@ -13,8 +13,8 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from functools import partial
@@ -56,12 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     pods = pod_names(settings)
     exporter = Exporter(
         PyNvml(),
-        RunDirectory(settings.run_dir, settings.ttl_seconds),
+        RunDirectory(settings.run_dir, settings.ttl_seconds, all_series=settings.all_series),
         settings.scrape_deadline_seconds,
         processes_per_gpu=settings.processes_per_gpu,
         pcie_throughput=settings.pcie_throughput,
         thresholds=thresholds.load(settings.thresholds),
         pods=pods,
+        all_series=settings.all_series,
     )
     with closing(exporter):
         if arguments.once:

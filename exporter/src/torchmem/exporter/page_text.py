@@ -17,7 +17,7 @@ from prometheus_client.utils import floatToGoString
 
 from torchmem.metrics.row_family import RowFamily, Values
 
-MAX_KEPT_SERIES = 32_768
+MAX_KEPT_ROWS = 32_768
 """Of one format. The text of a series takes about half a kilobyte. Beyond that, a family is written
 anew for each page."""
 _MAX_NUMBERS = 16_384
@@ -54,9 +54,9 @@ class PageText:
     def write(self, families: Sequence[Metric]) -> bytes:
         """Return the exposition of these families."""
         kept, self._kept = self._kept, {}
-        room, parts = MAX_KEPT_SERIES, []
+        room, parts = MAX_KEPT_ROWS, []
         for family in families:
-            if isinstance(family, RowFamily) and (room := room - _series(family)) >= 0:
+            if isinstance(family, RowFamily) and (room := room - len(family.rows)) >= 0:
                 known = kept.get(family.name) or _FamilyText(self._written)
                 self._kept[family.name] = known
                 parts.append(known.text(family))
@@ -67,12 +67,6 @@ class PageText:
     def _written(self, family: Metric) -> str:
         """Return the text of a family as prometheus_client writes it."""
         return self._encode(Families([family])).removesuffix(self._end).decode()
-
-
-def _series(family: RowFamily) -> int:
-    """Return about how many series a family has; its rows have equally many."""
-    values = family.rows[0][1] if family.rows else 0.0
-    return len(family.rows) * (len(values) if isinstance(values, tuple) else 1)
 
 
 class _FamilyText:

@@ -133,7 +133,8 @@ class Collection:
     async def body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
         """Return the exposition and whether it is compressed; a short one never is."""
         plain = await self._once(
-            (exposition_format, False), partial(self._pages.write, self._families, exposition_format)
+            (exposition_format, False),
+            partial(self._pages.write, self._families, exposition_format),
         )
         if not compress or len(plain) < _MIN_GZIP_BYTES:
             return plain, False
