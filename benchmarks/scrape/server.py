@@ -47,6 +47,11 @@ class Server:
         self._process = psutil.Process(popen.pid)
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return int(self._process.pid)
+
     def scrape(self, accept: str = HEADERS["Accept"]) -> Answer:
         """Scrape once, as a Prometheus server does."""
         start = time.perf_counter()

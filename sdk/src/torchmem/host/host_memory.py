@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -14,6 +14,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 # Version 1 writes "no limit" as the largest number of whole pages in a signed 64-bit integer.
 NO_LIMIT = 1 << 62
 _KIB = 1024
+_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,17 @@ def host_memory(
 
     The limit is unknown when the control group of the process is not visible.
     """
+    group = MemoryGroup.of(pid, proc, cgroups)
+    return memory_within(pid, [*group.limits(), *machine_limits(proc)] if group else [], proc)
+
+
+def memory_within(
+    pid: int | str, limits: Sequence[MemoryLimit], proc: Path = PROC
+) -> HostMemory | None:
+    """Return the host memory of a process with these limits; None when it has ended."""
     resident = _resident_bytes(pid, proc)
     if resident is None:
         return None
-    group = MemoryGroup.of(pid, proc, cgroups)
-    limits = [*group.limits(), *_machine(proc)] if group else []
     tightest = min(limits, key=lambda limit: limit.available, default=None)
     return HostMemory(
         rss_bytes=resident,
@@ -114,7 +121,8 @@ def _resident_bytes(pid: int | str, proc: Path) -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE") or None
 
 
-def _machine(proc: Path) -> Iterator[MemoryLimit]:
+def machine_limits(proc: Path = PROC) -> Iterator[MemoryLimit]:
+    """Yield the memory of the machine as a limit."""
     text = _read(proc / "meminfo")
     total, available = _field(text, "MemTotal:"), _field(text, "MemAvailable:")
     if total is not None and available is not None:
@@ -144,9 +152,16 @@ def _unified(cgroups: Path) -> Path:
 def _read(path: Path) -> str:
     """Return a file of the kernel; empty when it is missing, hidden, or its process has ended."""
     try:
-        return path.read_text(errors="replace")
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:  # without a file object, which costs as much as the reading
+            content = os.read(descriptor, _READ_BYTES)
+            while part := os.read(descriptor, _READ_BYTES):
+                content += part
+        finally:
+            os.close(descriptor)
     except OSError:
         return ""
+    return content.decode(errors="replace")
 
 
 def _number(text: str) -> int | None:
