@@ -309,6 +309,30 @@ def test_names_of_pods_come_without_their_logs(chart: Any) -> None:
     assert mounts["container-logs"]["readOnly"]
 
 
+@pytest.mark.parametrize(
+    ("values", "probes"),
+    [
+        (
+            {},
+            [{"httpGet": {"path": f"/-/{path}", "port": "metrics"}} for path in ("healthy", "ready")],
+        ),
+        (LOCKED_DOWN, [{"tcpSocket": {"port": "metrics"}}] * 2),
+    ],
+    ids=["open", "password"],
+)
+def test_a_password_does_not_fail_the_probes(
+    chart: Any, values: Values, probes: list[Mapping[str, Any]]
+) -> None:
+    """With web.yml, which may ask every request for a password, the kubelet only connects."""
+    daemonset = only(chart, "DaemonSet", values)
+    (container,) = daemonset["spec"]["template"]["spec"]["containers"]
+    found = [container["livenessProbe"], container["readinessProbe"]]
+
+    assert [
+        {kind: probe[kind] for kind in ("httpGet", "tcpSocket") if kind in probe} for probe in found
+    ] == probes
+
+
 def test_the_kubelet_is_asked_by_root_only(chart: Any) -> None:
     """The folder of the kubelet's socket is mounted, and the exporter may connect and asks it."""
     pod = only(chart, "DaemonSet", MIG)["spec"]["template"]["spec"]
