@@ -309,6 +309,16 @@ def test_names_of_pods_come_without_their_logs(chart: Any) -> None:
     assert mounts["container-logs"]["readOnly"]
 
 
+def test_the_exporter_can_read_its_secret(chart: Any) -> None:
+    """The files of a secret are root's with the group fsGroup, and only the group may read them."""
+    pod = only(chart, "DaemonSet", LOCKED_DOWN)["spec"]["template"]["spec"]
+    (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    context = pod["securityContext"]
+
+    assert (secret["defaultMode"], context["runAsNonRoot"]) == (0o440, True)
+    assert context["fsGroup"] == context["runAsGroup"]
+
+
 @pytest.mark.parametrize(
     ("values", "probes"),
     [
