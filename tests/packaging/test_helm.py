@@ -24,6 +24,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "torchmem"
 VERSIONS = [f"1.{minor}" for minor in range(27, 38)]
+PROBED = ("healthy", "ready")
 _INFO = 1  # such as a chart without an icon
 
 Values = Mapping[str, Any]
@@ -322,10 +323,7 @@ def test_the_exporter_can_read_its_secret(chart: Any) -> None:
 @pytest.mark.parametrize(
     ("values", "probes"),
     [
-        (
-            {},
-            [{"httpGet": {"path": f"/-/{path}", "port": "metrics"}} for path in ("healthy", "ready")],
-        ),
+        ({}, [{"httpGet": {"path": f"/-/{path}", "port": "metrics"}} for path in PROBED]),
         (LOCKED_DOWN, [{"tcpSocket": {"port": "metrics"}}] * 2),
     ],
     ids=["open", "password"],
