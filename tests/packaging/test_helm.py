@@ -24,6 +24,7 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "torchmem"
 VERSIONS = [f"1.{minor}" for minor in range(27, 38)]
+PROBED = ("healthy", "ready")
 _INFO = 1  # such as a chart without an icon
 
 Values = Mapping[str, Any]
@@ -307,6 +308,37 @@ def test_names_of_pods_come_without_their_logs(chart: Any) -> None:
 
     assert (folder, mounts["container-logs"]["mountPath"]) == (str(CONTAINER_LOGS),) * 2
     assert mounts["container-logs"]["readOnly"]
+
+
+def test_the_exporter_can_read_its_secret(chart: Any) -> None:
+    """The files of a secret are root's with the group fsGroup, and only the group may read them."""
+    pod = only(chart, "DaemonSet", LOCKED_DOWN)["spec"]["template"]["spec"]
+    (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    context = pod["securityContext"]
+
+    assert (secret["defaultMode"], context["runAsNonRoot"]) == (0o440, True)
+    assert context["fsGroup"] == context["runAsGroup"]
+
+
+@pytest.mark.parametrize(
+    ("values", "probes"),
+    [
+        ({}, [{"httpGet": {"path": f"/-/{path}", "port": "metrics"}} for path in PROBED]),
+        (LOCKED_DOWN, [{"tcpSocket": {"port": "metrics"}}] * 2),
+    ],
+    ids=["open", "password"],
+)
+def test_a_password_does_not_fail_the_probes(
+    chart: Any, values: Values, probes: list[Mapping[str, Any]]
+) -> None:
+    """With web.yml, which may ask every request for a password, the kubelet only connects."""
+    daemonset = only(chart, "DaemonSet", values)
+    (container,) = daemonset["spec"]["template"]["spec"]["containers"]
+    found = [container["livenessProbe"], container["readinessProbe"]]
+
+    assert [
+        {kind: probe[kind] for kind in ("httpGet", "tcpSocket") if kind in probe} for probe in found
+    ] == probes
 
 
 def test_the_kubelet_is_asked_by_root_only(chart: Any) -> None:
