@@ -60,8 +60,7 @@ PROFILE = FileKind(
     "a trace of torch.profiler", "open it in https://ui.perfetto.dev, or record a memory snapshot"
 )
 PREFLIGHT = FileKind(
-    "the JSON output of `torchmem preflight`",
-    "read it with jq, or compare it with another one by `torchmem compare {file} OTHER`",
+    "the JSON output of `torchmem preflight`", "read it with jq, or run that again without --json"
 )
 _BEGINNINGS = {
     b"\x1f\x8b": COMPRESSED,

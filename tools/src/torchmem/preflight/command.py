@@ -34,9 +34,9 @@ EPILOG = """\
 Examples:
   torchmem preflight --gpu-model h100-80gb -- python train.py
   torchmem preflight --gpu-model 24GB --find-batch batch=1..8 -- python train.py
-  torchmem preflight --matrix batch=8,16 gpu_model=24GB,a100-40gb -- python train.py
+  torchmem preflight --matrix batch=8,16 gpu_model=24GB,40GB -- python train.py
   torchmem preflight --gpu-model 24GB --bisect v1.0..HEAD -- python train.py
-  torchmem preflight --gpu-model 24GB --baseline gpu-memory.json -- python train.py
+  torchmem preflight --gpu-model 24GB --baseline memory.json -- python train.py
 
 Exit code: 0 if it fits, 1 if it does not, memory grows until it does not, or it
 needs more than the baseline,
