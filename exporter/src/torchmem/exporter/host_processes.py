@@ -73,7 +73,8 @@ class HostProcesses:
         for item in published:
             key = process_key(item.sample.process)
             if item.attributed and item.state in LIVE_STATES:
-                group = groups.of(item.pid)
+                known = self._alive.get(key, _UNKNOWN).group
+                group = known or groups.of(item.pid)
                 kills = _Kills(group, groups.oom_kills(group), on_node)
                 host = memory_within(item.pid, groups.limits(group), self._proc)
                 # Without a value the process has ended since, so its end may be counted already.

@@ -63,9 +63,11 @@ def _lists_are_plain(structure: bytes) -> bool:
     return b"," * MAX_ITEMS not in skeleton and skeleton.count(b"[") <= 2 * MAX_ITEMS
 
 
-def texts_hash(data: bytes) -> int:
-    """Return a hash of all texts of a JSON document, keys included, and of what it leaves open."""
-    file = PlainFile.of(data)
+def texts_hash(data: bytes, file: PlainFile | None) -> int:
+    """Return a hash of all texts of a JSON document, keys included, and of what it leaves open.
+
+    `file` is `PlainFile.of(data)`.
+    """
     if file is None:
         return hash(tuple(_TEXTS.findall(data)))
     unknown = [(n, part.count(b"null")) for n, part in enumerate(file.between) if b"null" in part]

@@ -360,9 +360,10 @@ class RunDirectory:
         version = listed
         try:
             version, data = _read(directory, listed)
-            sample, faults = decode_possible(data)
+            plain = PlainFile.of(data)
+            sample, faults = decode_possible(data, plain)
             self.faults.update(fault.reason for fault in faults)
-            return version, _File(version, not_after(sample, now), now, texts_hash(data))
+            return version, _File(version, not_after(sample, now), now, texts_hash(data, plain))
         except RejectedSampleError as error:
             self._reject(version, error.reason)
         except FileNotFoundError:
@@ -507,14 +508,19 @@ def decode(data: bytes) -> Sample:
     return decode_possible(data)[0]
 
 
-def decode_possible(data: bytes) -> tuple[Sample, tuple[Fault, ...]]:
+def decode_possible(
+    data: bytes, file: PlainFile | None = None
+) -> tuple[Sample, tuple[Fault, ...]]:
     """Decode a sample file: strict types, bounded sizes and numbers, sanitized text.
+
+    `file` is `PlainFile.of(data)` if the caller has it.
 
     Returns the sample without what cannot be true, and what was left out. Raises
     RejectedSampleError for anything else that a healthy SDK of this schema does not write.
     """
     try:
-        plain = _decode_plain(data)
+        file = file or PlainFile.of(data)
+        plain = _decode_plain(data) if file and file.is_plain else None
         sample, faults = (plain, ()) if plain else possible(_decode_any(data))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise RejectedSampleError("malformed") from error
@@ -524,13 +530,7 @@ def decode_possible(data: bytes) -> tuple[Sample, tuple[Fault, ...]]:
 
 
 def _decode_plain(data: bytes) -> Sample | None:
-    """Return the sample in a file as healthy SDKs write it, in which nothing needs sanitizing.
-
-    None for any other file, also for one that is to be rejected.
-    """
-    file = PlainFile.of(data)
-    if file is None or not file.is_plain:
-        return None
+    """Return the sample in a plain file; None if it is to be rejected or contradicts itself."""
     try:
         sample = _SAMPLES.decode(data)
     except msgspec.MsgspecError:

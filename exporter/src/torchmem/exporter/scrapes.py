@@ -128,25 +128,22 @@ class Collection:
 
     def __init__(self, families: Sequence[Metric], pages: Pages) -> None:
         self._families, self._pages = families, pages
-        self._bodies: dict[tuple[Format, bool], asyncio.Task[bytes]] = {}
+        self._bodies: dict[tuple[Format, bool], asyncio.Task[tuple[bytes, bool]]] = {}
 
     async def body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
         """Return the exposition and whether it is compressed; a short one never is."""
-        plain = await self._once(
-            (exposition_format, False),
-            partial(self._pages.write, self._families, exposition_format),
-        )
-        if not compress or len(plain) < _MIN_GZIP_BYTES:
-            return plain, False
-        compressed = await self._once(
-            (exposition_format, True), partial(gzip.compress, plain, _GZIP_LEVEL)
-        )
-        return compressed, True
-
-    async def _once(self, key: tuple[Format, bool], make: Callable[[], bytes]) -> bytes:
+        key = exposition_format, compress
         if key not in self._bodies:
+            make = partial(self._body, exposition_format, compress=compress)
             self._bodies[key] = in_thread(self._pages.thread, make)
         return await asyncio.shield(self._bodies[key])
+
+    def _body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
+        """Return what `body` returns. For the thread of the pages."""
+        plain = self._pages.write(self._families, exposition_format)
+        if not compress or len(plain) < _MIN_GZIP_BYTES:
+            return plain, False
+        return gzip.compress(plain, _GZIP_LEVEL), True
 
 
 class Scrapes:

@@ -7,14 +7,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from torchmem.host.procfs import PROC
+from torchmem.host.procfs import PROC, read_file
 from torchmem.sample.sample import HostMemory
 
 CGROUPS = Path("/sys/fs/cgroup")
 # Version 1 writes "no limit" as the largest number of whole pages in a signed 64-bit integer.
 NO_LIMIT = 1 << 62
 _KIB = 1024
-_READ_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,17 +150,7 @@ def _unified(cgroups: Path) -> Path:
 
 def _read(path: Path) -> str:
     """Return a file of the kernel; empty when it is missing, hidden, or its process has ended."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:  # without a file object, which costs as much as the reading
-            content = os.read(descriptor, _READ_BYTES)
-            while part := os.read(descriptor, _READ_BYTES):
-                content += part
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return ""
-    return content.decode(errors="replace")
+    return read_file(path) or ""
 
 
 def _number(text: str) -> int | None:

@@ -107,8 +107,13 @@ def family(spec: MetricSpec, rows: Iterable[Row]) -> Metric:
 
     Each row holds the label values in the catalog's order.
     """
-    known = [(labels, value) for labels, value in rows if value is not None]
-    return RowFamily(_head(spec.name), known, partial(_plain, spec))
+    known = [row for row in rows if row[1] is not None]
+    return RowFamily(_head(spec.name), known, _expand_plain(spec.name))  # type: ignore[arg-type]
+
+
+@cache
+def _expand_plain(name: str) -> Callable[[Labels, float], Iterator[Series]]:
+    return partial(_plain, CATALOG[name])
 
 
 def _plain(spec: MetricSpec, labels: Labels, value: float) -> Iterator[Series]:
@@ -136,7 +141,8 @@ def _is_free_label(spec: MetricSpec, name: str) -> bool:
 def by_last_label(rows: Iterable[tuple[Labels, Mapping[Any, T]]]) -> Iterator[tuple[Labels, T]]:
     """Yield a row for each entry of each mapping, with the key as the last label value."""
     for labels, values in rows:
-        yield from (((*labels, str(key)), value) for key, value in values.items())
+        for key, value in values.items():
+            yield (*labels, str(key)), value
 
 
 def value_family(
