@@ -200,7 +200,7 @@ class CompiledReplay:
         states = ctypes.POINTER(_Block)()
         count = self._library.replay_blocks(self._handle, ctypes.byref(states))
         try:
-            blocks = list(self._blocks(states[:count]))
+            blocks = [block for block in self._blocks(states[:count]) if block.mapped]
         finally:
             self._library.replay_forget(states)
         return segment_infos(blocks, self._device)
