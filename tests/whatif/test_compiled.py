@@ -20,7 +20,7 @@ from torchmem.whatif.program import Instruction, Operation, Program
 from torchmem.whatif.replay import SAMPLES, Executor, NewGpu, ReplayEndedError
 from torchmem.whatif.result import ReplayResult
 
-OPERATIONS = 1200
+OPERATIONS = 800
 POOLS = ((0, 1), (0, 2))
 SIZES = (4096, MIB, MIB, 4 * MIB, 10 * MIB, 24 * MIB)
 
@@ -157,6 +157,30 @@ def test_the_programs_are_worth_comparing() -> None:
     assert seen["ooms"] > 20
     assert seen["frees"] > 200
     assert min(seen[operation.name] for operation in Operation if operation.value < 6) > 20
+
+
+@needs_compiler
+def test_a_block_that_two_addresses_refer_to() -> None:
+    """A block that a cache release freed early, and that was used again, is freed by its new user."""
+    steps = (
+        (Operation.MALLOC, 1, 2 * MIB),
+        (Operation.MALLOC, 2, 2 * MIB),
+        (Operation.FREE_LATER, 1, 0),
+        (Operation.EMPTY_CACHE, 0, 0),
+        (Operation.MALLOC, 3, 2 * MIB),
+        (Operation.COMPLETE, 1, 0),
+        (Operation.FREE, 3, 0),
+        (Operation.MALLOC, 4, 18 * MIB),
+    )
+    first, second = Program(), Program()
+    for number, (operation, address, size) in enumerate(steps):
+        program = first if number < 5 else second
+        program.append((operation, number, address, size, 0, DEFAULT_POOL))
+    made = executor(Setting(gpu=GIB), "segment", len(steps))
+    made.run(first)
+    assert made.blocks[1] is made.blocks[3]
+    fast, slow = both(made, second)
+    assert fast == slow
 
 
 @needs_compiler

@@ -58,7 +58,7 @@ class _Block(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("page_parts", "range", "page")),
         *((name, ctypes.c_int64) for name in ("stream", "prev", "next")),
         *((name, ctypes.c_int32) for name in ("pool", "allocated", "mapped", "waits")),
-        *((name, ctypes.c_int32) for name in ("is_free", "slot")),
+        ("is_free", ctypes.c_int32),
     )
 
 
@@ -138,6 +138,8 @@ class CompiledReplay:
                 ctypes.byref(settings),
                 (_Block * len(places))(*places),
                 ctypes.c_size_t(len(places)),
+                (ctypes.c_int64 * len(state.held))(*state.held),
+                ctypes.c_size_t(len(state.held) // 2),
                 ctypes.c_size_t(slots),
                 *state.numbers(),
             )
@@ -198,7 +200,7 @@ class CompiledReplay:
         states = ctypes.POINTER(_Block)()
         count = self._library.replay_blocks(self._handle, ctypes.byref(states))
         try:
-            blocks = list(self._blocks(states[:count]))
+            blocks = [block for block in self._blocks(states[:count]) if block.mapped]
         finally:
             self._library.replay_forget(states)
         return segment_infos(blocks, self._device)
@@ -241,19 +243,26 @@ class _State:
         waiting = list(events.get(AWAITED_STREAM, ()))
         used = [block for block in allocator.active_blocks if not block.event_count]
         self._used = (*waiting, *used)
-        self._slots = {id(block): slot for slot, block in slots.items()}
+        self._slots = slots
+        self.held: list[int] = []
 
     def blocks(self) -> list[_Block]:
-        """Return all blocks, those that wait in the order of their queue, and the streams."""
+        """Return all blocks, those that wait in the order of their queue, and the streams.
+
+        `held` then has the slots, each followed by the place of its block.
+        """
         index = {id(pool): number for number, pool in enumerate(self.pools)}
         free = [block for pool in self.pools for block in _free_and_unmapped(pool)]
         blocks = [*self._used, *free]
         place = {id(block): number for number, block in enumerate(blocks)}
+        for slot, block in self._slots.items():
+            if id(block) in place:  # otherwise it was merged into another one
+                self.held += slot, place[id(block)]
         states = [self._block(block, index, place) for block in blocks]
         for state in states[len(self._used) :]:
             state.is_free = 1
         streams = [
-            _Block(pool=number, stream=stream, is_free=ONLY_STREAM, prev=-1, next=-1, slot=-1)
+            _Block(pool=number, stream=stream, is_free=ONLY_STREAM, prev=-1, next=-1)
             for number, pool in enumerate(self.pools)
             for stream in pool.streams
         ]
@@ -277,7 +286,6 @@ class _State:
             allocated=block.allocated,
             mapped=block.mapped,
             waits=block.event_count,
-            slot=self._slots.get(id(block), -1),
         )
 
     def numbers(self) -> Iterator[ctypes.Array[Any]]:

@@ -81,7 +81,7 @@ typedef struct {
 typedef struct {
     u64 address, size, requested_size, registration_counter, gc_count_base, page_parts, range, page;
     i64 stream, prev, next;
-    int32_t pool, allocated, mapped, waits, is_free, slot;
+    int32_t pool, allocated, mapped, waits, is_free;
 } BlockState;
 
 /* Of a state that is no block, but a stream in the order of their first use. */
@@ -1127,7 +1127,8 @@ void replay_forget(BlockState *states)
     free(states);
 }
 
-static void load(Replay *replay, const BlockState *states, size_t count)
+static void load(Replay *replay, const BlockState *states, size_t count, const i64 *held,
+                 size_t held_count)
 {
     Block **blocks = calloc(count + 1, sizeof *blocks);
     if (!blocks)
@@ -1162,17 +1163,18 @@ static void load(Replay *replay, const BlockState *states, size_t count)
         block->gc_count_base = state->gc_count_base;
         if (state->waits)
             insert_events(replay, block);
-        if (state->slot >= 0)
-            set_slot(replay, state->slot, block);
     }
+    for (size_t i = 0; i < held_count; i++)
+        set_slot(replay, held[2 * i], blocks[held[2 * i + 1]]);
     free(blocks);
 }
 
-/* `calls`: how often free blocks were searched for in each pool. `use_counts`: the users of each
+/* `held`: pairs of a slot and the place of the block that it refers to. `calls`: how often free blocks were searched for in each pool. `use_counts`: the users of each
  * private pool. The blocks that wait must be in the order of their queue. */
-Replay *replay_new(const Settings *settings, const BlockState *states, size_t count, size_t slots,
-                   const u64 *reserved, const u64 *allocated, const i64 *inactive_split,
-                   const u64 *calls, const u64 *use_counts, const u64 *private_reserved)
+Replay *replay_new(const Settings *settings, const BlockState *states, size_t count,
+                   const i64 *held, size_t held_count, size_t slots, const u64 *reserved,
+                   const u64 *allocated, const i64 *inactive_split, const u64 *calls,
+                   const u64 *use_counts, const u64 *private_reserved)
 {
     Replay *replay = calloc(1, sizeof *replay);
     if (!replay)
@@ -1204,7 +1206,7 @@ Replay *replay_new(const Settings *settings, const BlockState *states, size_t co
     }
     replay->reserved_peak = reserved[0] + reserved[1];
     replay->allocated_peak = allocated[0] + allocated[1];
-    load(replay, states, count);
+    load(replay, states, count, held, held_count);
     return replay;
 }
 
