@@ -24,6 +24,8 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "torchmem"
 VERSIONS = [f"1.{minor}" for minor in range(27, 38)]
+# In C, which is ten times as fast for the rules and dashboards.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PROBED = ("healthy", "ready")
 _INFO = 1  # such as a chart without an icon
 
@@ -91,7 +93,7 @@ def manifests(chart: Any, values: Values) -> dict[str, list[Manifest]]:
     texts = chart.render(dict(values), name="torchmem", namespace="monitoring")
     found: dict[str, list[Manifest]] = {}
     for name, text in texts.items():
-        for manifest in yaml.safe_load_all(text) if name.endswith(".yaml") else ():
+        for manifest in yaml.load_all(text, LOADER) if name.endswith(".yaml") else ():
             if manifest:
                 found.setdefault(manifest["kind"], []).append(manifest)
     return found
