@@ -231,7 +231,7 @@ EXPORTERS: list[Panel] = [
             "Collectors that failed",
             "Which collector of the exporter fails, and since when? The metrics of a failed "
             "collector are missing; all other metrics are complete.",
-            "Every collector worked",
+            "No collector failed",
         ),
         Query(
             f"{select(catalog.COLLECTOR_SUCCESS)} and on (instance, collector) {_FAILED_ONCE}",
