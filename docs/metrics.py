@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from docs import rank_series
+
 from torchmem.metrics.catalog import CATALOG, MetricSpec
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
