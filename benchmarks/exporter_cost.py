@@ -5,10 +5,11 @@
     PYTHONPATH=tests python -m benchmarks.exporter_cost \\
         --peer /tmp/peer/bin/nvitop-exporter --before /tmp/before
 
-All exporters read the same fake NVML and run at the same time. CPU time is what the kernel counts for
-all threads of a process: for two minutes without a scrape, then for two minutes with a scrape every
-15 s as Prometheus scrapes, before each of which every rank publishes other values. Instructions per
-scrape are counted by callgrind, if valgrind is installed. Needs a C compiler, and no GPU.
+All exporters read the same fake NVML and run at the same time. CPU time is what the kernel counts
+for all threads of a process: for two minutes without a scrape, then for two minutes with a scrape
+every 15 s as Prometheus scrapes, before each of which every rank publishes other values.
+Instructions per scrape are counted by callgrind, if valgrind is installed. Needs a C compiler, and
+no GPU.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> None:
         for name, program in found.items():
             ratio = f"{scraped[name] / scraped[PEER]:.3f}" if scraped.get(PEER) else "–"
             print(
-                f"| {gpus} | {ranks} | {name} | {series[name]:,} | "
-                f"{100 * idle[name] / seconds:.3f} | {scraped[name] * 120 / seconds:.2f} | {ratio} | "
+                f"| {gpus} | {ranks} | {name} | {series[name]:,} | {100 * idle[name] / seconds:.3f}"
+                f" | {scraped[name] * 120 / seconds:.2f} | {ratio} | "
                 f"{counted(program, node)} | {memory[name]:.0f} |",
                 flush=True,
             )

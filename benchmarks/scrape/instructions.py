@@ -47,9 +47,9 @@ def per_scrape(
                 publish()
                 server.scrape()
             _control("--dump", server.pid)
-        totals = [_TOTAL.search(path.read_text()) for path in Path(folder).glob("callgrind.1")]
-        assert totals and totals[0], "callgrind wrote no total"
-        return int(totals[0][1]) / scrapes
+            total = _TOTAL.search(output.with_suffix(".1").read_text())
+        assert total, "callgrind wrote no total"
+        return int(total[1]) / scrapes
 
 
 def _control(action: str, pid: int) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from support import fake_nvml
 from support.samples import full_sample
@@ -104,7 +105,7 @@ def _later_device(device: DeviceSample, now: float, number: int) -> DeviceSample
     """Change the statistics, which a rank reads each second; its snapshots come later."""
     assert device.allocator
     more = (number % 512) << 20
-    pools = {
+    pools: dict[str, Any] = {
         name: ByPool(value.small, (value.large or 0) + more)
         for name in ("allocated_bytes", "active_bytes", "requested_bytes")
         if (value := getattr(device.allocator, name))

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +68,10 @@ class Server:
         text = gzip.decompress(body) if answer.headers.get("Content-Encoding") == "gzip" else body
         return Answer(seconds, len(body), text.decode())
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
     def _get(self, accept: str) -> tuple[http.client.HTTPResponse, bytes]:
         self._connection.request("GET", "/metrics", headers=HEADERS | {"Accept": accept})
         answer = self._connection.getresponse()
@@ -98,7 +102,8 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
             if not _listens(popen, port):
                 log.seek(0)
                 sys.exit(f"{command[0]} did not start:\n{log.read().decode()}")
-            yield Server(popen, port)
+            with closing(Server(popen, port)) as server:
+                yield server
         finally:
             popen.terminate()
             try:

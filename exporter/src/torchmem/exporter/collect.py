@@ -304,7 +304,7 @@ class Exporter:
         return read_and_collect(
             "join",
             lambda: self._outside.update(reading, published, gpus, self._clock()),
-            outside_families,
+            partial(outside_families, all_series=self._all_series),
             OutsideBytes(),
         )
 

@@ -105,7 +105,7 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         "--all-series",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="also export the series of ranks that no rule and no panel reads, with finer histograms",
+        help="also export the series of ranks that no rule or panel reads, and finer histograms",
     )
     group.add_argument(
         "--processes-per-gpu",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -116,6 +117,7 @@ def serve_until_signal(
     listener = systemd_listener() if settings.systemd_socket else None
     heartbeat = Heartbeat(partial(notify_systemd, "WATCHDOG=1"), watchdog_seconds())
     web = LiveConfig(settings.web_config_file)
+    gc.freeze()  # what is there by now stays, so that no later collection looks through it
     # Signals are blocked in every thread that starts from here on, and waited for. A handler would
     # interrupt the main thread anywhere, perhaps while it holds a lock that the handler needs.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)

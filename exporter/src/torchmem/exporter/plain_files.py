@@ -1,4 +1,4 @@
-"""Which JSON files need no sanitizing: those with plain text and numbers, as healthy SDKs write them.
+"""Which JSON files need no sanitizing: those with plain text and numbers, as healthy SDKs write.
 
 Finding that out takes a fraction of what sanitizing takes.
 """
@@ -38,7 +38,7 @@ class PlainFile:
 
     @property
     def is_plain(self) -> bool:
-        """Whether no text, number or list is out of bounds; False also where that is not certain."""
+        """Whether no text, number or list is out of bounds; False if that is not certain."""
         structure = b"".join(self.between)
         return (
             max(map(len, self.texts), default=0) <= MAX_TEXT

@@ -508,9 +508,7 @@ def decode(data: bytes) -> Sample:
     return decode_possible(data)[0]
 
 
-def decode_possible(
-    data: bytes, file: PlainFile | None = None
-) -> tuple[Sample, tuple[Fault, ...]]:
+def decode_possible(data: bytes, file: PlainFile | None = None) -> tuple[Sample, tuple[Fault, ...]]:
     """Decode a sample file: strict types, bounded sizes and numbers, sanitized text.
 
     `file` is `PlainFile.of(data)` if the caller has it.

@@ -227,9 +227,11 @@ class _Converter:
         return self._converted[id(node)]
 
     def _value(self, node: yaml.Node) -> Any:
-        if node.id == "sequence":
+        import yaml
+
+        if isinstance(node, yaml.SequenceNode):
             return [self.entry(item) for item in node.value]
-        if node.id == "mapping":
+        if isinstance(node, yaml.MappingNode):
             return self._mapping(node)
         if node.tag in _NUMBER_TAGS and len(node.value) > MAX_NUMBER_LENGTH:
             line = node.start_mark.line + 1
@@ -237,10 +239,12 @@ class _Converter:
         return self._loader.construct_object(node)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
+        import yaml
+
         entries: dict[str, Entry] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
-            if key.id != "scalar":
+            if not isinstance(key, yaml.ScalarNode):
                 raise UsageError(f"a key in {self._file}, line {line}, is not text: correct it.")
             name: str = key.value
             if name in entries:

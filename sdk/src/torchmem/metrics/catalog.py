@@ -362,6 +362,7 @@ OUTSIDE_ALLOCATOR = _group.gauge(
 OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
     "torchmem_outside_allocator_timestamp_seconds",
     "Unix time at which torchmem_outside_allocator_bytes was measured.",
+    is_detail=True,
 )
 RESERVED_UNBACKED = _group.gauge(
     "torchmem_reserved_unbacked_bytes",

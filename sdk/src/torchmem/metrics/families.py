@@ -45,8 +45,8 @@ from torchmem.sample.sample import (
     State,
 )
 
-FREE_BLOCK_PAGE_BOUNDS = (1 << 20, 1 << 24, 1 << 28, 1 << 32)
-STEP_DURATION_PAGE_BOUNDS = (0.025, 0.1, 0.25, 0.5, 1, 5, 30)
+FREE_BLOCK_PAGE_BOUNDS = (1 << 20, 1 << 25, 1 << 30)
+STEP_DURATION_PAGE_BOUNDS = (0.1, 0.25, 0.5, 1, 5)
 """The buckets that the exporter serves; with all series it serves all that the sample has."""
 
 Labels = tuple[str, ...]
@@ -178,7 +178,8 @@ def families(views: Sequence[ProcessView], *, all_series: bool = True) -> Iterat
     """Yield the families of the given processes.
 
     No two of `views` may have the same rank, pid and run. Without `all_series`, leave out what no
-    rule and no panel reads: families that are details, and every other bucket of histograms.
+    rule and no panel reads: families that are details, the pools of the active bytes, and most
+    buckets of histograms.
     """
     for found in _families(views, all_series=all_series):
         if all_series or found.name not in _details():
@@ -187,7 +188,8 @@ def families(views: Sequence[ProcessView], *, all_series: bool = True) -> Iterat
 
 def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Metric]:
     devices = list(chain.from_iterable(view.devices() for view in views))
-    yield from _allocator_families([(labels, d.allocator) for labels, d in devices if d.allocator])
+    allocators = [(labels, d.allocator) for labels, d in devices if d.allocator]
+    yield from _allocator_families(allocators, all_series=all_series)
     yield keyed_family(catalog.COMPONENT, devices, lambda d: d.components)
     yield keyed_family(catalog.COMPONENT_PEAK, devices, lambda d: d.component_peaks)
     yield value_family(
@@ -224,9 +226,15 @@ def _about(oom: OomRecord) -> dict[str, str]:
     return {name: text for name, text in known.items() if text}
 
 
-def _allocator_families(rows: Sequence[tuple[Labels, Allocator]]) -> Iterator[Metric]:
+def _allocator_families(
+    rows: Sequence[tuple[Labels, Allocator]], *, all_series: bool
+) -> Iterator[Metric]:
     yield _pooled(catalog.ALLOCATED, rows, lambda a: a.allocated_bytes)
-    yield _pooled(catalog.ACTIVE, rows, lambda a: a.active_bytes)
+    yield _pooled(
+        catalog.ACTIVE,
+        rows,
+        lambda a: a.active_bytes if all_series else ByPool(None, None, a.active_bytes.total),
+    )
     yield _pooled(catalog.RESERVED, rows, lambda a: a.reserved_bytes)
     yield _pooled(catalog.REQUESTED, rows, lambda a: a.requested_bytes)
     yield _pooled(catalog.INACTIVE_SPLIT, rows, lambda a: a.inactive_split_bytes)

@@ -3,7 +3,7 @@
 
 _shtab_torchmem_subparsers=(exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards fleet manifests completion)
 
-_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --container-logs --kubelet-socket --config --thresholds --print-config --once)
+_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --all-series --no-all-series --processes-per-gpu --container-logs --kubelet-socket --config --thresholds --print-config --once)
 _shtab_torchmem_run_option_strings=(-h --help --name --run-dir --apply-advice)
 _shtab_torchmem_demo_option_strings=(-h --help --scenario --list --ranks --duration --loop --seed --listen --real)
 _shtab_torchmem_top_option_strings=(-h --help --exporter --once --interval)
@@ -80,6 +80,8 @@ _shtab_torchmem_exporter___otlp_nargs=0
 _shtab_torchmem_exporter___no_otlp_nargs=0
 _shtab_torchmem_exporter___pcie_throughput_nargs=0
 _shtab_torchmem_exporter___no_pcie_throughput_nargs=0
+_shtab_torchmem_exporter___all_series_nargs=0
+_shtab_torchmem_exporter___no_all_series_nargs=0
 _shtab_torchmem_exporter___print_config_nargs=0
 _shtab_torchmem_exporter___once_nargs=0
 _shtab_torchmem_run_pos_0_nargs=...

@@ -77,6 +77,7 @@ complete -c torchmem -n '_shtab_torchmem_using exporter' -l run-dir -xka "(__fis
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l ttl-seconds -x -d 'how long to keep the last values of a process that ended (default: 900)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l scrape-deadline-seconds -x -d 'how long to wait for the driver (default: 5)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l pcie-throughput -l no-pcie-throughput -d 'measure PCIe throughput, which takes 40 ms for each GPU and scrape'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l all-series -l no-all-series -d 'also export the series of ranks that no rule or panel reads, and finer histograms'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l processes-per-gpu -x -d 'maximum number of processes to export for each GPU (default: 32)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l container-logs -xka "(__fish_complete_directories)" -d 'where the kubelet links the logs of containers; no log is read (default: /var/log/containers)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l kubelet-socket -x -d 'the kubelet'"'"'s pod-resources socket; needs permission to connect and the extra `kubernetes`'

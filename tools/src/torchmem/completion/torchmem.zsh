@@ -123,6 +123,7 @@ _shtab_torchmem_exporter_options=(
   "--ttl-seconds[how long to keep the last values of a process that ended (default\: 900)]:N:"
   "--scrape-deadline-seconds[how long to wait for the driver (default\: 5)]:N:"
   {--pcie-throughput,--no-pcie-throughput}"[measure PCIe throughput, which takes 40 ms for each GPU and scrape]"
+  {--all-series,--no-all-series}"[also export the series of ranks that no rule or panel reads, and finer histograms]"
   "--processes-per-gpu[maximum number of processes to export for each GPU (default\: 32)]:N:"
   "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
   "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
