@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
@@ -147,13 +148,13 @@ def _replay_all(
     if run.gpu_bytes is not None and not run.fits_gpu:
         baseline = replayer.replay(OTHER_GPU, settings.conf, settings.config)
     progress.finish_replay()
-    replays = (
-        replayer.replay(setting.name, setting.conf, setting.config)
+    calls = [
+        partial(replayer.replay, setting.name, setting.conf, setting.config)
         if setting.refused is None
-        else ReplayResult(setting.name, setting.conf, setting.refused)
+        else partial(ReplayResult, setting.name, setting.conf, setting.refused)
         for setting in candidates
-    )
-    return baseline, tuple(progress.count(replays))
+    ]
+    return baseline, tuple(progress.count(replayer.all(calls)))
 
 
 def _with_line(recording: Recording, answer: WhatIf, versions: Mapping[str, str]) -> Recommendation:
