@@ -450,7 +450,7 @@ class Session:
             if self.errors.passes("step", error):
                 raise
         spent = time.perf_counter() - started
-        self._cost.step_seconds += spent if spent < MAX_STEP_SECONDS else MAX_STEP_SECONDS
+        self._cost.step_seconds += min(MAX_STEP_SECONDS, spent)
 
     @shield
     def _close(self, ending: Ending) -> None:

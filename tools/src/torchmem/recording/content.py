@@ -122,7 +122,9 @@ def check(snapshot: object, file_bytes: int, *, needs_trace: bool = True) -> Con
     if not traces and (needs_trace or not devices):
         raise InvalidSnapshotError(_no_trace(has_segments=bool(devices)))
     return Content(
-        _with_allocations(traces, devices) if needs_trace else _checked_traces(traces, devices, lets_go=False),
+        _with_allocations(traces, devices)
+        if needs_trace
+        else _checked_traces(traces, devices, lets_go=False),
         {device: of_device.segments for device, of_device in devices.items()},
         _settings(snapshot.get("allocator_settings", {})),
     )

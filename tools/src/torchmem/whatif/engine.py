@@ -19,9 +19,10 @@ from torchmem.whatif.fidelity import (
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.mid_run import decide as decide_mid_run
 from torchmem.whatif.mid_run import is_switch, restart_all, switch_all
+from torchmem.whatif.program import Program
 from torchmem.whatif.recommendation import decide, no_recommendation
 from torchmem.whatif.recorded_run import RecordedRun, recorded_run
-from torchmem.whatif.replay import Program, Replayer
+from torchmem.whatif.replay import Replayer
 from torchmem.whatif.reproduction import Reproduction
 from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start, WhatIf
 from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed

@@ -33,9 +33,7 @@ def in_processes(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
     try:
         for _ in range(count):
             receiver, sender = context.Pipe(duplex=False)
-            worker = context.Process(
-                target=_work, args=(calls, following, sender), daemon=True
-            )
+            worker = context.Process(target=_work, args=(calls, following, sender), daemon=True)
             worker.start()
             sender.close()
             workers.append(worker)
@@ -52,17 +50,22 @@ def in_processes(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
 def _ordered(calls: Sequence[Callable[[], T]], ends: Sequence[Connection]) -> Iterator[T]:
     found: dict[int, T] = {}
     for number, call in enumerate(calls):
-        open_ends = [end for end in ends if not end.closed]
-        while number not in found and open_ends:
-            for end in wait(open_ends):
-                try:
-                    place, result = end.recv()
-                except EOFError:
-                    end.close()
-                else:
-                    found[place] = result
-            open_ends = [end for end in ends if not end.closed]
+        while number not in found and any(not end.closed for end in ends):
+            found.update(_received(ends))
         yield found.pop(number) if number in found else call()
+
+
+def _received(ends: Sequence[Connection]) -> Iterator[tuple[int, Any]]:
+    """Yield what has arrived; close the pipes of processes that ended."""
+    ready = wait([end for end in ends if not end.closed])
+    for end in ends:
+        if end in ready:
+            try:
+                received = end.recv()
+            except EOFError:
+                end.close()
+                continue
+            yield received
 
 
 def _work(calls: Sequence[Callable[[], T]], following: Any, sender: Connection) -> None:
