@@ -105,9 +105,7 @@ class Programmer:
         return (Operation.RELEASE_POOL, self._number, 0, 0, 0, pool)
 
 
-def both(
-    made: Executor, program: Program
-) -> tuple[ReplayResult | None, ReplayResult]:
+def both(made: Executor, program: Program) -> tuple[ReplayResult | None, ReplayResult]:
     """Return the results of the compiled replay and of the reference, from the same state."""
     made.oom = None
     made.start_counting()
@@ -121,7 +119,7 @@ def both(
 @pytest.mark.parametrize("order", ["segment", "block", "address"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_results_are_equal(name: str, order: BlockOrder) -> None:
-    """Timelines, peaks, counts and failed requests are equal under every setting, from any state."""
+    """Timelines, counts and failed requests are equal under every setting, from any state."""
     setting = replace(SETTINGS[name], gpu=SETTINGS[name].gpu // 4, largest=40 * MIB)
     programmer = Programmer(setting, order, seed=len(name))
     first, second = programmer.program(OPERATIONS), programmer.program(OPERATIONS)
@@ -161,7 +159,7 @@ def test_the_programs_are_worth_comparing() -> None:
 
 @needs_compiler
 def test_a_block_that_two_addresses_refer_to() -> None:
-    """A block that a cache release freed early, and that was used again, is freed by its new user."""
+    """A block that a cache release freed early, and that was reused, is freed by its new user."""
     steps = (
         (Operation.MALLOC, 1, 2 * MIB),
         (Operation.MALLOC, 2, 2 * MIB),

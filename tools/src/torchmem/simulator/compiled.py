@@ -231,12 +231,12 @@ class _State:
         slots: Mapping[int, Block],
     ) -> None:
         memory, events = allocator.memory, allocator.outstanding_events.cuda_events
-        if not events.keys() <= {AWAITED_STREAM} or not set(memory.private_pools.graph_pools) <= {
-            *pool_ids
-        }:
+        pools = memory.private_pools
+        is_known = events.keys() <= {AWAITED_STREAM} and not pools.freeable
+        if not is_known or pools.graph_pools.keys() != {*pool_ids[1:]}:
             raise UnsupportedError
         self._stats = allocator.stats
-        self._private = [memory.private_pools.graph_pools[pool] for pool in pool_ids[1:]]
+        self._private = [pools.graph_pools[pool] for pool in pool_ids[1:]]
         self.pools = [memory.small_blocks, memory.large_blocks]
         for private in self._private:
             self.pools += (private.small_blocks, private.large_blocks)

@@ -59,9 +59,7 @@ def _replay(
     own = program.pool_ids
     pools = executor.allocator.memory.private_pools.graph_pools
     blocks = {
-        numbers[address]: block
-        for address, block in executor.blocks.items()
-        if address in numbers
+        numbers[address]: block for address, block in executor.blocks.items() if address in numbers
     }
     return CompiledReplay(
         loaded,
@@ -99,7 +97,11 @@ class _Run:
         return self._counted(replayed)
 
     def _failure(self, number: int) -> FailedRequest:
-        allocator, counts, place = self._executor.allocator, self._replay.counts, self._replay.failed
+        allocator, counts, place = (
+            self._executor.allocator,
+            self._replay.counts,
+            self._replay.failed,
+        )
         refusal = Refusal(
             allocator.device,
             counts.requested,

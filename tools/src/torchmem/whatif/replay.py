@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
+from torchmem.simulator.compiled import library
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.snapshot import AWAITED_STREAM
-from torchmem.whatif.compiled_replay import run_compiled
+from torchmem.whatif.compiled_replay import MIN_INSTRUCTIONS, run_compiled
 from torchmem.whatif.failed_request import Refusal, failed_request
 from torchmem.whatif.inference import Inference
+from torchmem.whatif.parallel import in_processes
 from torchmem.whatif.program import Instruction, Operation, Program
 from torchmem.whatif.result import FailedRequest, ReplayResult, Start, TimelinePoint
+
+T = TypeVar("T")
 
 UNLIMITED_BYTES = 1 << 40
 """More than any GPU has; the memory of a GPU of unknown size."""
@@ -254,6 +259,13 @@ class Replayer:
         except ReplayEndedError:
             return executor.result(name, conf, start, 0)
         return self._run(executor, name, conf, start)
+
+    def all(self, calls: Sequence[Callable[[], T]]) -> Iterator[T]:
+        """Yield the results of calls that replay this program, in parallel if that saves time."""
+        is_long = len(self.program) >= MIN_INSTRUCTIONS
+        if is_long and library() is None:
+            return in_processes(calls)
+        return (call() for call in calls)
 
     def switch(self, name: str, conf: str, config: AllocatorConfig) -> ReplayResult:
         """Return what the program would have done, had the setting been switched at its start.
