@@ -73,7 +73,8 @@ def _side(document: Mapping[str, Any], name: str) -> Side:
     }[kind]
     parts, outcome = dict(_PARTS[kind](document)), _first_outcome(document)
     kinds: dict[str, Kind] = {"find_batch": "find_batch", "sweep": "sweep", "matrix": "matrix"}
-    return Side(name, noun, kinds.get(kind, "run"), parts, _facts(document, outcome))
+    facts, sentence = _facts(document, outcome), str(document["verdict"]["sentence"])
+    return Side(name, noun, kinds.get(kind, "run"), parts, facts, sentence)
 
 
 def _run(document: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]:
