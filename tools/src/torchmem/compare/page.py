@@ -11,8 +11,8 @@ from typing import Any
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import MAX_COLUMNS, aligned, counted, joined, wrapped
 from torchmem.compare.measured import Measured, Side
-from torchmem.compare.text import change_lines, signed
-from torchmem.compare.usage import Change, UsageDiff, usage_values
+from torchmem.compare.text import change_lines, change_values, signed
+from torchmem.compare.usage import usage_values
 from torchmem.compare.verdict import Comparison, Outcome, PartResult
 from torchmem.explain.run_summary import RunSummary
 from torchmem.sample.untrusted import sanitize_text
@@ -221,7 +221,7 @@ def _part_values(part: PartResult) -> dict[str, Any]:
         "change_ratio": part.change,
         "before": _measured_values(part.before),
         "after": _measured_values(part.after),
-        "changes": _change_values(part.diff),
+        "changes": change_values(part.diff),
     }
 
 
@@ -236,20 +236,6 @@ def _measured_values(measured: Measured) -> dict[str, Any]:
         "steps": measured.steps,
         "step_seconds": measured.step_seconds,
     }
-
-
-def _change_values(found: UsageDiff) -> list[dict[str, Any]]:
-    changes: Sequence[Change] = found.by_line or found.by_module or found.by_component
-    return [
-        {
-            "bytes": change.bytes,
-            "component": change.component,
-            "module": change.module,
-            "file": change.line.file if change.line else None,
-            "line": change.line.line if change.line else None,
-        }
-        for change in changes
-    ]
 
 
 def _lowered(text: str) -> str:
