@@ -49,7 +49,7 @@ class Moments:
 
     def phase_begins(self, phase: Phase) -> None:
         """Note the phase that begins, and the stack if it is a backward pass."""
-        positions = self._positions()
+        positions = self.positions()
         if phase == "backward" and self._after_backward is not None:
             # The pass before it was not followed by an optimizer: another step began there.
             self._add(Moment(self._after_backward, begins_step=True))
@@ -60,36 +60,39 @@ class Moments:
 
     def backward_ended(self) -> None:
         """Note the gradients after an outermost backward pass."""
-        self._after_backward = self._positions()
+        self._after_backward = self.positions()
         self._add(Moment(self._after_backward, owners=self._gradients()))
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Note the state of an optimizer after its step."""
-        self._add(Moment(self._positions(), owners=self._states(optimizer)))
+        self._add(Moment(self.positions(), owners=self._states(optimizer)))
 
     def step_ended(self) -> None:
         """Note that another step begins."""
         self._after_backward = None
-        self._add(Moment(self._positions(), begins_step=True))
+        self._add(Moment(self.positions(), begins_step=True))
 
-    def ended(self) -> None:
-        """Note what exists at the end."""
+    def note_tensors(self) -> None:
+        """Note which parameters and gradients exist now, before a snapshot is taken."""
         owners = _joined(self._model(), self._gradients())
-        self._add(Moment(self._positions(), owners=owners), is_last=True)
+        self._add(Moment(self.positions(), owners=owners), is_last=True)
 
     def began(self) -> None:
         """Note where the trace begins; without this call, it is CUDA's initialization."""
-        self._start = self._positions()
+        self._start = self.positions()
 
     def peak(
-        self, snapshot: Mapping[str, Any], device: int, lines: SourceLines
+        self, snapshot: Mapping[str, Any], device: int, lines: SourceLines, since: int = 0
     ) -> TracePeak | None:
-        """Return the peak of a device in the trace of a snapshot that was taken after `ended`."""
+        """Return the peak of a device since a position.
+
+        The snapshot with the trace was taken after `note_tensors`.
+        """
         traces = snapshot["device_traces"]
         if device >= len(traces) or not self.noted:
             return None
         start, end = (each.get(device, 0) for each in (self._start, self.noted[-1].positions))
-        trace = Trace(traces[device], self.noted, start, end)
+        trace = Trace(traces[device], self.noted, start, end, max(since, start))
         return trace_peak(trace, device, self.module_of, lines)
 
     def module_of(self, frames: Sequence[FrameInfo]) -> str | None:
@@ -101,7 +104,8 @@ class Moments:
         if len(self.noted) < MAX_MOMENTS or is_last:
             self.noted.append(moment)
 
-    def _positions(self) -> Mapping[int, int]:
+    def positions(self) -> Mapping[int, int]:
+        """Return the `position` of each device with a context."""
         if not self._backend.is_initialized():
             return {}
         stats = {
