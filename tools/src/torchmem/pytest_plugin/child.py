@@ -7,6 +7,7 @@ are lines of JSON: the reports of a test, and at its end how its process ended.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import socket
@@ -36,6 +37,8 @@ class Runner:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the tests that the parent asks for, until it closes the connection."""
         self._config = session.config
+        gc.collect()
+        gc.freeze()  # so that forks do not copy what they share
         items = {item.nodeid: item for item in session.items}
         self._send({"ready": True, "cuda": _initialized()})
         for line in self._requests:
@@ -108,7 +111,8 @@ def main(descriptor: int) -> None:
     start = json.loads(requests.readline())
     os.chdir(start["folder"])
     sys.path[:] = start["path"]
-    import torch  # noqa: F401 - once, for all forks
+    import torch._dynamo
+    import torch._inductor  # noqa: F401 - once, for all forks: optimizers and snapshots need both
     from _pytest.config import _prepareconfig
 
     import torchmem.sdk.pytorch.backend  # noqa: F401 - sees modules from now on

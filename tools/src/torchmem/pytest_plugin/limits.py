@@ -57,6 +57,10 @@ class Limits:
                 "world_size=8, rank=0."
             )
 
+    def leaks(self, usage: Usage) -> bool:
+        """Whether more is left than allowed."""
+        return self.leak is not None and (usage.leaked or 0) > self.leak
+
     def problems(self, usage: Usage) -> Iterator[str]:
         """Yield a sentence for each limit that is exceeded."""
         rows = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torchmem.compare.usage import Usage, usage_of, usage_values
@@ -30,10 +30,11 @@ class Conditions:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a test used on each GPU, by PyTorch's index."""
+    """What a test used on each GPU, by PyTorch's index. left: what was leaked, if that matters."""
 
     conditions: Conditions
     usages: Mapping[int, Usage]
+    left: Mapping[int, Usage] = field(default_factory=dict)
 
     @property
     def fullest(self) -> Usage | None:

@@ -68,12 +68,15 @@ class Measurement:
         self._torch.clear_workspaces()
         return self._torch.allocated()
 
+    def positions(self) -> Mapping[int, int]:
+        """Return each device's position in the trace."""
+        return self._torch.moments.positions() if self._torch else {}
+
     def open_window(self) -> tuple[Window, Mapping[int, int]]:
         """Begin another window within the test; return it and its position in the trace."""
         self._fold()
         self._windows.append(Window())
-        positions = self._torch.moments.positions() if self._torch else {}
-        return self._windows[-1], positions
+        return self._windows[-1], self.positions()
 
     def close_window(
         self, window: Window, since: Mapping[int, int], before: Mapping[int, int]
@@ -83,11 +86,19 @@ class Measurement:
         self._windows.remove(window)
         return self._measured(usages, before)
 
-    def end(self, before: Mapping[int, int]) -> Measured:
-        """Return what the test has used. before: the bytes allocated when it was called."""
+    def end(
+        self, before: Mapping[int, int], since: Mapping[int, int], leak: int | None
+    ) -> Measured:
+        """Return what the test has used.
+
+        before, since: the bytes and the positions when it was called. leak: what may be left; if
+        there is more, what it is is added.
+        """
         self._has_ended = True
         usages = self._usages(self._windows[0], {})
         measured = self._measured(usages, before)
+        if leak is not None and any((each.leaked or 0) > leak for each in measured.usages.values()):
+            measured = replace(measured, left=self._left(measured.usages, since))
         if self._torch is not None:
             self._torch.end()
         return measured
@@ -128,6 +139,13 @@ class Measurement:
             for device, usage in usages.items()
         }
         return Measured(self._conditions(), leaked)
+
+    def _left(self, usages: Mapping[int, Usage], since: Mapping[int, int]) -> dict[int, Usage]:
+        if self._torch is None:
+            return {}
+        return self._torch.left(
+            {device: each.leaked or 0 for device, each in usages.items()}, self._root, since
+        )
 
     def _conditions(self) -> Conditions:
         started = _processes()[0] - self._processes
@@ -199,6 +217,24 @@ class _Torch:
             uses = with_rounding(peak.uses, usage.peak_allocated or 0) if peak else ()
             found[device] = replace(usage, uses=uses)
         return found
+
+    def left(
+        self, leaked: Mapping[int, int], root: Path, since: Mapping[int, int]
+    ) -> dict[int, Usage]:
+        """Return what was allocated since each position and is still in use."""
+        from torchmem.preflight.child.uses import SourceLines
+
+        self.moments.note_tensors()
+        snapshot = self.backend.full_snapshot(traces=True) if self.backend.owns_history() else None
+        if snapshot is None:
+            return {}
+        lines = SourceLines(root)
+        return {
+            device: Usage(
+                size, uses=self.moments.left(snapshot, device, lines, since.get(device, 0))
+            )
+            for device, size in leaked.items()
+        }
 
     def conditions(self) -> Conditions:
         """Return where the test ran."""

@@ -145,12 +145,13 @@ class MemorySession:
         measurement = item.stash.get(_MEASUREMENT, None)
         if measurement is None:
             return (yield)
-        before = measurement.allocated()
+        limits = limits_of(item)
+        before, since = measurement.allocated(), measurement.positions()
         try:
             result = yield
         finally:
-            measured = item.stash[_RESULT] = measurement.end(before)
-        failure = text.limit_failure(measured, limits_of(item))
+            measured = item.stash[_RESULT] = measurement.end(before, since, limits.leak)
+        failure = text.limit_failure(measured, limits)
         if failure:
             pytest.fail(failure, pytrace=False)
         return result

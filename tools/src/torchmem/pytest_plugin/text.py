@@ -20,6 +20,7 @@ PROCESSES = (
     "the test used no GPU memory in its own process, but started {}, whose memory is not "
     "measured: run that code in the test itself."
 )
+LEFT = "What was still allocated, by component, module and line:"
 NO_MEMORY = "the test used no GPU memory: move its model and its inputs to the GPU."
 
 
@@ -30,7 +31,11 @@ def limit_failure(measured: Measured, limits: Limits) -> str | None:
         if problems:
             where = f" on cuda:{device}" if len(measured.usages) > 1 else ""
             head = [f"GPU memory{where}: {problem}" for problem in problems]
-            return "\n".join([*head, _place(measured.conditions), *held_lines(usage)])
+            left = measured.left.get(device) if limits.leaks(usage) else None
+            held = held_lines(left, LEFT) if left else ()
+            is_peak = len(problems) > limits.leaks(usage)
+            lines = [*head, _place(measured.conditions), *held]
+            return "\n".join([*lines, *(held_lines(usage) if is_peak else ())])
     return None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torchmem.allocator.backend import Backend, Modules, Storages
 from torchmem.allocator.snapshot import FrameInfo
+from torchmem.compare.usage import Use
 from torchmem.preflight.child.uses import (
     Moment,
     Owner,
@@ -23,6 +24,7 @@ from torchmem.preflight.child.uses import (
     Trace,
     TracePeak,
     trace_peak,
+    uses_left,
 )
 from torchmem.preflight.result import Phase
 from torchmem.sdk.oom.module_names import ModuleNames
@@ -30,7 +32,7 @@ from torchmem.sdk.oom.module_names import ModuleNames
 MAX_MOMENTS = 20_000
 """Later steps are not divided; no test and no preflight has so many."""
 
-_OWN = "torchmem.preflight."
+_OWN = ("torchmem.preflight.", "torchmem.pytest_plugin.")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -88,12 +90,22 @@ class Moments:
 
         The snapshot with the trace was taken after `note_tensors`.
         """
+        trace = self._trace(snapshot, device, since)
+        return trace_peak(trace, device, self.module_of, lines) if trace else None
+
+    def left(
+        self, snapshot: Mapping[str, Any], device: int, lines: SourceLines, since: int
+    ) -> tuple[Use, ...]:
+        """Return what was allocated since a position and was not freed, as `peak` does."""
+        trace = self._trace(snapshot, device, since)
+        return uses_left(trace, device, self.module_of, lines) if trace else ()
+
+    def _trace(self, snapshot: Mapping[str, Any], device: int, since: int) -> Trace | None:
         traces = snapshot["device_traces"]
         if device >= len(traces) or not self.noted:
             return None
         start, end = (each.get(device, 0) for each in (self._start, self.noted[-1].positions))
-        trace = Trace(traces[device], self.noted, start, end, max(since, start))
-        return trace_peak(trace, device, self.module_of, lines)
+        return Trace(traces[device], self.noted, start, end, max(since, start))
 
     def module_of(self, frames: Sequence[FrameInfo]) -> str | None:
         """Return the module whose `forward` a stack runs; None if that is unknown."""

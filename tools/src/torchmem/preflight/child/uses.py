@@ -145,6 +145,16 @@ def trace_peak(
     return TracePeak(read.levels[peak], merged(uses))
 
 
+def uses_left(
+    trace: Trace, device: int, module_of: ModuleOf, lines: SourceLines
+) -> tuple[Use, ...]:
+    """Return what was allocated after `since` and is still in use at the end of a trace."""
+    read = _Reading(trace, device)
+    since = trace.since - trace.start
+    left = (each for each in read.allocations if each.end is None and each.start >= since)
+    return merged(_use(each, 0, module_of, lines) for each in left)
+
+
 def with_rounding(uses: tuple[Use, ...], peak_allocated: int) -> tuple[Use, ...]:
     """Return the uses with what rounding adds up to the peak; none if they exceed it."""
     rest = peak_allocated - sum(use.bytes for use in uses)
