@@ -125,7 +125,7 @@ class MemorySession:
         item.session._setupstate.teardown_exact(nextitem)  # noqa: SLF001 - other items' fixtures
         hook = item.ihook
         hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        for report in self._phantom.reports(item, limits):
+        for report in list(self._phantom.reports(item, limits)):  # before it runs again
             self._judge_again(item, limits, report)
             hook.pytest_runtest_logreport(report=report)
         hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
