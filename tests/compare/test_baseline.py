@@ -102,7 +102,7 @@ def test_a_regression_is_named() -> None:
         "    +40.00 MiB  activations  layers.*.attention  model.py:31  weights = scores.softmax(-1)"
     ]
     assert list(held_lines(GROWN.usage))[1:] == [
-        "    120.00 MiB  activations  layers.*.attention  model.py:31  weights = scores.softmax(-1)",
+        "    120.00 MiB  activations  layers.*.attention  model.py:31  " + LINE.code,
         "     20.00 MiB  parameters   layers.*.up",
     ]
 
