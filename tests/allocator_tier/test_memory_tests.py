@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.phantom import run_on_phantom
 
 pytestmark = pytest.mark.allocator
 
@@ -64,7 +65,7 @@ def test_what_fails_and_what_passes(first: Run) -> None:
         "test_fails_killed",
         "test_fails_with_a_leak",
     ], first.output
-    assert "5 failed, 10 passed" in first.output
+    assert "5 failed, 11 passed" in first.output
 
 
 def test_a_failure_says_why(first: Run) -> None:
@@ -121,6 +122,19 @@ def test_a_baseline_finds_growth(first: Run) -> None:
 def test_variation_is_said(first: Run) -> None:
     """A peak that differs between two runs of the same test is said to vary, and by how much."""
     assert re.search(r"test_varies: peak allocated varies by [\d.]+ MiB \([\d.]+%\)", first.output)
+
+
+def test_beside_a_gpu_it_measures_there(tmp_path: Path) -> None:
+    """In a process that has a GPU, tests run in it, one after the other, with the same results."""
+    shutil.copyfile(HERE / "memory_tests.py", tmp_path / "test_it.py")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -p no:torchmem\n")
+    chosen = "pytorchs or own or resets or limit"
+    arguments = ["-q", *PLUGIN, "--gpu-memory-report", "-k", chosen, "-p", "no:cacheprovider"]
+    script = f"import pytest; raise SystemExit(pytest.main({arguments!r}))"
+    places = {"PHANTOM_STATE_DIR": str(tmp_path / "phantom")}
+    done = run_on_phantom("-c", script, memory="16GiB", environment=places, folder=tmp_path)
+    assert "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
+    assert re.search(r"MiB +test_it\.py::test_fails_above|0 +test_it\.py::test_fails", done.stdout)
 
 
 def test_without_a_compiler(tmp_path: Path) -> None:

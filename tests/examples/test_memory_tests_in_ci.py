@@ -1,4 +1,4 @@
-"""The examples of memory tests in CI are valid for GitHub and GitLab, and use options that exist."""
+"""The examples of memory tests in CI are valid, and use options that exist."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from torchmem.preflight.child.uses import (
     with_rounding,
 )
 
-FORWARD = [{"filename": "/job/model.py", "line": 2, "name": "forward"}]
-STEP = [{"filename": "/job/train.py", "line": 9, "name": "train"}]
+FORWARD: Any = [{"filename": "/job/model.py", "line": 2, "name": "forward"}]
+STEP: Any = [{"filename": "/job/train.py", "line": 9, "name": "train"}]
 LINE = SourceLine("model.py", 2, "forward")
 CALL = SourceLine("train.py", 9, "train")
 

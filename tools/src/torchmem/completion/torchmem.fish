@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight mcp doctor rules dashboards manifests completion
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --hooks --html --interval --kubelet-socket --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --token-file --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --hooks --html --interval --kubelet-socket --listen --local-world-size --markdown --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -175,6 +175,10 @@ complete -c torchmem -n '_shtab_torchmem_using preflight' -l gpu-models -x -d 'c
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l snapshot -xka "(__fish_complete_path (commandline -ct))" -d 'keep the trace, for memory_viz and torchmem whatif'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l json -d 'print one JSON document; the script'"'"'s output goes to stderr'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory over the steps, as .png or .svg'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l save-baseline -xka "(__fish_complete_path (commandline -ct))" -d 'write what the run needs to a JSON file to be reviewed like a lock file'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l baseline -xka "(__fish_complete_path (commandline -ct))" -d 'compare with such a file: exit code 1, and what changed, if the run needs more'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l tolerance -x -d 'growth of the peak that is accepted, such as 2% (default 1%)'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l markdown -xka "(__fish_complete_path (commandline -ct))" -d 'write the comparison for the comment of a pull request'
 complete -c torchmem -n '_shtab_torchmem_using preflight; and test $_shtab_torchmem_npos -ge 0' -ka "(__torchmem_command)" -d 'the command to run'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a mcp -d 'serve read-only tools for AI assistants over the Model Context Protocol'
 complete -c torchmem -n '_shtab_torchmem_using mcp' -s h -l help -d 'show this help message and exit'

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 from torchmem.allocator.backend import Backend, Modules, Storages
 from torchmem.allocator.snapshot import FrameInfo
@@ -32,6 +33,8 @@ from torchmem.sdk.oom.module_names import ModuleNames
 MAX_MOMENTS = 20_000
 """Later steps are not divided; no test and no preflight has so many."""
 
+MAX_LOOKS = 8
+"""Looks for the parameters of the same modules, which may be moved to the GPU in between."""
 _OWN = ("torchmem.preflight.", "torchmem.pytest_plugin.")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -45,6 +48,8 @@ class Moments:
         self._counter = backend.tensor_counter()
         self._names: list[ModuleNames] = []
         self._version: int | None = None
+        self._looks = 0
+        self._modules: list[tuple[str | None, ref[Any]]] = []
         self._start: Mapping[int, int] = {}
         self._after_backward: Mapping[int, int] | None = None
         self._parameters: dict[int, str | None] = {}
@@ -76,6 +81,7 @@ class Moments:
 
     def note_tensors(self) -> None:
         """Note which parameters and gradients exist now, before a snapshot is taken."""
+        self._looks = 0
         owners = _joined(self._model(), self._gradients())
         self._add(Moment(self.positions(), owners=owners), is_last=True)
 
@@ -132,12 +138,10 @@ class Moments:
         found: dict[int, dict[int, Owner]] = {}
         if modules is None or not self._backend.is_initialized():
             return found
-        if modules.version != self._version:
-            self._version = modules.version
-            names = ModuleNames(modules, clock=float)
-            names.forget_modules()
-            self._names.append(names)
-        for name, module in _named_modules(modules):
+        self._looks = self._looks + 1 if modules.version == self._version else 0
+        if self._looks > MAX_LOOKS:
+            return found
+        for name, module in self._named(modules):
             parameters = modules.parameters(module)
             self._parameters |= dict.fromkeys(map(id, parameters), name)
             self._own(found, parameters, "parameters", name)
@@ -145,12 +149,25 @@ class Moments:
             self._own(found, buffers.values(), "buffers", name)
         return found
 
+    def _named(self, modules: Modules) -> Iterator[tuple[str | None, Any]]:
+        """Yield the modules with their paths, and note the names when there are new ones."""
+        if modules.version != self._version:
+            self._version = modules.version
+            names = ModuleNames(modules, clock=float)
+            names.forget_modules()
+            self._names.append(names)
+            self._modules = [(name, ref(module)) for name, module in _named_modules(modules)]
+        for name, reference in self._modules:
+            module = reference()
+            if module is not None:
+                yield name, module
+
     def _gradients(self) -> Owners:
         modules = self._backend.modules()
         found: dict[int, dict[int, Owner]] = {}
         if modules is None or self._counter is None or not self._backend.is_initialized():
             return found
-        for name, module in _named_modules(modules):
+        for name, module in self._named(modules):
             storages: Storages = {}
             self._counter.count_gradients(modules.parameters(module), storages)
             _add(found, storages, ("gradients", name))
