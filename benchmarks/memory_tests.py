@@ -20,8 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,15 +61,29 @@ def train(steps=3):
         optimizer.zero_grad()
 """
 TEST = """
+import linecache
+import os
+from pathlib import Path
+
 import pytest
-import torch
-from training import train
+
+if "libphantom" in os.environ.get("LD_PRELOAD", ""):  # once, for all forks
+    import {package}
+
 
 @pytest.mark.gpu_memory
 @pytest.mark.parametrize("run", range({runs}))
-def test_training(run, gpu_memory):
+@pytest.mark.parametrize("variant", {variants})
+def test_training(variant, run, gpu_memory):
+    import torch
+
+    path = str(Path(__file__).with_name("training.py"))
+    source = Path(__file__).with_name(variant + ".txt").read_text()
+    linecache.cache[path] = (len(source), None, source.splitlines(True), path)
+    scope = {{"__name__": "training"}}
+    exec(compile(source, path, "exec"), scope)
     with gpu_memory() as used:
-        train()
+        scope["train"]()
     assert used.peak == torch.cuda.max_memory_allocated()
 """
 MODELS = {
@@ -124,6 +137,7 @@ def inputs():
 }
 
 
+INPUTS = ("dtype=torch.bfloat16, ", "")
 LOST_CHECKPOINT = (
     "return checkpoint(self.run_model, inputs, use_reentrant=False)",
     "return self.run_model(inputs)",
@@ -145,6 +159,16 @@ class Seed:
     component: str = ""
     is_checkpointed: bool = True
 
+    @property
+    def file_name(self) -> str:
+        """The name in a test's id."""
+        return self.name.replace(" ", "_")
+
+    @property
+    def base_name(self) -> str:
+        """The name of the source that is changed, in a test's id."""
+        return "checkpointed" if self.is_checkpointed else "whole"
+
     def base(self, source: str) -> str:
         """Return the source that is changed."""
         return source if self.is_checkpointed else source.replace(*LOST_CHECKPOINT)
@@ -152,7 +176,8 @@ class Seed:
     def apply(self, source: str) -> str:
         """Return the changed source."""
         assert source.count(self.old) == 1, (self.name, source.count(self.old))
-        return source.replace(self.old, self.new)
+        changed = source.replace(self.old, self.new)
+        return changed.replace(*INPUTS) if self.component == "parameters" else changed
 
     def found_in(self, text: str, source: str) -> bool:
         """Return whether a failure names the place."""
@@ -223,74 +248,73 @@ def busy(loops: int) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The runs of one seed: how many failed, how many of these named the line, and the growth."""
+    """The runs of one seed: how many failed, how many of these named the line, and the first."""
 
     runs: int
     failed: int
     named: int
-    seconds: float
     sentence: str
 
 
-def pytest_run(folder: Path, *arguments: str) -> tuple[str, float]:
-    """Run the tests of a folder; return the output, and the seconds that it took."""
-    started = time.monotonic()
-    command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "--gpu-memory", "-rA"]
+def pytest_run(folder: Path, *arguments: str) -> str:
+    """Run the tests of a folder; return the output."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", PLUGIN, "--gpu-memory"]
     (folder / "pytest.ini").write_text("[pytest]\naddopts = -p no:torchmem -p no:cacheprovider\n")
     done = subprocess.run(
         [*command, *arguments], cwd=folder, capture_output=True, text=True, check=False
     )
-    return done.stdout + done.stderr, time.monotonic() - started
+    return done.stdout + done.stderr
 
 
-def write(folder: Path, source: str, runs: int) -> None:
-    """Write the training code and its test."""
-    (folder / "training.py").write_text(source)
-    (folder / "test_training.py").write_text(TEST.format(runs=runs))
-
-
-def same_for_all(path: Path, runs: int) -> None:
-    """Give each run of the test the entry of the first one."""
+def save_baselines(folder: Path, seeds: Sequence[Seed], runs: int) -> None:
+    """Save what the unchanged code needs as the baseline of each seed's tests."""
+    path = folder / "gpu-memory.json"
+    bases = sorted({seed.base_name for seed in seeds})
+    ids = [f"test_training.py::test_training[{base}-0]" for base in bases]
+    output = pytest_run(folder, "--gpu-memory-save-baseline", path.name, *ids)
+    assert path.exists(), output
     values = json.loads(path.read_text())
-    (entry,) = values["entries"].values()
-    names = (f"test_training.py::test_training[{number}]" for number in range(runs))
-    path.write_text(json.dumps({**values, "entries": dict.fromkeys(names, entry)}))
-
-
-def measure(folder: Path, source: str, seed: Seed, runs: int) -> Row:
-    """Test one seed several times."""
-    changed = seed.apply(source)
-    if seed.name.startswith("fp32"):
-        changed = changed.replace("dtype=torch.bfloat16, ", "")
-    write(folder, changed, runs)
-    output, seconds = pytest_run(folder, "--gpu-memory-baseline", "gpu-memory.json")
-    (failures,) = re.findall(r"(\d+) failed", output[-300:]) or ["0"]
-    assert re.search(r"\d+ (passed|failed)", output[-300:]), output[-5000:]
-    texts = re.split(r"\n_{5,} test_training\[\d+\] _{5,}\n", output)[1:]
-    named = sum(seed.found_in(text, changed) for text in texts) if seed.place else 0
-    sentence = next((text.splitlines()[0] for text in texts), "")
-    return Row(runs, int(failures), named, seconds, sentence)
+    entries = dict(zip(bases, (values["entries"][each] for each in ids), strict=True))
+    tests = {
+        f"test_training.py::test_training[{seed.file_name}-{number}]": entries[seed.base_name]
+        for seed in seeds
+        for number in range(runs)
+    }
+    path.write_text(json.dumps({**values, "entries": tests}))
 
 
 def measure_package(package: str, runs: int, seeds: Sequence[Seed]) -> Iterator[tuple[Seed, Row]]:
     """Save a baseline for a package, and yield the row of each seed."""
     source = TRAINING.format(model=MODELS[package].strip() + "\n")
+    sources = {seed.file_name: seed.apply(seed.base(source)) for seed in seeds}
+    bases = {seed.base_name: seed.base(source) for seed in seeds}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for is_checkpointed in (True, False):
-            chosen = [seed for seed in seeds if seed.is_checkpointed == is_checkpointed]
-            if chosen:
-                base = chosen[0].base(source)
-                write(folder, base, 1)
-                output, _ = pytest_run(folder, "--gpu-memory-save-baseline", "gpu-memory.json")
-                assert (folder / "gpu-memory.json").exists(), output
-                same_for_all(folder / "gpu-memory.json", runs)
-                for seed in chosen:
-                    yield seed, measure(folder, base, seed, runs)
-                (folder / "gpu-memory.json").unlink()
+        for variant, text in {**bases, **sources}.items():
+            (folder / f"{variant}.txt").write_text(text)
+        variants = [*bases, *sources]
+        test = TEST.format(package=package, runs=runs, variants=variants)
+        (folder / "test_training.py").write_text(test)
+        save_baselines(folder, seeds, runs)
+        chosen = ("--deselect", *(f"test_training.py::test_training[{each}" for each in bases))
+        deselected = [word for each in chosen[1:] for word in (chosen[0], each)]
+        output = pytest_run(folder, "--gpu-memory-baseline", "gpu-memory.json", *deselected)
+    assert re.search(r"\d+ (passed|failed)", output[-300:]), output[-5000:]
+    for seed in seeds:
+        yield seed, row(seed, sources[seed.file_name], output, runs)
 
 
-def line(cells: Mapping[str, object] | Sequence[object]) -> str:
+def row(seed: Seed, source: str, output: str, runs: int) -> Row:
+    """Return what became of the runs of a seed."""
+    parts = re.split(r"\n_{3,} test_training\[(.+)-\d+\] _{3,}\n", output)
+    texts = [
+        text for name, text in zip(parts[1::2], parts[2::2], strict=True) if name == seed.file_name
+    ]
+    named = sum(seed.found_in(text, source) for text in texts) if seed.place else 0
+    return Row(runs, len(texts), named, texts[0].splitlines()[0] if texts else "")
+
+
+def line(cells: Sequence[object]) -> str:
     """Return a row of a Markdown table."""
     return f"| {' | '.join(map(str, cells))} |"
 
@@ -308,13 +332,12 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     seeds = [seed for seed in SEEDS if seed.name in arguments.seeds]
-    print(line(["package", "seed", "runs", "failed", "named", "seconds", "first failure"]))
-    print(line(["---"] * 7))
+    print(line(["package", "seed", "runs", "failed", "named", "first failure"]))
+    print(line(["---"] * 6))
     with busy(arguments.busy):
         for package in arguments.packages:
-            for seed, row in measure_package(package, arguments.runs, seeds):
-                seconds = f"{row.seconds:.0f}"
-                counts = [row.runs, row.failed, row.named, seconds, row.sentence]
+            for seed, found in measure_package(package, arguments.runs, seeds):
+                counts = [found.runs, found.failed, found.named, found.sentence]
                 print(line([package, seed.name, *counts]), flush=True)
 
 
