@@ -136,6 +136,7 @@ def test_a_run_that_dies_of_memory_is_a_regression(
     assert code == 1
     assert stdout.startswith("Regression: it runs out of memory now, and did not before.")
     assert "After: the run ran out of memory, so the peak is that up to then." in stdout
+    assert "After, the summary of a run: It ran out of memory after 10 steps. Frag" in stdout
 
 
 def test_the_older_run_died_of_memory(tmp_path: Path, torchmem: Callable[..., Page]) -> None:
@@ -360,6 +361,14 @@ def test_every_field_of_the_json_is_documented(
     found = json.loads(torchmem(*files, "--json")[1])
     written = json.loads(encode(summary()))
     part = found["parts"][0]
-    objects = [found, part, part["before"], part["changes"][0], written, written["devices"][0]]
+    objects = [
+        found,
+        found["before"],
+        part,
+        part["before"],
+        part["changes"][0],
+        written,
+        written["devices"][0],
+    ]
 
     assert sorted({name for each in objects for name in each if f"`{name}`" not in page}) == []

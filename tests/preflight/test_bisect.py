@@ -17,10 +17,11 @@ import pytest
 from support.played_script import PlayedScript
 
 from torchmem.allocator.sizes import MIB
+from torchmem.compare.usage import SourceLine, Use
 from torchmem.preflight.command import add_arguments
 from torchmem.preflight.command import run as run_command
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import RunProgress, RunResult
+from torchmem.preflight.result import GpuMemory, RunProgress, RunResult
 from torchmem.preflight.runner import RunFunction
 from torchmem.preflight.worktree import Repository, import_path
 from torchmem.sample.errors import TorchmemError
@@ -77,7 +78,16 @@ class CommittedScript:
         is_broken, leak = batch == "fail", 5 * MIB if batch == "leak" else 0
         words = (*plan.command, "--batch-size", batch if batch.isdigit() else "1")
         result = PlayedScript(leak)(replace(plan, command=words), folder, progress, stdout=stdout)
+        result = replace(result, devices=tuple(_divided(each) for each in result.devices))
         return replace(result, ended="error", exit_code=1) if is_broken else result
+
+
+def _divided(device: GpuMemory) -> GpuMemory:
+    """Return the figures with a line of the script that holds what the weights do not."""
+    line = SourceLine("model.py", 31, "forward", "return self.inner(x)")
+    weights = Use("parameters", 99 * MIB, "encoder")
+    rest = Use("activations", device.peak_allocated - weights.bytes, "encoder", line)
+    return replace(device, uses=(weights, rest))
 
 
 @pytest.fixture
@@ -114,7 +124,7 @@ def bisect(capfd: pytest.CaptureFixture[str]) -> Bisect:
 
 
 def test_the_commit_that_costs_the_memory(repo: Repo, bisect: Bisect, root: Path) -> None:
-    """It is named with what it adds and the others add; the fields of the JSON are documented."""
+    """It is named with what it adds, where, and what others add; the JSON is documented."""
     for batch in ("4", "4", "5", "12", "12", "12", "13", "13"):
         repo.commit(batch)
     script = CommittedScript()
@@ -134,6 +144,15 @@ def test_the_commit_that_costs_the_memory(repo: Repo, bisect: Bisect, root: Path
         ("Commit 7: 13", "bad"),
     ]
     assert len(script.folders) == 4
+    assert document["changes"] == [
+        {
+            "bytes": document["increase_bytes"],
+            "component": "activations",
+            "module": "encoder",
+            "file": "model.py",
+            "line": 31,
+        }
+    ]
     assert " GiB more (+" in document["verdict"]["sentence"]
     assert " The other commits take " in document["verdict"]["sentence"]
     assert [name for name in names if f"`{name}`" not in "".join(pages)] == []
@@ -156,6 +175,7 @@ def test_the_checkout_is_not_touched(repo: Repo, bisect: Bisect) -> None:
     code, stdout, _ = bisect(CommittedScript(), "HEAD~2..")
 
     assert code == 0
+    assert "GiB  activations  encoder  model.py:31  return self.inner(x)" in stdout
     assert [repo.git(*question) for question in questions] == before
     assert (repo.folder / ".git" / "index").read_bytes() == index
     assert (repo.folder / "batch").read_text() == "not committed"

@@ -37,8 +37,8 @@ class DeviceSummary:
 
     `*_peak_bytes` are the highest values since the process started. `headroom_bytes` is what was
     left of the GPU at the peak of reserved memory, with the memory outside of the process as it was
-    at the end. `component_peaks` is what the peak of active bytes consisted of. The other fields
-    are those of `DeviceSample`.
+    at the end. `component_peaks` is what the peak of active bytes consisted of, and `components`
+    what was allocated at the end. The other fields are those of `DeviceSample`.
     """
 
     index: int
@@ -50,6 +50,7 @@ class DeviceSummary:
     reserved_peak_bytes: int | None = None
     headroom_bytes: int | None = None
     component_peaks: dict[str, int] = field(default_factory=dict)
+    components: dict[str, int] = field(default_factory=dict)
     phase_peaks: dict[str, int] = field(default_factory=dict)
     counters: Counters = field(default_factory=Counters)
     last_oom: OomRecord | None = None
@@ -129,6 +130,7 @@ def _device(device: DeviceSample) -> DeviceSummary:
         reserved_peak_bytes=allocator.reserved_peak_bytes if allocator else None,
         headroom_bytes=headroom_at_peak(device),
         component_peaks=device.component_peaks,
+        components=device.components,
         phase_peaks=device.phase_peaks,
         counters=device.counters,
         last_oom=device.last_oom,

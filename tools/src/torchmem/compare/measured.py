@@ -40,7 +40,8 @@ class Side:
     """One of the two things that are compared.
 
     name: the file. noun: what it is. parts: the runs by label, such as "cuda:0" or "batch=8".
-    facts: what should be the same on both sides, such as the version of PyTorch, by name.
+    facts: what should be the same on both sides, such as the version of PyTorch, by name. verdict:
+    what the file itself says about the run, in sentences; "" for nothing.
     """
 
     name: str
@@ -48,3 +49,4 @@ class Side:
     kind: Kind
     parts: Mapping[str, Measured]
     facts: Mapping[str, str] = field(default_factory=dict)
+    verdict: str = ""

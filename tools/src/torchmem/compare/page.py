@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import aligned, counted, joined, wrapped
-from torchmem.compare.measured import Measured
-from torchmem.compare.text import change_lines, signed
-from torchmem.compare.usage import Change, UsageDiff, usage_values
+from torchmem.cli.terminal import MAX_COLUMNS, aligned, counted, joined, wrapped
+from torchmem.compare.measured import Measured, Side
+from torchmem.compare.text import change_lines, change_values, signed
+from torchmem.compare.usage import usage_values
 from torchmem.compare.verdict import Comparison, Outcome, PartResult
 from torchmem.explain.run_summary import RunSummary
 from torchmem.sample.untrusted import sanitize_text
@@ -20,7 +20,7 @@ from torchmem.sample.untrusted import sanitize_text
 SCHEMA = 1
 MAX_DETAILED = 3
 """Parts of which the page shows what changed."""
-MAX_FACT = 80
+MAX_FACT = 70
 TITLES: dict[Outcome, str] = {
     "regression": "Regression",
     "improvement": "Improvement",
@@ -36,6 +36,7 @@ def page(found: Comparison) -> str:
     return joined(
         [
             wrapped(sentence(found)),
+            [*_side("Before", found.before), *_side("After", found.after)],
             list(aligned(list(rows))),
             *(_changes(part, found) for part in details[:MAX_DETAILED]),
             _facts(found),
@@ -66,8 +67,8 @@ def document(found: Comparison) -> str:
         "outcome": found.outcome,
         "sentence": sentence(found),
         "max_peak_increase": found.tolerance,
-        "before": {"file": found.before.name, "is": found.before.noun},
-        "after": {"file": found.after.name, "is": found.after.noun},
+        "before": _side_values(found.before),
+        "after": _side_values(found.after),
         "parts": [_part_values(part) for part in found.parts],
         "only_before": list(found.only_before),
         "only_after": list(found.only_after),
@@ -87,6 +88,14 @@ def listing(found: Sequence[tuple[Path, RunSummary]]) -> str:
         *(_listed(path, summary) for path, summary in found),
     ]
     return "\n".join(aligned(rows)) + "\n"
+
+
+def _side(when: str, side: Side) -> list[str]:
+    return wrapped(f"{when}, {side.noun}: {side.verdict}") if side.verdict else []
+
+
+def _side_values(side: Side) -> dict[str, Any]:
+    return {"file": side.name, "is": side.noun, "verdict": side.verdict or None}
 
 
 def _listed(path: Path, summary: RunSummary) -> tuple[str, ...]:
@@ -160,14 +169,20 @@ def _changes(part: PartResult, found: Comparison) -> list[str]:
 
 
 def _facts(found: Comparison) -> list[str]:
-    rows = [
-        (f"  {name}", f"{_short(before)} before, {_short(after)} after")
-        for name, before, after in found.differences
-    ]
-    if not rows:
+    if not found.differences:
         return []
-    width = max(len(name) for name, _ in rows)
-    return ["What else differs:", *(f"{name:<{width}}  {text}" for name, text in rows)]
+    width = max(len(name) for name, _, _ in found.differences)
+    rows = (_fact(name, before, after, width) for name, before, after in found.differences)
+    return ["What else differs:", *(line for row in rows for line in row)]
+
+
+def _fact(name: str, before: str, after: str, width: int) -> list[str]:
+    """Return one fact, in two lines if it is too long for one."""
+    before, after = _short(before), _short(after)
+    line = f"  {name:<{width}}  {before} before, {after} after"
+    if len(line) <= MAX_COLUMNS:
+        return [line]
+    return [f"  {name:<{width}}  before: {before}", f"  {'':<{width}}  after:  {after}"]
 
 
 def _notes(found: Comparison) -> list[str]:
@@ -206,7 +221,7 @@ def _part_values(part: PartResult) -> dict[str, Any]:
         "change_ratio": part.change,
         "before": _measured_values(part.before),
         "after": _measured_values(part.after),
-        "changes": _change_values(part.diff),
+        "changes": change_values(part.diff),
     }
 
 
@@ -221,20 +236,6 @@ def _measured_values(measured: Measured) -> dict[str, Any]:
         "steps": measured.steps,
         "step_seconds": measured.step_seconds,
     }
-
-
-def _change_values(found: UsageDiff) -> list[dict[str, Any]]:
-    changes: Sequence[Change] = found.by_line or found.by_module or found.by_component
-    return [
-        {
-            "bytes": change.bytes,
-            "component": change.component,
-            "module": change.module,
-            "file": change.line.file if change.line else None,
-            "line": change.line.line if change.line else None,
-        }
-        for change in changes
-    ]
 
 
 def _lowered(text: str) -> str:

@@ -50,15 +50,15 @@ def read(path: Path, name: str) -> Side:
         raise UsageError(f"{name} cannot be read ({error}): name another file.") from None
     except (ValueError, RecursionError):
         raise UsageError(f"{name} is cut off: write it again with --json.") from None
-    if document.get("kind") == "bisect":
-        raise UsageError(f"{name} is a bisection, which compares commits itself: read its verdict.")
     try:
-        return _side(document, name)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        if document["kind"] != "bisect":
+            return _side(document, name)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         raise UsageError(
             f"{name} is not a document of schema {SCHEMA} of `torchmem preflight --json`: write it "
             "again with this version of torchmem."
         ) from None
+    raise UsageError(f"{name} is a bisection, which compares commits itself: read its verdict.")
 
 
 def _side(document: Mapping[str, Any], name: str) -> Side:
@@ -73,7 +73,8 @@ def _side(document: Mapping[str, Any], name: str) -> Side:
     }[kind]
     parts, outcome = dict(_PARTS[kind](document)), _first_outcome(document)
     kinds: dict[str, Kind] = {"find_batch": "find_batch", "sweep": "sweep", "matrix": "matrix"}
-    return Side(name, noun, kinds.get(kind, "run"), parts, _facts(document, outcome))
+    facts, sentence = _facts(document, outcome), str(document["verdict"]["sentence"])
+    return Side(name, noun, kinds.get(kind, "run"), parts, facts, sentence)
 
 
 def _run(document: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]:
@@ -115,6 +116,8 @@ def _of_outcome(
     """Yield the figures of each GPU. need: the same run with more memory, if it ran out of it."""
     if type(fits) is not bool and fits is not None:
         raise ValueError("fits has a wrong value")
+    if any(min(each.peak_allocated, each.peak_reserved) < 0 for each in outcome.devices):
+        raise ValueError("a peak is negative")
     larger = {device.device: device for device in need.devices} if need else {}
     ending: Ending = "oom" if outcome.ended == "oom" else "whole"
     for device in outcome.devices:

@@ -17,6 +17,7 @@ from torchmem.compare import baseline, preflight_documents
 from torchmem.compare.measured import Ending, Measured, Side
 from torchmem.compare.usage import SourceLine, Usage, Use
 from torchmem.explain import run_summary
+from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.run_summary import (
     MAX_SUMMARY_BYTES,
@@ -143,7 +144,11 @@ def _directory(path: Path, name: str) -> Side:
 
 def _summary(path: Path, name: str) -> Side:
     found = _read_summary(path, name)
-    return Side(name, "the summary of a run", "run", _summary_parts(found), _facts(found))
+    return _of_summary(name, "the summary of a run", found)
+
+
+def _of_summary(name: str, noun: str, found: RunSummary) -> Side:
+    return Side(name, noun, "run", _summary_parts(found), _facts(found), found.verdict)
 
 
 def _read_summary(path: Path, name: str) -> RunSummary:
@@ -169,8 +174,7 @@ def _of_sample(path: Path, name: str) -> RunSummary:
 
 
 def _sample(path: Path, name: str) -> Side:
-    found = _of_sample(path, name)
-    return Side(name, "the last sample of a run", "run", _summary_parts(found), _facts(found))
+    return _of_summary(name, "the last sample of a run", _of_sample(path, name))
 
 
 def _summary_parts(summary: RunSummary) -> dict[str, Measured]:
@@ -183,7 +187,8 @@ def _summary_parts(summary: RunSummary) -> dict[str, Measured]:
 
 def _measured(summary: RunSummary, device: DeviceSummary) -> Measured:
     ending = _ENDINGS.get(summary.state, "cut_off")
-    uses = tuple(Use(name, size) for name, size in device.component_peaks.items())
+    parts = device.component_peaks or (device.components if ending == "oom" else {})
+    uses = tuple(Use(name, size) for name, size in parts.items())
     return Measured(
         usage=Usage(device.allocated_peak_bytes, device.reserved_peak_bytes, uses=uses),
         ending=ending,
@@ -236,7 +241,8 @@ def _oom_report(path: Path, name: str) -> Side:
     )
     gpus = [report.device.name] if report.device.name else []
     facts = _process_facts(report.process, gpus, report.allocator_settings)
-    return Side(name, "an OOM report", "run", {f"cuda:{report.device.index}": measured}, facts)
+    parts = {f"cuda:{report.device.index}": measured}
+    return Side(name, "an OOM report", "run", parts, facts, f"{headline(report)}.")
 
 
 def _report_uses(report: OomReport) -> tuple[Use, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torchmem.allocator.sizes import format_size
 from torchmem.compare.usage import Change, SourceLine, Usage, UsageDiff, Use
@@ -13,17 +14,20 @@ MIN_ROW_SHARE = 0.01
 MAX_CODE = 60
 
 
-def held_lines(usage: Usage, most: int = MAX_ROWS) -> Iterator[str]:
-    """Yield a heading and what held the memory at the peak, the largest first."""
+HELD = "What held it at the peak, by component, module and line:"
+
+
+def held_lines(usage: Usage, heading: str = HELD, most: int = MAX_ROWS) -> Iterator[str]:
+    """Yield a heading and what held the memory, the largest first; nothing if that is unknown."""
     if not usage.uses or not usage.peak_allocated:
         return
-    yield "What held it at the peak, by component, module and line:"
+    yield heading
     ordered = sorted(usage.uses, key=lambda use: -use.bytes)
     limit = MIN_ROW_SHARE * usage.peak_allocated
     shown = [use for use in ordered[:most] if use.bytes >= limit]
     yield from _aligned((format_size(use.bytes), use) for use in shown)
     rest = usage.peak_allocated - sum(use.bytes for use in shown)
-    if rest:
+    if rest > 0:
         yield f"  {format_size(rest):>12}  all others"
 
 
@@ -34,6 +38,21 @@ def change_lines(found: UsageDiff, most: int = MAX_ROWS) -> Iterator[str]:
         return
     yield "What changed, by component, module and line:"
     yield from _aligned((signed(change.bytes), change) for change in changes[:most])
+
+
+def change_values(found: UsageDiff) -> list[dict[str, Any]]:
+    """Return the finest changes known for JSON, the largest growth first."""
+    changes = found.by_line or found.by_module or found.by_component
+    return [
+        {
+            "bytes": change.bytes,
+            "component": change.component,
+            "module": change.module,
+            "file": change.line.file if change.line else None,
+            "line": change.line.line if change.line else None,
+        }
+        for change in changes
+    ]
 
 
 def largest_changes(found: UsageDiff) -> list[Change]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
+from torchmem.cli.terminal import wrapped
 from torchmem.compare import baseline as files
 from torchmem.compare import markdown
 from torchmem.compare.baseline import Baseline, Compared, Entry
@@ -60,11 +61,11 @@ class BaselineResult:
         """Yield what the comparison says, as text."""
         for each in self.compared:
             grown = headline(each.diff) if each.diff and each.outcome == "more" else None
-            yield f"Baseline: {each.sentence}" + (f" {grown}." if grown else "")
+            yield from wrapped(f"Baseline: {each.sentence}" + (f" {grown}." if grown else ""))
             if each.diff and each.outcome in {"more", "less"}:
                 yield from change_lines(each.diff)
         if self.problem:
-            yield f"Baseline: {self.problem}"
+            yield from wrapped(f"Baseline: {self.problem}")
 
     def values(self) -> dict[str, Any]:
         """Return what the comparison says, for JSON."""

@@ -7,6 +7,8 @@ from typing import Any
 
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import counted
+from torchmem.compare.text import change_lines, change_values
+from torchmem.compare.usage import UsageDiff, diff
 from torchmem.preflight.bisect import BisectResult, CommitRun, Criterion
 from torchmem.preflight.document import dump_document, result_values
 from torchmem.preflight.growth import deciding_growth
@@ -30,7 +32,9 @@ def page(result: BisectResult) -> str:
         f"{total_line([run.result for run in result.runs])}{_changes(result)}"
     )
     rows = [("  commit", *TABLE_COLUMNS), *(_row(run, result) for run in result.runs)]
-    return table_page(what, result.plan, steps, rows, sentence(result))
+    found = _diff(result)
+    conclusion = sentence(result), *(change_lines(found) if found else ())
+    return table_page(what, result.plan, steps, rows, *conclusion)
 
 
 def sentence(result: BisectResult) -> str:
@@ -50,13 +54,14 @@ def sentence(result: BisectResult) -> str:
 
 def document(result: BisectResult) -> str:
     """Return one line of JSON."""
-    found = result.culprit
+    culprit = result.culprit
     values = {
         "verdict": {"fits": result.runs[-1].fits, "sentence": sentence(result)},
         "criterion": result.criterion,
-        "commit": asdict(found.commit) if found else None,
+        "commit": asdict(culprit.commit) if culprit else None,
         "candidates": [asdict(commit) for commit in result.found],
         "increase_bytes": _increase(result),
+        "changes": change_values(found) if (found := _diff(result)) else [],
         "commits": [_run_values(run) for run in result.runs],
         "notes": [PHANTOM_NOTE],
     }
@@ -108,6 +113,14 @@ def _rise(result: BisectResult) -> str:
         f" Its peak of {kind} memory is {format_size(after)} instead of {format_size(before)}, "
         f"{format_size(increase)} more ({increase / before:+.0%})."
     )
+
+
+def _diff(result: BisectResult) -> UsageDiff | None:
+    """Return what changed with the commit, by component, module and line; None if unknown."""
+    culprit, parent = result.culprit, result.parent
+    if culprit is None or parent is None or _increase(result) is None:
+        return None
+    return diff(parent.result.fullest_device.usage, culprit.result.fullest_device.usage)
 
 
 def _rest(result: BisectResult) -> str:

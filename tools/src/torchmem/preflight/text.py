@@ -266,9 +266,14 @@ def total_line(results: Sequence[RunResult]) -> str:
 
 
 def table_page(
-    what: str, plan: RunPlan, steps: str, rows: Sequence[Sequence[str]], conclusion: str
+    what: str,
+    plan: RunPlan,
+    steps: str,
+    rows: Sequence[Sequence[str]],
+    conclusion: str,
+    *details: str,
 ) -> str:
-    """Return the page of several runs on one GPU model."""
+    """Return the page of several runs on one GPU model; details are lines after the conclusion."""
     command = sanitize_text(shlex.join(plan.command))
     gpu = f"{phantom_name(plan.gpu)} ({format_size(plan.gpu.memory_bytes)})"
     return joined(
@@ -276,6 +281,7 @@ def table_page(
             [*wrapped(f"Preflight on a {gpu}, {what}: {command}"), *wrapped(steps)],
             list(aligned(rows)),
             wrapped(conclusion),
+            details,
             wrapped(PHANTOM_NOTE),
         ]
     )

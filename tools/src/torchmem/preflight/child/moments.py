@@ -12,9 +12,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
+from weakref import ref
 
 from torchmem.allocator.backend import Backend, Modules, Storages
 from torchmem.allocator.snapshot import FrameInfo
+from torchmem.compare.usage import Use
 from torchmem.preflight.child.uses import (
     Moment,
     Owner,
@@ -23,6 +25,7 @@ from torchmem.preflight.child.uses import (
     Trace,
     TracePeak,
     trace_peak,
+    uses_left,
 )
 from torchmem.preflight.result import Phase
 from torchmem.sdk.oom.module_names import ModuleNames
@@ -30,7 +33,9 @@ from torchmem.sdk.oom.module_names import ModuleNames
 MAX_MOMENTS = 20_000
 """Later steps are not divided; no test and no preflight has so many."""
 
-_OWN = "torchmem.preflight."
+MAX_LOOKS = 8
+"""Looks for the parameters of the same modules, which may be moved to the GPU in between."""
+_OWN = ("torchmem.preflight.", "torchmem.pytest_plugin.")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -43,13 +48,15 @@ class Moments:
         self._counter = backend.tensor_counter()
         self._names: list[ModuleNames] = []
         self._version: int | None = None
+        self._looks = 0
+        self._modules: list[tuple[str | None, ref[Any]]] = []
         self._start: Mapping[int, int] = {}
         self._after_backward: Mapping[int, int] | None = None
         self._parameters: dict[int, str | None] = {}
 
     def phase_begins(self, phase: Phase) -> None:
         """Note the phase that begins, and the stack if it is a backward pass."""
-        positions = self._positions()
+        positions = self.positions()
         if phase == "backward" and self._after_backward is not None:
             # The pass before it was not followed by an optimizer: another step began there.
             self._add(Moment(self._after_backward, begins_step=True))
@@ -60,37 +67,51 @@ class Moments:
 
     def backward_ended(self) -> None:
         """Note the gradients after an outermost backward pass."""
-        self._after_backward = self._positions()
+        self._after_backward = self.positions()
         self._add(Moment(self._after_backward, owners=self._gradients()))
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Note the state of an optimizer after its step."""
-        self._add(Moment(self._positions(), owners=self._states(optimizer)))
+        self._add(Moment(self.positions(), owners=self._states(optimizer)))
 
     def step_ended(self) -> None:
         """Note that another step begins."""
         self._after_backward = None
-        self._add(Moment(self._positions(), begins_step=True))
+        self._add(Moment(self.positions(), begins_step=True))
 
-    def ended(self) -> None:
-        """Note what exists at the end."""
+    def note_tensors(self) -> None:
+        """Note which parameters and gradients exist now, before a snapshot is taken."""
+        self._looks = 0
         owners = _joined(self._model(), self._gradients())
-        self._add(Moment(self._positions(), owners=owners), is_last=True)
+        self._add(Moment(self.positions(), owners=owners), is_last=True)
 
     def began(self) -> None:
         """Note where the trace begins; without this call, it is CUDA's initialization."""
-        self._start = self._positions()
+        self._start = self.positions()
 
     def peak(
-        self, snapshot: Mapping[str, Any], device: int, lines: SourceLines
+        self, snapshot: Mapping[str, Any], device: int, lines: SourceLines, since: int = 0
     ) -> TracePeak | None:
-        """Return the peak of a device in the trace of a snapshot that was taken after `ended`."""
+        """Return the peak of a device since a position.
+
+        The snapshot with the trace was taken after `note_tensors`.
+        """
+        trace = self._trace(snapshot, device, since)
+        return trace_peak(trace, device, self.module_of, lines) if trace else None
+
+    def left(
+        self, snapshot: Mapping[str, Any], device: int, lines: SourceLines, since: int
+    ) -> tuple[Use, ...]:
+        """Return what was allocated since a position and was not freed, as `peak` does."""
+        trace = self._trace(snapshot, device, since)
+        return uses_left(trace, device, self.module_of, lines) if trace else ()
+
+    def _trace(self, snapshot: Mapping[str, Any], device: int, since: int) -> Trace | None:
         traces = snapshot["device_traces"]
         if device >= len(traces) or not self.noted:
             return None
         start, end = (each.get(device, 0) for each in (self._start, self.noted[-1].positions))
-        trace = Trace(traces[device], self.noted, start, end)
-        return trace_peak(trace, device, self.module_of, lines)
+        return Trace(traces[device], self.noted, start, end, max(since, start))
 
     def module_of(self, frames: Sequence[FrameInfo]) -> str | None:
         """Return the module whose `forward` a stack runs; None if that is unknown."""
@@ -101,7 +122,8 @@ class Moments:
         if len(self.noted) < MAX_MOMENTS or is_last:
             self.noted.append(moment)
 
-    def _positions(self) -> Mapping[int, int]:
+    def positions(self) -> Mapping[int, int]:
+        """Return the `position` of each device with a context."""
         if not self._backend.is_initialized():
             return {}
         stats = {
@@ -116,12 +138,10 @@ class Moments:
         found: dict[int, dict[int, Owner]] = {}
         if modules is None or not self._backend.is_initialized():
             return found
-        if modules.version != self._version:
-            self._version = modules.version
-            names = ModuleNames(modules, clock=float)
-            names.forget_modules()
-            self._names.append(names)
-        for name, module in _named_modules(modules):
+        self._looks = self._looks + 1 if modules.version == self._version else 0
+        if self._looks > MAX_LOOKS:
+            return found
+        for name, module in self._named(modules):
             parameters = modules.parameters(module)
             self._parameters |= dict.fromkeys(map(id, parameters), name)
             self._own(found, parameters, "parameters", name)
@@ -129,12 +149,25 @@ class Moments:
             self._own(found, buffers.values(), "buffers", name)
         return found
 
+    def _named(self, modules: Modules) -> Iterator[tuple[str | None, Any]]:
+        """Yield the modules with their paths, and note the names when there are new ones."""
+        if modules.version != self._version:
+            self._version = modules.version
+            names = ModuleNames(modules, clock=float)
+            names.forget_modules()
+            self._names.append(names)
+            self._modules = [(name, ref(module)) for name, module in _named_modules(modules)]
+        for name, reference in self._modules:
+            module = reference()
+            if module is not None:
+                yield name, module
+
     def _gradients(self) -> Owners:
         modules = self._backend.modules()
         found: dict[int, dict[int, Owner]] = {}
         if modules is None or self._counter is None or not self._backend.is_initialized():
             return found
-        for name, module in _named_modules(modules):
+        for name, module in self._named(modules):
             storages: Storages = {}
             self._counter.count_gradients(modules.parameters(module), storages)
             _add(found, storages, ("gradients", name))

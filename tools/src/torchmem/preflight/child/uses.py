@@ -69,12 +69,14 @@ class Trace:
     """What PyTorch has recorded on one device, and the moments noted meanwhile.
 
     start, end: the device's positions when the recording began and when the trace was taken.
+    since: the position from which on the peak counts.
     """
 
     events: Iterable[Mapping[str, Any]]
     moments: Iterable[Moment]
     start: int
     end: int
+    since: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +138,21 @@ def trace_peak(
     read = _Reading(trace, device)
     if len(read.levels) != trace.end - trace.start + 1:
         return None
-    peak = max(range(len(read.levels)), key=read.levels.__getitem__)
+    peak = max(range(trace.since - trace.start, len(read.levels)), key=read.levels.__getitem__)
     in_use = [each for each in read.allocations if each.is_in_use(peak)]
     step = max((each.step for each in read.allocations if each.start < peak), default=0)
     uses = (_use(each, step, module_of, lines) for each in in_use)
     return TracePeak(read.levels[peak], merged(uses))
+
+
+def uses_left(
+    trace: Trace, device: int, module_of: ModuleOf, lines: SourceLines
+) -> tuple[Use, ...]:
+    """Return what was allocated after `since` and is still in use at the end of a trace."""
+    read = _Reading(trace, device)
+    since = trace.since - trace.start
+    left = (each for each in read.allocations if each.end is None and each.start >= since)
+    return merged(_use(each, 0, module_of, lines) for each in left)
 
 
 def with_rounding(uses: tuple[Use, ...], peak_allocated: int) -> tuple[Use, ...]:

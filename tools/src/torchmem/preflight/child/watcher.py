@@ -282,7 +282,7 @@ class StepWatcher:
 
     def _write(self, *, stopped: bool) -> None:
         """Write the trace, and then the report, which includes the RAM that the trace took."""
-        self.moments.ended()
+        self.moments.note_tensors()
         snapshot = self._backend.full_snapshot(traces=True) if self._has_trace else None
         if snapshot is not None:
             write_trace(self._config.folder, snapshot)
