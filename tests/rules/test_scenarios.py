@@ -24,7 +24,9 @@ GROUPS = [
     "torchmem_fleet",
     "torchmem_report",
     "torchmem_alerts_memory",
+    "torchmem_alerts_memory_slow",
     "torchmem_alerts_ranks",
+    "torchmem_alerts_ranks_slow",
     "torchmem_alerts_gpus",
     "torchmem_alerts_monitoring",
 ]
