@@ -16,10 +16,12 @@ from torchmem.simulator.scenarios import SCENARIOS
 GROUPS = [
     "torchmem_memory",
     "torchmem_trends",
+    "torchmem_paces",
     "torchmem_history",
     "torchmem_prediction",
     "torchmem_runs",
     "torchmem_baselines",
+    "torchmem_gpus",
     "torchmem_nodes",
     "torchmem_fleet",
     "torchmem_report",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import socket
 import subprocess
@@ -132,7 +133,7 @@ def prometheus(
     )
     # Groups whose rules need no more are evaluated more rarely.
     for rules in (configuration / "rules").glob("*.yml"):
-        rules.write_text(rules.read_text().replace("interval: 30s", TEST_INTERVAL))
+        rules.write_text(re.sub(r"interval: (30s|1m)\b", TEST_INTERVAL, rules.read_text()))
     _targets(configuration, "exporters", exporters)
     _targets(configuration, "alertmanagers", alertmanager)
     address = f"127.0.0.1:{free_port()}"
