@@ -32,6 +32,7 @@ COMMANDS = (
     "doctor",
     "rules",
     "dashboards",
+    "fleet",
     "manifests",
     "completion",
 )

@@ -1,9 +1,9 @@
 # Completion of torchmem for bash; installed as `torchmem completion --help` says.
 # Rendered by deploy/completion.py with shtab: do not edit.
 
-_shtab_torchmem_subparsers=(exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards manifests completion)
+_shtab_torchmem_subparsers=(exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards fleet manifests completion)
 
-_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --processes-per-gpu --container-logs --kubelet-socket --config --thresholds --print-config --once)
+_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --all-series --no-all-series --processes-per-gpu --container-logs --kubelet-socket --config --thresholds --print-config --once)
 _shtab_torchmem_run_option_strings=(-h --help --name --run-dir --apply-advice)
 _shtab_torchmem_demo_option_strings=(-h --help --scenario --list --ranks --duration --loop --seed --listen --real)
 _shtab_torchmem_top_option_strings=(-h --help --exporter --once --interval)
@@ -19,6 +19,7 @@ _shtab_torchmem_mcp_option_strings=(-h --help --exporter --run-dir)
 _shtab_torchmem_doctor_option_strings=(-h --help --exporter --prometheus --run-dir --json)
 _shtab_torchmem_rules_option_strings=(-h --help --thresholds --out --check --defaults --force)
 _shtab_torchmem_dashboards_option_strings=(-h --help --out --grafana --grafana-com --token-file --folder --datasource --force)
+_shtab_torchmem_fleet_option_strings=(-h --help --prometheus --since --until --match --token-file --header --timeout --rows --json --html)
 _shtab_torchmem_manifests_option_strings=(-h --help --out --force)
 _shtab_torchmem_completion_option_strings=(-h --help)
 _shtab_torchmem_option_strings=(-h --help --version)
@@ -58,6 +59,8 @@ _shtab_torchmem_rules___out_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_rules___check_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_dashboards___out_COMPGEN=_shtab_compgen_dirs
 _shtab_torchmem_dashboards___token_file_COMPGEN=_shtab_compgen_files
+_shtab_torchmem_fleet___token_file_COMPGEN=_shtab_compgen_files
+_shtab_torchmem_fleet___html_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_manifests___out_COMPGEN=_shtab_compgen_dirs
 
 _shtab_torchmem_demo___scenario_choices=(amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbor phase-change qkv retry-storm rl-phases variable-length)
@@ -66,7 +69,7 @@ _shtab_torchmem_snapshot___at_choices=(end peak oom)
 _shtab_torchmem_preflight___gpu_model_choices=(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)
 _shtab_torchmem_manifests_pos_0_choices=(systemd kubernetes helm mixin slurm prometheus alertmanager grafana image compose stack)
 _shtab_torchmem_completion_pos_0_choices=(bash zsh fish)
-_shtab_torchmem_pos_0_choices=(exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards manifests completion)
+_shtab_torchmem_pos_0_choices=(exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards fleet manifests completion)
 
 _shtab_torchmem_exporter__h_nargs=0
 _shtab_torchmem_exporter___help_nargs=0
@@ -77,6 +80,8 @@ _shtab_torchmem_exporter___otlp_nargs=0
 _shtab_torchmem_exporter___no_otlp_nargs=0
 _shtab_torchmem_exporter___pcie_throughput_nargs=0
 _shtab_torchmem_exporter___no_pcie_throughput_nargs=0
+_shtab_torchmem_exporter___all_series_nargs=0
+_shtab_torchmem_exporter___no_all_series_nargs=0
 _shtab_torchmem_exporter___print_config_nargs=0
 _shtab_torchmem_exporter___once_nargs=0
 _shtab_torchmem_run_pos_0_nargs=...
@@ -137,6 +142,9 @@ _shtab_torchmem_dashboards__h_nargs=0
 _shtab_torchmem_dashboards___help_nargs=0
 _shtab_torchmem_dashboards___grafana_com_nargs=0
 _shtab_torchmem_dashboards___force_nargs=0
+_shtab_torchmem_fleet__h_nargs=0
+_shtab_torchmem_fleet___help_nargs=0
+_shtab_torchmem_fleet___json_nargs=0
 _shtab_torchmem_manifests__h_nargs=0
 _shtab_torchmem_manifests___help_nargs=0
 _shtab_torchmem_manifests___force_nargs=0

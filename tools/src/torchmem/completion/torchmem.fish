@@ -57,8 +57,8 @@ function _shtab_torchmem_using
   test "$_shtab_torchmem_cmdpath" = "$argv"
 end
 
-set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards manifests completion
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --bisect --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --hooks --html --interval --jobs --kubelet-socket --listen --local-world-size --markdown --matrix --max-peak-increase --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --resume --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards fleet manifests completion
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --bisect --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --jobs --kubelet-socket --listen --local-world-size --markdown --match --matrix --max-peak-increase --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --resume --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -77,6 +77,7 @@ complete -c torchmem -n '_shtab_torchmem_using exporter' -l run-dir -xka "(__fis
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l ttl-seconds -x -d 'how long to keep the last values of a process that ended (default: 900)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l scrape-deadline-seconds -x -d 'how long to wait for the driver (default: 5)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l pcie-throughput -l no-pcie-throughput -d 'measure PCIe throughput, which takes 40 ms for each GPU and scrape'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l all-series -l no-all-series -d 'also export the series of ranks that no rule or panel reads, and finer histograms'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l processes-per-gpu -x -d 'maximum number of processes to export for each GPU (default: 32)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l container-logs -xka "(__fish_complete_directories)" -d 'where the kubelet links the logs of containers; no log is read (default: /var/log/containers)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l kubelet-socket -x -d 'the kubelet'"'"'s pod-resources socket; needs permission to connect and the extra `kubernetes`'
@@ -217,6 +218,18 @@ complete -c torchmem -n '_shtab_torchmem_using dashboards' -l token-file -xka "(
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l folder -x -d 'the folder in Grafana, made if it is missing (default: torchmem)'
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l datasource -x -d 'name or UID of the Prometheus data source (default: Grafana'"'"'s default)'
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l force -d 'replace dashboards that you may have changed'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a fleet -d 'report what GPU memory cost a fleet: lost, stranded and idle GPU-hours'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l prometheus -x -d 'the store, also with USER:PASSWORD@ before the host'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l since -x -d 'such as 12h, 7d or 4w (default: 30d)'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l until -x -d 'such as 2026-03-02T06:00Z (default: now)'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l match -x -d 'only these series: '"'"'cluster="a"'"'"''
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'token (default: PROMETHEUS_TOKEN)'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l header -x -d 'a header of each request, such as X-Scope-OrgID:ml'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l timeout -x -d 'how long one query may take (default: 60)'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l rows -x -d 'rows of a table at most (default: 20)'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l json -d 'print everything as JSON'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'write a page with pictures (- for stdout)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a manifests -d 'write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …'
 complete -c torchmem -n '_shtab_torchmem_using manifests' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using manifests' -l out -xka "(__fish_complete_directories)" -d 'the directory to write to'

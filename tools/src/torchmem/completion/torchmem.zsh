@@ -13,6 +13,7 @@ _shtab_torchmem_commands() {
     demo:'run a simulated training job and show the memory of its ranks; needs no GPU'
     doctor:'check everything between a training process and Prometheus, and say what to fix'
     exporter:'serve allocator and NVML metrics of this node to Prometheus'
+    fleet:'report what GPU memory cost a fleet: lost, stranded and idle GPU-hours'
     manifests:'write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …'
     mcp:'serve read-only tools for AI assistants over the Model Context Protocol'
     oom:'explain why an instrumented process ran out of memory'
@@ -122,6 +123,7 @@ _shtab_torchmem_exporter_options=(
   "--ttl-seconds[how long to keep the last values of a process that ended (default\: 900)]:N:"
   "--scrape-deadline-seconds[how long to wait for the driver (default\: 5)]:N:"
   {--pcie-throughput,--no-pcie-throughput}"[measure PCIe throughput, which takes 40 ms for each GPU and scrape]"
+  {--all-series,--no-all-series}"[also export the series of ranks that no rule or panel reads, and finer histograms]"
   "--processes-per-gpu[maximum number of processes to export for each GPU (default\: 32)]:N:"
   "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
   "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
@@ -133,6 +135,23 @@ _shtab_torchmem_exporter_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_exporter_defaults_added=0
+
+_shtab_torchmem_fleet_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--prometheus[the store, also with USER\:PASSWORD\@ before the host]:URL:"
+  "--since[such as 12h, 7d or 4w (default\: 30d)]:TIME:"
+  "--until[such as 2026-03-02T06\:00Z (default\: now)]:TIME:"
+  "--match[only these series\: \'cluster\=\"a\"\']:MATCHERS:"
+  "--token-file[token (default\: PROMETHEUS_TOKEN)]:FILE:_files"
+  "*--header[a header of each request, such as X-Scope-OrgID\:ml]:NAME:VALUE:"
+  "--timeout[how long one query may take (default\: 60)]:SECONDS:"
+  "--rows[rows of a table at most (default\: 20)]:N:"
+  "--json[print everything as JSON]"
+  "--html[write a page with pictures (- for stdout)]:FILE:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_fleet_defaults_added=0
 
 _shtab_torchmem_manifests_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -314,6 +333,7 @@ _shtab_torchmem() {
         demo) _arguments -C -s $_shtab_torchmem_demo_options ;;
         doctor) _arguments -C -s $_shtab_torchmem_doctor_options ;;
         exporter) _arguments -C -s $_shtab_torchmem_exporter_options ;;
+        fleet) _arguments -C -s $_shtab_torchmem_fleet_options ;;
         manifests) _arguments -C -s $_shtab_torchmem_manifests_options ;;
         mcp) _arguments -C -s $_shtab_torchmem_mcp_options ;;
         oom) _arguments -C -s $_shtab_torchmem_oom_options ;;
