@@ -57,9 +57,7 @@ def without_impossible(
 
 
 class _Walk:
-    def __init__(
-        self, contradictions: Contradictions, faults: list[Fault], known: Checked
-    ) -> None:
+    def __init__(self, contradictions: Contradictions, faults: list[Fault], known: Checked) -> None:
         self._contradictions = contradictions
         self._faults = faults
         self._known = known
