@@ -430,6 +430,12 @@ def possible(
     return without_impossible(sample, _contradictions, checked)
 
 
+def is_consistent(sample: Sample) -> bool:
+    """Return whether `possible` finds no contradiction; numbers are not checked."""
+    parts = ((device, device.layout, device.run_history) for device in sample.devices)
+    return all(_contradictions(part) == {} for device in parts for part in device if part)
+
+
 def _contradictions(value: object) -> Mapping[str, Any] | None:
     if isinstance(value, Layout):
         counts, largest = value.free_block_counts, value.largest_free_block_bytes
