@@ -60,7 +60,8 @@ def series() -> dict[str, set[str]]:
     known = {name: set(labels) for name, labels in BUILT_IN.items()}
     for spec in CATALOG.values():
         known |= _scraped(spec)
-    for rule in rules("record"):
+    # Twice, because rules read those of files whose names come later.
+    for rule in 2 * rules("record"):
         labels = _result_labels(promql_parser.parse(rule["expr"]), known)
         known.setdefault(rule["record"], set()).update(labels, rule.get("labels", {}))
     return known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from torchmem.allocator.sizes import format_size
 from torchmem.compare.usage import Change, SourceLine, Usage, UsageDiff, Use
@@ -37,6 +38,21 @@ def change_lines(found: UsageDiff, most: int = MAX_ROWS) -> Iterator[str]:
         return
     yield "What changed, by component, module and line:"
     yield from _aligned((signed(change.bytes), change) for change in changes[:most])
+
+
+def change_values(found: UsageDiff) -> list[dict[str, Any]]:
+    """Return the finest changes known for JSON, the largest growth first."""
+    changes = found.by_line or found.by_module or found.by_component
+    return [
+        {
+            "bytes": change.bytes,
+            "component": change.component,
+            "module": change.module,
+            "file": change.line.file if change.line else None,
+            "line": change.line.line if change.line else None,
+        }
+        for change in changes
+    ]
 
 
 def largest_changes(found: UsageDiff) -> list[Change]:

@@ -28,6 +28,7 @@ from torchmem.sample.errors import UsageError
 MORE_RUNS = 2
 """Runs that tell growth from variation."""
 _PYTHON = re.compile(r"python[\d.]*t?")
+_TABLES = ("find_batch", "matrix", "bisect")
 _FLAGS = ("save_baseline", "baseline", "tolerance", "markdown")
 
 
@@ -87,10 +88,11 @@ def checked_options(arguments: argparse.Namespace) -> BaselineOptions | None:
     given = [name for name in _FLAGS if getattr(arguments, name)]
     if not given:
         return None
-    if arguments.find_batch:
+    table = next((name for name in _TABLES if getattr(arguments, name)), None)
+    if table:
         raise UsageError(
             f"--{given[0].replace('_', '-')} compares single runs: do not combine it with "
-            "--find-batch."
+            f"--{table.replace('_', '-')}."
         )
     if not (arguments.save_baseline or arguments.baseline):
         raise UsageError(f"--{given[0]} needs a baseline: add --baseline FILE.")

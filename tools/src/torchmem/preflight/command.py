@@ -21,6 +21,8 @@ from torchmem.sample.errors import TorchmemError
 
 if TYPE_CHECKING:
     from torchmem.preflight.baseline import BaselineOptions, BaselineResult
+    from torchmem.preflight.matrix import Matrix
+    from torchmem.preflight.matrix_runs import Start
     from torchmem.preflight.options import PreflightOptions
     from torchmem.preflight.runner import RunFunction, Runner
     from torchmem.preflight.search import SearchRange
@@ -32,7 +34,9 @@ EPILOG = """\
 Examples:
   torchmem preflight --gpu-model h100-80gb -- python train.py
   torchmem preflight --gpu-model 24GB --find-batch batch=1..8 -- python train.py
-  torchmem preflight --gpu-model 24GB --baseline gpu-memory.json -- python train.py
+  torchmem preflight --matrix batch=8,16 gpu_model=24GB,40GB -- python train.py
+  torchmem preflight --gpu-model 24GB --bisect v1.0..HEAD -- python train.py
+  torchmem preflight --gpu-model 24GB --baseline memory.json -- python train.py
 
 Exit code: 0 if it fits, 1 if it does not, memory grows until it does not, or it
 needs more than the baseline,
@@ -62,10 +66,12 @@ def run(
     arguments: argparse.Namespace,
     run_plan: RunFunction | None = None,
     clock: Callable[[], float] = time.monotonic,
+    start: Start | None = None,
 ) -> int:
     """Run the command and return its exit code.
 
-    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds.
+    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds. start: starts
+    one plan of a matrix, with a folder and a descriptor for its output.
 
     Raises:
         UsageError: a flag is wrong, or there is no verdict.
@@ -83,6 +89,8 @@ def run(
     compared = baseline.checked_options(arguments)
     options.check_machine(os.environ, beside_gpu=arguments.beside_gpu)
     with _signals_as_interrupt(), _scratch_folder() as scratch:
+        if checked.matrix:
+            return _matrix(checked.matrix, arguments, scratch, start, clock)
         runner = Runner(run_plan or real_run, scratch, checked.json, clock)
         return _run_checked(checked, runner, compared)
 
@@ -159,6 +167,38 @@ def _add_table_flags(group: argparse._ArgumentGroup) -> None:
         metavar="LIST",
         help="run --rank with each of these world sizes, such as 8,64,1024",
     )
+    _add_matrix_flags(group)
+
+
+def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--matrix",
+        metavar="NAME=VALUES",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="run each combination, such as --matrix batch=8,16 gpu_model=24GB,a100-40gb; NAME is "
+        "{NAME} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, "
+        "or an option of the script",
+    )
+    group.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="combinations to run at a time (default: one per core, as far as RAM suffices)",
+    )
+    group.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="keep the results of a matrix in FILE, and do not run those again that it has",
+    )
+    group.add_argument("--csv", action="store_true", help="print a matrix as CSV")
+    group.add_argument(
+        "--bisect",
+        metavar="GOOD..BAD",
+        help="find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own",
+    )
 
 
 def _add_report_flags(group: argparse._ArgumentGroup) -> None:
@@ -222,6 +262,8 @@ def _add_baseline_flags(group: argparse._ArgumentGroup) -> None:
 def _run_checked(
     options: PreflightOptions, runner: Runner, compared: BaselineOptions | None
 ) -> int:
+    if options.bisect:
+        return _bisect(options, options.bisect, runner)
     if options.search:
         return _find_batch(options, options.search, runner)
     run_one = _sweep if options.sweep else _single_run
@@ -238,6 +280,16 @@ def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) 
     return 0 if result.fits else 1
 
 
+def _bisect(options: PreflightOptions, commits: str, runner: Runner) -> int:
+    from torchmem.cli.terminal import write_out
+    from torchmem.preflight import bisect_text
+    from torchmem.preflight.bisect import bisect
+
+    result = bisect(options.plan, commits, runner, Path.cwd())
+    write_out(bisect_text.document(result) if options.json else bisect_text.page(result))
+    return result.exit_code
+
+
 def _sweep(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:
     from torchmem.cli.terminal import write_out
     from torchmem.preflight import baseline, document, search, text
@@ -248,6 +300,26 @@ def _sweep(options: PreflightOptions, runner: Runner, compared: BaselineOptions 
     page = document.sweep_document(result, against) if options.json else text.sweep_page(result)
     write_out(page)
     return _closed(options, result.exit_code, against)
+
+
+def _matrix(
+    matrix: Matrix,
+    arguments: argparse.Namespace,
+    scratch: Path,
+    start: Start | None,
+    clock: Callable[[], float],
+) -> int:
+    from torchmem.cli.terminal import write_out
+    from torchmem.preflight import matrix_text
+    from torchmem.preflight.matrix_runs import MatrixRuns
+
+    runs = MatrixRuns(matrix, scratch, arguments.jobs, arguments.resume, clock)
+    result = runs.run() if start is None else runs.run(start)
+    if arguments.json:
+        write_out(matrix_text.document(result))
+    else:
+        write_out(matrix_text.table(result) if arguments.csv else matrix_text.page(result))
+    return result.exit_code
 
 
 def _single_run(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:

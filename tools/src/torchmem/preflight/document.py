@@ -25,9 +25,9 @@ def run_document(report: PreflightReport, against: BaselineResult | None = None)
     """Return the document of one run."""
     values = {
         "verdict": asdict(report.verdict),
-        "outcome": _result(report.result),
+        "outcome": result_values(report.result),
         "oom": asdict(report.oom) if report.oom else None,
-        "need": _result(report.larger_run) if report.larger_run else None,
+        "need": result_values(report.larger_run) if report.larger_run else None,
         "comparison": _comparison(report, report.comparison) if report.comparison else None,
         "no_comparison": report.no_comparison,
         "runs": report.runs,
@@ -36,7 +36,7 @@ def run_document(report: PreflightReport, against: BaselineResult | None = None)
         "notes": list(notes(report)),
         **_against(against),
     }
-    return _dump("run", report.plan, values)
+    return dump_document("run", report.plan, values)
 
 
 def search_document(result: SearchResult) -> str:
@@ -53,7 +53,7 @@ def search_document(result: SearchResult) -> str:
         "tries": [_search_run(run) for run in result.runs],
         "notes": [PHANTOM_NOTE],
     }
-    return _dump("find_batch", result.plan, values)
+    return dump_document("find_batch", result.plan, values)
 
 
 def sweep_document(result: SweepResult, against: BaselineResult | None = None) -> str:
@@ -64,14 +64,14 @@ def sweep_document(result: SweepResult, against: BaselineResult | None = None) -
         "notes": [PHANTOM_NOTE],
         **_against(against),
     }
-    return _dump("sweep", result.plan, values)
+    return dump_document("sweep", result.plan, values)
 
 
 def _against(against: BaselineResult | None) -> dict[str, Any]:
     return {"baseline": against.values()} if against else {}
 
 
-def _dump(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
+def dump_document(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
     """Return one line of JSON. `phantom` is always true and marks the figures as not measured."""
     head = {
         "schema": SCHEMA,
@@ -87,7 +87,7 @@ def _dump(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
     return json.dumps(head | values, ensure_ascii=True) + "\n"
 
 
-def _result(result: RunResult) -> dict[str, Any]:
+def result_values(result: RunResult) -> dict[str, Any]:
     """Return all fields but the files, which no longer exist when the document is read."""
     values = asdict(result)
     del values["snapshot"], values["oom_report"]
@@ -140,7 +140,7 @@ def _search_run(run: SearchRun) -> dict[str, Any]:
         "value": run.value,
         "steps": run.steps,
         "fits": run.fits,
-        "outcome": _result(run.result),
+        "outcome": result_values(run.result),
     }
 
 
@@ -148,7 +148,7 @@ def _rank(rank: RankResult) -> dict[str, Any]:
     return asdict(rank.placement) | {
         "fits": rank.fits,
         "error": str(rank.error) if rank.error else None,
-        "outcome": _result(rank.result),
+        "outcome": result_values(rank.result),
     }
 
 
