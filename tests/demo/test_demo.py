@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.demo.screen import plain, show
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.simulator.scenarios import SCENARIOS
-from torchmem.top.node import Gpu, Node, Rank, Use
+from torchmem.top.node import Gpu, MemoryShare, Node, Rank
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo", "--listen", "127.0.0.1:0"]
 
@@ -62,6 +63,25 @@ def test_repeated_interrupts(tmp_path: Path) -> None:
         _, errors = demo.communicate(timeout=60)
 
     assert (demo.returncode, errors) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_terminal_ends_it(tmp_path: Path) -> None:
+    """A demo whose terminal is closed ends, and leaves no file."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*DEMO, "--ranks", "1"],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as demo:
+        os.close(theirs)
+        assert b"in a browser" in os.read(ours, 1000)
+        os.close(ours)
+        demo.send_signal(signal.SIGHUP)
+        _, errors = demo.communicate(timeout=60)
+
+    assert (demo.returncode, errors) == (0, b"")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,7 +194,7 @@ def test_what_to_do_after_the_end(tmp_path: Path, has_oom: bool) -> None:
 
 def test_without_a_terminal_each_rank_has_a_line() -> None:
     """A line has the state and sizes of a rank; unknown values are dashes."""
-    parts = (Use("parameters", 20 * GIB), Use("stranded", 3 * GIB))
+    parts = (MemoryShare("parameters", 20 * GIB), MemoryShare("stranded", 3 * GIB))
     known = Rank(
         rank=1,
         pid=12,

@@ -237,29 +237,29 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
 ENDED = re.compile(rb'"state":"(oom|exited)"')
 
 
-def _until_browser(screen: IO[bytes]) -> str:
-    """Return the lines up to the one with the page's address."""
+def _lines_before(text: bytes, screen: IO[bytes]) -> str:
+    """Return the lines up to the one with a text, which is read, too."""
     lines = iter(screen.readline, b"")
-    found = [line.decode() for line in takewhile(lambda line: b"in a browser" not in line, lines)]
-    return "".join(found)
+    before = list(takewhile(lambda line: text not in line, lines))
+    return b"".join(before).decode()
 
 
 def test_on_a_terminal_the_page_stays() -> None:
-    """After the training has ended, the page shows its last state until Ctrl-C."""
+    """After the training has ended, the page and the last picture show its state until Ctrl-C."""
     address = f"127.0.0.1:{free_port()}"
     ours, theirs = pty.openpty()
     # Long enough for a rank to start on a busy machine.
     arguments = [*DEMO, "--ranks", "1", "--duration", "6", "--listen", address]
     with os.fdopen(ours, "rb") as screen, subprocess.Popen(arguments, stdout=theirs) as process:
+        os.close(theirs)  # so that reading fails when the demo ends
         try:
             assert f"Open http://{address} in" in screen.readline().decode()
-            while b"until Ctrl-C" not in screen.readline():  # the screens before it
-                pass
-            assert f"top --exporter http://{address}" in _until_browser(screen)
+            screens = _lines_before(b"until Ctrl-C", screen)
+            assert "running" not in screens.rpartition("\x1b[?1049l")[2]
+            assert f"top --exporter http://{address}" in _lines_before(b"in a browser", screen)
             until(lambda: ENDED.search(get(f"http://{address}/api/v1/state")))
         finally:
             process.send_signal(signal.SIGINT)
-            os.close(theirs)
 
     assert process.returncode == 0
 

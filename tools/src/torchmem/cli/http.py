@@ -11,10 +11,12 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from torchmem.sample.errors import UsageError
+from torchmem.sample.file_kinds import check_file
 from torchmem.sample.untrusted import sanitize_text
 
 TIMEOUT_SECONDS = 10.0
@@ -107,7 +109,11 @@ def server_url(text: str, server: str, example: str) -> str:
 
 
 def exporter_url(text: str) -> str:
-    """Return the URL of an exporter, also when that of its metrics is given. Raise UsageError."""
+    """Return the URL of an exporter, also when that of its metrics is given. Raise UsageError.
+
+    A file in its place is a UsageError that names the file's command.
+    """
+    check_file(Path(text), None, "the address of an exporter")
     return server_url(text, "an exporter", "http://HOST:9847").removesuffix("/metrics")
 
 

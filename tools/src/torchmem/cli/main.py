@@ -26,6 +26,7 @@ COMMANDS = (
     "capture",
     "whatif",
     "snapshot",
+    "compare",
     "preflight",
     "mcp",
     "doctor",
