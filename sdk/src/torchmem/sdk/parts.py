@@ -13,6 +13,7 @@ from torchmem.sdk.capture.line_history import LineHistory
 from torchmem.sdk.capture.oom_trace import OomSnapshot, OomTrace
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.context import Context
+from torchmem.sdk.engine import EnginePart
 from torchmem.sdk.monitor import Monitor
 from torchmem.sdk.oom.reports import OomReports
 from torchmem.sdk.part import Part
@@ -32,7 +33,9 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     history = RecordedHistory(backend, recorder.allocated_peaks)
     growth = GrowthJudge(recorder, settings.interval)
     lines = LineHistory(settings, recorder, errors, context.cost, growth.judged)
-    release = Release(recorder, errors, settings, context.phases.reset, context.hooks)
+    release = Release(
+        recorder, errors, settings, context.phases.reset, context.hooks, context.engine
+    )
 
     def snapshot_after_release() -> None:
         monitor.reader.snapshot_here()
@@ -44,6 +47,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield HostReader(backend)
     yield growth
     yield PlannedPeaks(context.plan, recorder)
+    yield EnginePart(context.engine, recorder, lambda: context.clock.count, context.phases.reset)
     yield context.evaluation
     compared = lines.compared if settings.history else None
     yield OomReports(path, backend, errors, monitor.sample, lambda: monitor.is_dying, compared)

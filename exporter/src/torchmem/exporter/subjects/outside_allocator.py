@@ -99,10 +99,12 @@ class OutsideBytes:
 
     by_process: the bytes outside the allocator; below zero, that many reserved bytes are not on
         the device.
+    uses: what NVML reports of each process, by the device's UUID and the pid.
     """
 
     rows: Sequence[_Row] = ()
     by_process: Mapping[DeviceProcess, int] = field(default_factory=dict)
+    uses: Mapping[tuple[str, int], ProcessUse] = field(default_factory=dict)
 
 
 def outside_families(found: OutsideBytes) -> Iterator[Metric]:
@@ -147,13 +149,14 @@ class OutsideAllocator:
         were of one moment.
         """
         indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
+        uses = uses_by_process(reading)
         # A reading that was not complete yet at the previous call is not a later one now.
         is_later, self._reading = reading is not self._reading, reading
         before = self._occupants if is_later else {}
         self._occupants = _occupants_by_gpu(reading, now)
         rows: list[_Row] = []
         keys: set[DeviceProcess] = set()
-        for item, device, use in _live_devices(published, uses_by_process(reading)):
+        for item, device, use in live_devices(published, uses):
             key = device.uuid or "", process_key(item.sample.process)
             keys.add(key)
             outside = self._join(key, use, device, now, is_later=is_later) if use else None
@@ -162,7 +165,7 @@ class OutsideAllocator:
             rows.append(_Row(view.device_labels(device), outside, start))
         self._forget_all_but(keys, now)
         by_process = {key: held.size - held.unbacked for key, held in self._held.items()}
-        return OutsideBytes(rows, by_process)
+        return OutsideBytes(rows, by_process, uses)
 
     def _join(
         self,
@@ -214,7 +217,7 @@ class OutsideAllocator:
         self._starts = {key: start for key, start in self._starts.items() if key in self._seen}
 
 
-def _live_devices(
+def live_devices(
     published: Iterable[Published], uses: Mapping[tuple[str, int], ProcessUse]
 ) -> Iterator[tuple[Published, DeviceSample, ProcessUse | None]]:
     """Yield the devices of live processes that are certain, with their use if NVML reports it."""

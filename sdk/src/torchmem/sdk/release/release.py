@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torchmem.sample.release_messages import ReleaseRequest
 from torchmem.sample.release_tiers import SETTING_TIERS, ReleaseTier
 from torchmem.sdk.draft import Draft
+from torchmem.sdk.engine import EngineState
 from torchmem.sdk.observation import Oom
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.release.cache import Cache, Released
@@ -25,17 +26,20 @@ class ReleaseRefusedError(Exception):
 class Release:
     """Releases memory in the training thread, at step ends that have just read statistics.
 
-    `reset_peaks` starts a new window of the peaks.
+    `reset_peaks` starts a new window of the peaks. While the `engine` of this process falls asleep
+    or wakes up, nothing is released.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what it works with
         self,
         recorder: Recorder,
         errors: Errors,
         settings: Settings,
         reset_peaks: Callable[[], None],
         hooks: PressureHooks,
+        engine: EngineState | None = None,
     ) -> None:
+        self._engine = engine or EngineState()
         self._recorder = recorder
         self.backend = recorder.backend
         self.errors = errors
@@ -56,13 +60,13 @@ class Release:
         return any(action.tier == tier for action in self._actions)
 
     @property
-    def is_calling_hooks(self) -> bool:
-        """Whether a hook runs now. Nothing that it does in the session causes a release."""
-        return self.hooks.is_running
+    def must_not_release(self) -> bool:
+        """Whether a hook runs now, which must cause no release, or the engine moves its memory."""
+        return self.hooks.is_running or self._engine.is_moving
 
     def at_step(self) -> None:
         """End a window on each device; if one is short of memory, release where that pays."""
-        if not self._actions or self.is_calling_hooks:
+        if not self._actions or self.must_not_release:
             return
         devices = self.devices.by_index()
         if any(action.needs_peaks for action in self._actions):
@@ -124,7 +128,7 @@ class Release:
 
     def by_script(self, wanted: int) -> int:
         """Call hooks for the wanted bytes, empty the cache, and return the bytes returned."""
-        if self.is_calling_hooks or self.backend.is_capturing():
+        if self.must_not_release or self.backend.is_capturing():
             return 0
         self._recorder.read_stats()
         return sum(self.cache.release("request", wanted)[0].values())
