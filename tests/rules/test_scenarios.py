@@ -23,6 +23,7 @@ GROUPS = [
     "torchmem_fleet",
     "torchmem_alerts_memory",
     "torchmem_alerts_ranks",
+    "torchmem_alerts_serving",
     "torchmem_alerts_gpus",
     "torchmem_alerts_monitoring",
 ]

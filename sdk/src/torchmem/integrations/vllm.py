@@ -227,10 +227,11 @@ class Worker(GpuWorker):
         with self.torchmem_session.engine_moves(sleeps=True):
             return super().sleep(*arguments, **keywords)
 
-    def wake_up(self, *arguments: Any, **keywords: Any) -> Any:
-        """Take memory from the driver again."""
+    def wake_up(self, tags: list[str] | None = None, **keywords: Any) -> Any:
+        """Take memory from the driver again, and make room for it before."""
+        self.torchmem_session.engine_wakes(tags)
         with self.torchmem_session.engine_moves():
-            return super().wake_up(*arguments, **keywords)
+            return super().wake_up(tags, **keywords)
 
     def discard(self, *arguments: Any, **keywords: Any) -> Any:
         """Give memory back to the driver without a copy of it."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from torchmem.allocator.sizes import format_size
+from torchmem.explain.serving import SPARE_BYTES
 from torchmem.sample.engine import MAX_RESIDUALS, Engine
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.part import Part
@@ -18,11 +20,8 @@ from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.errors import Stage
 
-MIB = 1 << 20
 MIN_STEPS = 1000
 """With fewer steps, the peaks say little about the requests to come."""
-SPARE_BYTES = 150 * MIB
-"""What vLLM leaves free beside its plan (v1/worker/gpu_worker.py, `redundancy_buffer_memory`)."""
 SPARE_ACTIVATIONS = 0.1
 """The share by which later activations may exceed those seen so far."""
 
@@ -91,6 +90,28 @@ class EngineState:
     def asleep_bytes(self) -> int:
         """What the engine takes from the driver when it wakes up."""
         return self._engine.asleep_bytes if self._engine else 0
+
+    def asleep_of(self, parts: Iterable[str] | None = None) -> int:
+        """Return what it takes when only some parts wake up; None stands for all.
+
+        vLLM wakes all but weights and kv_cache in any case (`DEFERRABLE_TAGS`).
+        """
+        asleep = self._engine.asleep if self._engine else {}
+        left = {"weights", "lora", "kv_cache"} - set(parts or ()) if parts is not None else set()
+        if parts is not None and "weights" in parts:
+            left -= {"lora"}
+        return sum(size for part, size in asleep.items() if part not in left)
+
+    @property
+    def note(self) -> str | None:
+        """What the engine holds that no other process can get, in one sentence."""
+        cache = self._engine.resident.get("kv_cache", 0) if self._engine else 0
+        if not cache:
+            return None
+        return (
+            f"its inference engine holds {format_size(cache)} in the KV cache, which only sleep "
+            "mode returns: have the engine's owner call sleep()."
+        )
 
     @property
     def device(self) -> int | None:

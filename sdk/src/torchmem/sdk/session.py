@@ -196,6 +196,17 @@ class Session:
         part = self._monitor.part(EnginePart)
         self._read_engine(None if part is None else part.ready)
 
+    def engine_wakes(self, parts: Iterable[str] | None = None, timeout: float = 30.0) -> None:
+        """Make room for the engine, or for some of its parts, before it wakes up.
+
+        If the driver has too little free memory, the callbacks of `on_pressure` are called and the
+        cache is emptied. With the tier `neighbors` of the setting `release`, other processes of
+        this user are asked too, for at most `timeout` seconds.
+        """
+        engine, release = self._context.engine, self._monitor.part(ReleasePart)
+        if release is not None and engine.device is not None and engine.asleep_bytes:
+            release.make_room(engine.asleep_of(parts), timeout, engine.device)
+
     @contextmanager
     def engine_moves(self, *, sleeps: bool = False) -> Iterator[None]:
         """Mark a call in which the engine gives memory back to the driver or takes it again.
@@ -363,7 +374,13 @@ class Session:
         self._closers.append(callback)
 
     def wait_for_memory(
-        self, nbytes: int, timeout: float = 30.0, device: int | None = None, *, take: bool = True
+        self,
+        nbytes: int,
+        timeout: float = 30.0,
+        device: int | None = None,
+        *,
+        take: bool = True,
+        borrow: bool = False,
     ) -> bool:
         """Wait until this process can get `nbytes` more, and return whether it can.
 
@@ -371,12 +388,16 @@ class Session:
         the tier `neighbors` of the setting `release`, other processes of this user that have this
         tier return their cache at the end of their step. With `take`, this process takes the memory
         into its own cache at once, in a few large segments, for the current stream. Both the
-        driver's free memory and this process's cache count. `timeout` is in seconds. `device` is
+        driver's free memory and this process's cache count. What sleeping inference engines on the
+        device take again when they wake up is left to them, unless this process may `borrow` it:
+        then it must return the memory before they wake up. `timeout` is in seconds. `device` is
         torch's index; by default the device on which this process has the most memory. Returns
         False before CUDA is initialized.
         """
         release = self._monitor.part(ReleasePart)
-        return release is not None and release.wait(nbytes, timeout, device, take=take)
+        return release is not None and release.wait(
+            nbytes, timeout, device, take=take, borrow=borrow
+        )
 
     def release(self, nbytes: int | None = None) -> int:
         """Release memory to the driver now, whatever the setting `release`; return the bytes.

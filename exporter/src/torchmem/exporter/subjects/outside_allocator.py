@@ -178,7 +178,8 @@ class OutsideAllocator:
     ) -> _Outside | None:
         """Return the difference of this moment, else the latest one; None if a side is unknown.
 
-        A little below zero is the time between two readings.
+        A little below zero is the time between two readings. What an engine says is asleep is not
+        on the device.
         """
         timestamp, before = device.stats_timestamp, self._scrapes.get(key)
         if device.allocator is None or timestamp is None:
@@ -186,11 +187,14 @@ class OutsideAllocator:
         if before is None or timestamp >= before.time or use != before.use:
             self._scrapes[key] = _Scrape(now, use, device)
         size = outside_bytes(use, device, before if is_later else None)
-        if size is not None and size >= 0:
-            self._held[key] = _Outside(size, timestamp)
+        asleep = device.engine.asleep_bytes if device.engine else 0
+        if size is not None and size + asleep >= 0:
+            self._held[key] = _Outside(size + asleep, timestamp, asleep)
         elif size is not None and size < -_SAME_BYTES:
             known = self._held.get(key, _Outside(0, 0.0))
             self._held[key] = replace(known, unbacked=known.size - size)
+        elif device.engine and key in self._held:
+            self._held[key] = replace(self._held[key], unbacked=asleep)
         return self._held.get(key)
 
     def _start(

@@ -64,6 +64,16 @@ class Release:
         """Whether a hook runs now, which must cause no release, or the engine moves its memory."""
         return self.hooks.is_running or self._engine.is_moving
 
+    @property
+    def note(self) -> str | None:
+        """What this process holds besides, and how to free it; None if there is nothing to say."""
+        return self._engine.note
+
+    @property
+    def asleep_bytes(self) -> int:
+        """What the engine of this process takes when it wakes up."""
+        return self._engine.asleep_bytes
+
     def at_step(self) -> None:
         """End a window on each device; if one is short of memory, release where that pays."""
         if not self._actions or self.must_not_release:
@@ -113,12 +123,15 @@ class Release:
     def on_request(self, request: ReleaseRequest) -> Released:
         """Return what can be spared, at a step's end.
 
-        A neighbor gets nothing that the next step is expected to need, by the latest window. Raises
+        A neighbor gets nothing that the next step is expected to need, by the latest window; except
+        a neighbor whose engine wakes up and that asks for what hooks can free. Raises
         ReleaseRefusedError.
         """
         self._check(request)
         if request.asker != "neighbors":
             return self.cache.release(request.asker, request.hook_bytes)
+        if request.hook_bytes and self.hooks.exist:
+            return self.cache.release("neighbors", request.hook_bytes)
         segments = self.cache.snapshot()
         devices = self.cache.memory(self.devices.by_index(), segments, windows=1)
         if not any(memory.can_spare for memory in devices.values()):

@@ -152,7 +152,10 @@ class ReleaseRequests:
             self._refuse(f"it failed in the process ({type(error).__name__}: {error}).")
             raise
         else:
-            self._answer(ReleaseAnswer(self._requests.request_ns, "done", released, seconds))
+            note = self._release.note
+            self._answer(
+                ReleaseAnswer(self._requests.request_ns, "done", released, seconds, note=note)
+            )
         finally:
             if job.request.asker == "neighbors":
                 # No process waits for the answer, and another neighbor may ask again.
@@ -160,7 +163,8 @@ class ReleaseRequests:
 
     def _refuse(self, reason: str) -> None:
         self._job = None
-        self._answer(ReleaseAnswer(self._requests.request_ns, "refused", {}, 0.0, reason))
+        note = self._release.note
+        self._answer(ReleaseAnswer(self._requests.request_ns, "refused", {}, 0.0, reason, note))
 
     def _answer(self, answer: ReleaseAnswer) -> None:
         self._requests.answer(answer)
