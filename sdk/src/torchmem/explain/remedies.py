@@ -153,7 +153,7 @@ def _serving(report: OomReport) -> Iterator[Remedy]:
         yield from (each for each in _REMEDIES[cause](report) if each.text not in training)
     if engine is not None:
         advice = engine_advice(engine, report.oom.requested_bytes)
-        yield from (Remedy(text, lines) for text, lines in advice)
+        yield from (Remedy(each.text, each.lines) for each in advice)
 
 
 def _with_gain(found: Iterable[Remedy], gain: Gain) -> Iterator[Remedy]:

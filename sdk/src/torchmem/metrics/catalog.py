@@ -366,12 +366,6 @@ ENGINE_SLEEP_RESIDUAL_GROWTH = _group.gauge(
     "By how much torchmem_engine_sleep_residual_bytes grows with each sleep, on average, if each "
     "of the latest sleeps (4 to 16) has left more than the one before; else 0. Absent before 4.",
 )
-ENGINE_WAKE_MARGIN = _group.gauge(
-    "torchmem_engine_wake_margin_bytes",
-    "Free memory of the device minus what the sleeping engine takes again when it wakes up. Below "
-    "zero, waking it up fails. Absent while the engine is awake.",
-)
-
 _group = _Group("Join of allocator and NVML", DEVICE)
 OUTSIDE_ALLOCATOR = _group.gauge(
     "torchmem_outside_allocator_bytes",
@@ -388,6 +382,11 @@ RESERVED_UNBACKED = _group.gauge(
     "them to the driver, as in vLLM's sleep mode; known if NVML shows less memory of the process "
     "than it has reserved. Reserved bytes plus those outside the allocator minus these are the "
     "process memory in NVML. Absent otherwise.",
+)
+ENGINE_WAKE_MARGIN = _group.gauge(
+    "torchmem_engine_wake_margin_bytes",
+    "Free memory of the device minus what the sleeping engine takes again when it wakes up. Below "
+    "zero, waking it up fails. Absent while the engine is awake.",
 )
 OUTSIDE_ALLOCATOR_START = _group.gauge(
     "torchmem_outside_allocator_start_bytes",
