@@ -90,7 +90,8 @@ def test_the_plan_is_vllms_own(run: Run) -> None:
     )
     assert suggestion
 
-    unused = planned["activations"] - peaks["activations"]
+    # vLLM's suggestion takes off its estimate of the graphs besides their actual size.
+    unused = planned["activations"] - peaks["activations"] + planned.get("cudagraph", 0)
     expected = int(suggestion[1]) / (1 << 20) + unused - 0.1 * peaks["activations"]
     assert 0 < peaks["activations"] < planned["activations"]
     assert abs((state.mib("torchmem_engine_kv_cache_advice_bytes") or 0) - expected) < SKEW

@@ -51,12 +51,18 @@ class Engine:
         ]
 
     def parts(self) -> Mapping[str, int]:
-        """Return the bytes of the model, the KV cache, and the buffers of LoRA adapters."""
+        """Return the bytes of the model, the KV cache, LoRA adapters, and CUDA graphs."""
         runner = self._worker.model_runner
         lora = bytes_of(lora_buffers(model_of(runner)))
         weights = int(getattr(runner, "model_memory_usage", 0)) - lora
         caches = bytes_of(kv_caches(runner))
-        return {"weights": max(0, weights), "kv_cache": caches, "lora": lora}
+        graphs = getattr(self._worker, "torchmem_graph_bytes", 0)
+        return {
+            "weights": max(0, weights),
+            "kv_cache": caches,
+            "lora": lora,
+            "cudagraph": graphs,
+        }
 
     def plan(self) -> sdk.EnginePlan:
         """Return what the profile run planned.
@@ -138,6 +144,7 @@ class Worker(GpuWorker):
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.torchmem_serves = False
+        self.torchmem_graph_bytes = 0
         self.torchmem_step: sdk.Iteration | None = None
         colocated = self.parallel_config.distributed_executor_backend == COLOCATED
         self.torchmem_session = sdk.instrument() if colocated else sdk.instrument(rank=self.rank)
@@ -168,13 +175,35 @@ class Worker(GpuWorker):
         return result
 
     def compile_or_warm_up_model(self, *arguments: Any, **keywords: Any) -> Any:
-        """Warm up, which calls `execute_model` with requests of its own."""
-        result = super().compile_or_warm_up_model(*arguments, **keywords)
+        """Warm up, which captures graphs and calls `execute_model` with requests of its own."""
+        with self._torchmem_graphs_measured():
+            result = super().compile_or_warm_up_model(*arguments, **keywords)
         with self.torchmem_session.errors.suppress("engine"):
             self.torchmem_session.engine_changed()
             self.torchmem_session.engine_ready()
             self.torchmem_serves = True
         return result
+
+    @contextmanager
+    def _torchmem_graphs_measured(self) -> Iterator[None]:
+        """Keep what `capture_model` returns: the bytes that the driver has less after it."""
+        runner = self.model_runner
+        capture = getattr(runner, "capture_model", None)
+
+        def capture_model(*arguments: Any, **keywords: Any) -> Any:
+            size = capture(*arguments, **keywords)
+            if isinstance(size, int | float):
+                self.torchmem_graph_bytes = max(0, int(size))
+            return size
+
+        if capture is None:
+            yield
+            return
+        runner.capture_model = capture_model
+        try:
+            yield
+        finally:
+            del runner.capture_model
 
     def execute_model(self, scheduler_output: Any, *arguments: Any, **keywords: Any) -> Any:
         """Run the batch once. Without a result, `sample_tokens` ends the step."""
