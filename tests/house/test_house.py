@@ -91,6 +91,15 @@ def test_tests_are_collected_without_pytorch(root: Path) -> None:
     ] == []
 
 
+def test_the_allocator_tier_is_in_its_folder(root: Path) -> None:
+    """`make test-allocator` runs every test of its marker, because it looks only in that folder."""
+    assert [
+        str(path)
+        for path in (root / "tests").glob("*/test_*.py")
+        if "pytest.mark.allocator" in path.read_text() and path.parent.name != "allocator_tier"
+    ] == [str(Path(__file__))]
+
+
 def code(text: str) -> str:
     """Return Python without the scripts in it, which are strings."""
     return re.sub(r'"""(?:.|\n)*?"""', "", text)
