@@ -188,7 +188,7 @@ class Worker(GpuWorker):
     def _torchmem_graphs_measured(self) -> Iterator[None]:
         """Keep what `capture_model` returns: the bytes that the driver has less after it."""
         runner = self.model_runner
-        capture = getattr(runner, "capture_model", None)
+        capture: Any = getattr(runner, "capture_model", None)
 
         def capture_model(*arguments: Any, **keywords: Any) -> Any:
             size = capture(*arguments, **keywords)
