@@ -41,8 +41,10 @@ def rendered_by(module: str) -> Files:
     return files
 
 
-# The order matters: the pages and the manifests read the rules and the dashboards from disk.
+# The order matters: the rules contain URLs of the thresholds file, the pages and the manifests read
+# the rules and the dashboards from disk, and the manifests are rendered from the chart.
 PARTS: Sequence[Part] = (
+    lambda: rendered_by("deploy.urls"),
     rules,
     dashboards,
     lambda: rendered_by("docs.metrics"),
@@ -55,8 +57,8 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("docs.measurements.prediction"),
     lambda: rendered_by("docs.verdict"),
     lambda: rendered_by("docs.versions"),
-    lambda: rendered_by("deploy.kubernetes.build"),
     lambda: rendered_by("deploy.helm.build"),
+    lambda: rendered_by("deploy.kubernetes.build"),
     lambda: rendered_by("deploy.completion"),
 )
 

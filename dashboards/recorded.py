@@ -40,6 +40,16 @@ RUN_RETRIES = _recorded("run:torchmem_alloc_retries:rate5m", "run")
 RUN_OOMS = _recorded("run:torchmem_ooms:increase1h", "run", "cause")
 RUN_STEP = _recorded("run:torchmem_step_duration_seconds:mean5m", "run")
 
+# What reports add up.
+RUN_GPUS = _recorded("run:torchmem_gpus:count", "run", "user", "team")
+RUN_LOST_GPUS = _recorded("run:torchmem_oom_lost_gpus:sum", "run", "user", "team")
+RUN_STRANDED_GPUS = _recorded("run:torchmem_stranded_gpus:sum", "run", "user", "team")
+RUN_IDLE_GPUS = _recorded("run:nvml_idle_held_gpus:sum", "run", "user", "team")
+RUN_PEAK_NEED = _recorded("run:torchmem_peak_need_bytes:max", "run")
+RUN_STEP_PEAK = _recorded("run:torchmem_step_peak_bytes:max", "run")
+RUN_DEVICE_TOTAL = _recorded("run:torchmem_device_total_bytes:min", "run")
+OOM_END = _recorded("rank:torchmem_oom_end:timestamp", "instance", *RANK, "cause", "onset")
+
 # How far a run is from the median of the last day of its runs.
 RUN_RESERVED_DEVIATION = _recorded("run:torchmem_reserved_bytes:deviation", "run")
 RUN_STRANDED_DEVIATION = _recorded("run:torchmem_stranded_bytes:deviation", "run")

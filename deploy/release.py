@@ -1,7 +1,8 @@
-"""The version of a release: check that every file names it, or write a new one everywhere.
+"""A release: check that every file names its version, write a new one, or name its image.
 
 python deploy/release.py check v0.2.0    # before a tag is published; prints the release notes
 python deploy/release.py bump 0.2.0      # writes the version, and dates the changelog
+python deploy/release.py image NAME@sha256:…    # writes the published image into the chart
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ PLACES = {
     "deploy/helm/torchmem/Chart.yaml": r"^(?:version|appVersion): ",
     "deploy/kubernetes/base/kustomization.yaml": r"newTag: ",
 }
+VALUES = "deploy/helm/torchmem/values.yaml"
+_REPOSITORY = re.compile(r"^  repository: .*$", re.MULTILINE)
+_DIGEST = re.compile(r"^  digest: .*$", re.MULTILINE)
 _NUMBER = r"\d+\.\d+\.\d+(?:(?:a|b|rc)\d+)?"
 _UNRELEASED = "## [Unreleased]"
 
@@ -68,20 +72,36 @@ def bump(version: str, root: Path = ROOT, today: dt.date | None = None) -> None:
         (root / "CHANGELOG.md").write_text(changelog, encoding="utf-8")
 
 
+def name_image(image: str, root: Path = ROOT) -> None:
+    """Write an image NAME@DIGEST as the default of the chart, which then needs no values.
+
+    Raises ReleaseError if it has no digest, because a tag can be moved.
+    """
+    parts = re.fullmatch(r"([a-z0-9][a-z0-9./:_-]*)@(sha256:[0-9a-f]{64})", image)
+    if parts is None:
+        raise ReleaseError(f"{image!r} is not an image with a digest: give NAME@sha256:….")
+    path = root / VALUES
+    text = re.sub(_REPOSITORY, f"  repository: {parts[1]}", _read(path), count=1)
+    text = re.sub(_DIGEST, f'  digest: "{parts[2]}"', text, count=1)
+    path.write_text(text, encoding="utf-8")
+
+
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     """Return 0, or 1 with one sentence on stderr."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["check", "bump"])
-    parser.add_argument("version", help="such as 0.2.0, or the tag v0.2.0")
+    parser.add_argument("command", choices=["check", "bump", "image"])
+    parser.add_argument("what", help="0.2.0, or the tag v0.2.0; or the image with its digest")
     parsed = parser.parse_args(arguments)
-    version = parsed.version.removeprefix("v")
+    version = parsed.what.removeprefix("v")
     try:
         if parsed.command == "check":
             print(check(version, root))
-        else:
+        elif parsed.command == "bump":
             bump(version, root)
+        else:
+            name_image(parsed.what, root)
     except ReleaseError as error:
         print(f"release: {error}", file=sys.stderr)
         return 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import groupby
 from pathlib import Path
 
+from docs import rank_series
+
 from torchmem.metrics.catalog import CATALOG, MetricSpec
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
@@ -18,8 +20,8 @@ metric is always 1.
 
 
 def rendered() -> dict[Path, str]:
-    """Return the page: one table for each group of metrics."""
-    return {PAGE: f"{HEAD}\n{_tables()}\n"}
+    """Return the page: one table for each group of metrics, and one of the series of a rank."""
+    return {PAGE: f"{HEAD}\n{_tables()}\n\n{rank_series.section()}\n"}
 
 
 def _tables() -> str:

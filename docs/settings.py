@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from deploy.helm.build import comments, values
 from docs.commands import commands, flags, meaning, names
 
 from torchmem.explain.thresholds import defaults_text
@@ -37,14 +39,20 @@ THRESHOLDS = """## Thresholds of alerts
 Copy what you change into a file of your own, and [render the rules](alerts.md#change-thresholds)
 with it.
 """
+CHART = """## Values of the chart
+
+Set them with `helm install --set VALUE=…` or in a file. [Kubernetes](kubernetes.md#with-helm) shows
+typical ones. A misspelled value, or one of another type, is an error.
+"""
 # An entry of the docstring of Settings: name, colon, sentence, with later lines indented.
 _ENTRY = re.compile(r"^(\w+): (.*(?:\n {4}.*)*)", re.MULTILINE)
 _PAGE = re.compile(r"See docs/([\w-]+\.md(?:#[\w-]*\w)?)")
 
 
 def rendered() -> dict[Path, str]:
-    """Return the page: settings of the SDK, settings of the exporter, and thresholds."""
-    parts = [HEAD, _sdk(), EXPORTER, _exporter(), THRESHOLDS, f"```yaml\n{defaults_text()}```\n"]
+    """Return the page: settings of the SDK, of the exporter and of the chart, and thresholds."""
+    thresholds = f"```yaml\n{defaults_text()}```\n"
+    parts = [HEAD, _sdk(), EXPORTER, _exporter(), CHART, _chart(), THRESHOLDS, thresholds]
     return {PAGE: "\n".join(parts)}
 
 
@@ -65,6 +73,22 @@ def _exporter() -> str:
         for name in (field.name for field in fields(ExporterSettings))
     )
     return _table("| key | flag | meaning |", rows)
+
+
+def _chart() -> str:
+    rows = (
+        f"| `{'.'.join(path)}` | {_value(path)} | {_sentence(text)} |"
+        for path, text in comments().items()
+    )
+    return _table("| value | default | meaning |", rows)
+
+
+def _value(path: tuple[str, ...]) -> str:
+    """Return the default of a value of the chart as JSON."""
+    value: Any = values()
+    for name in path:
+        value = value[name]
+    return f"`{json.dumps(value)}`"
 
 
 def _table(head: str, rows: Iterator[str]) -> str:

@@ -7,9 +7,10 @@ import re
 import sys
 import time
 import urllib.parse
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _DURATION = re.compile(
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 HOUR = 3600
 FLEET = "fleet: "
+RULES = ROOT / "prometheus" / "rules"
 
 
 def shortened(rules: str, speed: float) -> str:
@@ -62,22 +64,30 @@ class Watcher:
         return float(result[0]["value"][1]) if result else 0.0
 
     def rules(self) -> dict[str, float]:
-        """Return seconds of the newest evaluation of each rule, by group and name."""
+        """Return seconds per interval that each rule takes, by group and name.
+
+        A group with an interval of its own is evaluated more rarely.
+        """
         groups = self.ask("rules")["groups"]
         return {
             f"{group['name']}: {number} {rule['name']}": rule["evaluationTime"]
+            * min(1.0, INTERVAL / self.speed / group["interval"])
             for group in groups
             for number, rule in enumerate(group["rules"])
         }
 
     def panels(self) -> dict[str, float]:
         """Return seconds that each panel of the dashboard Fleet takes, over all of its queries."""
-        panels = {
-            name.removeprefix(FLEET): panel
-            for name, panel in PANELS.items()
-            if name.startswith(FLEET)
-        }
-        return {name: sum(map(self._seconds, panel["targets"])) for name, panel in panels.items()}
+        return {name: ask() for name, ask in self.panel_queries()}
+
+    def panel_queries(self) -> Iterator[tuple[str, Callable[[], float]]]:
+        """Yield each panel of Fleet, and a function that runs its queries and returns seconds."""
+        for name, panel in PANELS.items():
+            if name.startswith(FLEET):
+                yield name.removeprefix(FLEET), partial(self._all_seconds, panel["targets"])
+
+    def _all_seconds(self, targets: Sequence[dict[str, Any]]) -> float:
+        return sum(map(self._seconds, targets))
 
     def _seconds(self, target: dict[str, Any]) -> float:
         text = filled_in(target["expr"], span=f"{HOUR / self.speed:.0f}s")
@@ -97,8 +107,14 @@ def watching(folder: Path, nodes: int, speed: float, state: str) -> Iterator[Wat
 
     The state of all `nodes` is `state`: healthy or sick.
     """
-    server, port = f"127.0.0.1:{free_port()}", free_port()
-    _configure(folder, server, nodes, speed)
+    with exporters(folder, speed, state) as server, scraping(folder, server, nodes, speed) as url:
+        yield Watcher(url, speed)
+
+
+@contextmanager
+def exporters(folder: Path, speed: float, state: str) -> Iterator[str]:
+    """Serve the pages of all nodes; yield HOST:PORT."""
+    server = f"127.0.0.1:{free_port()}"
     fleet = [
         sys.executable,
         "-m",
@@ -108,6 +124,22 @@ def watching(folder: Path, nodes: int, speed: float, state: str) -> Iterator[Wat
         str(time.time()),
         state,
     ]
+    with running(fleet, folder / "fleet.log"):
+        until(lambda: answers(f"http://{server}/node/0/metrics"), 60)
+        yield server
+
+
+@contextmanager
+def scraping(
+    folder: Path, server: str, nodes: int, speed: float, rules: Path = RULES
+) -> Iterator[str]:
+    """Run a Prometheus that scrapes the nodes of a server, with the rules of a folder.
+
+    Yields its URL.
+    """
+    folder.mkdir(exist_ok=True)
+    port = free_port()
+    _configure(folder, server, nodes, speed, rules)
     command = [
         "prometheus",
         f"--config.file={folder / 'prometheus.yml'}",
@@ -115,17 +147,14 @@ def watching(folder: Path, nodes: int, speed: float, state: str) -> Iterator[Wat
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
     ]
-    with ExitStack() as stack:
-        stack.enter_context(running(fleet, folder / "fleet.log"))
-        until(lambda: answers(f"http://{server}/node/0/metrics"), 60)
-        stack.enter_context(running(command, folder / "prometheus.log"))
+    with running(command, folder / "prometheus.log"):
         until(lambda: answers(f"http://127.0.0.1:{port}/-/ready"), 60)
-        yield Watcher(f"http://127.0.0.1:{port}", speed)
+        yield f"http://127.0.0.1:{port}"
 
 
-def _configure(folder: Path, server: str, nodes: int, speed: float) -> None:
+def _configure(folder: Path, server: str, nodes: int, speed: float, rules: Path) -> None:
     (folder / "rules").mkdir()
-    for path in (ROOT / "prometheus" / "rules").glob("*.yml"):
+    for path in rules.glob("*.yml"):
         (folder / "rules" / path.name).write_text(shortened(path.read_text(), speed))
     targets = [
         {

@@ -17,7 +17,12 @@ from support.promql import selectors
 RULES = Path(__file__).resolve().parents[2] / "prometheus" / "rules"
 ALERT = "TorchmemOutOfMemoryPredicted"
 PLAN_ALERT = "TorchmemPlannedBatchTooLarge"
-FILES = ("recording-memory.yml", "recording-trends.yml", "alerts-memory.yml")
+FILES = (
+    "recording-memory.yml",
+    "recording-trends.yml",
+    "recording-prediction.yml",
+    "alerts-memory.yml",
+)
 LIVE = "and on (job, instance, rank, pid, run) rank:torchmem_process_state:live"
 _UNITS: Mapping[str, float] = {"s": 1, "m": 60, "h": 3600}
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,11 @@ class Server:
         self._process = psutil.Process(popen.pid)
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return int(self._process.pid)
+
     def scrape(self, accept: str = HEADERS["Accept"]) -> Answer:
         """Scrape once, as a Prometheus server does."""
         start = time.perf_counter()
@@ -62,6 +67,10 @@ class Server:
         assert answer.status == 200, body[:200]
         text = gzip.decompress(body) if answer.headers.get("Content-Encoding") == "gzip" else body
         return Answer(seconds, len(body), text.decode())
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
     def _get(self, accept: str) -> tuple[http.client.HTTPResponse, bytes]:
         self._connection.request("GET", "/metrics", headers=HEADERS | {"Accept": accept})
@@ -93,7 +102,8 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
             if not _listens(popen, port):
                 log.seek(0)
                 sys.exit(f"{command[0]} did not start:\n{log.read().decode()}")
-            yield Server(popen, port)
+            with closing(Server(popen, port)) as server:
+                yield server
         finally:
             popen.terminate()
             try:

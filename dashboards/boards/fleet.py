@@ -17,6 +17,7 @@ from dashboards.board import (
     Board,
     Row,
 )
+from dashboards.boards import fleet_report
 from dashboards.boards.fleet_subjects import NODES, OVER_TIME
 from dashboards.panels import (
     RANKS_BY_STATE,
@@ -298,6 +299,7 @@ BOARD = Board(
             "What runs out, and what is wasted?",
             [_least_headroom(), _wasteful(), _runs()],
         ),
+        Row(fleet_report.TITLE, fleet_report.PANELS, collapsed=True),
         Row("Nodes", NODES, collapsed=True),
         Row("Over time", OVER_TIME, collapsed=True),
     ),

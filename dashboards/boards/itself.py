@@ -230,11 +230,13 @@ EXPORTERS: list[Panel] = [
         Text(
             "Collectors that failed",
             "Which collector of the exporter fails, and since when? The metrics of a failed "
-            "collector are missing; all other metrics are complete.",
-            "Every collector worked",
+            "collector are missing; all other metrics are complete. Collectors on nodes without "
+            "NVML do not count.",
+            "No collector failed",
         ),
         Query(
-            f"{select(catalog.COLLECTOR_SUCCESS)} and on (instance, collector) {_FAILED_ONCE}",
+            f"{select(catalog.COLLECTOR_SUCCESS)} and on (instance, collector) {_FAILED_ONCE} "
+            f"unless on (instance) ({NVML_DOWN})",
             _COLLECTOR,
         ),
         {0: ("failed", FAILED), 1: ("works", GOOD)},

@@ -12,7 +12,10 @@ local groups(files) = std.flatMap(function(file) std.parseYaml(file).groups, fil
   prometheusRules+:: { groups+: groups([
     importstr '../../prometheus/rules/recording-fleet.yml',
     importstr '../../prometheus/rules/recording-memory.yml',
+    importstr '../../prometheus/rules/recording-nodes.yml',
+    importstr '../../prometheus/rules/recording-prediction.yml',
     importstr '../../prometheus/rules/recording-processes.yml',
+    importstr '../../prometheus/rules/recording-report.yml',
     importstr '../../prometheus/rules/recording-runs.yml',
     importstr '../../prometheus/rules/recording-trends.yml',
   ]) },

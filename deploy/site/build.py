@@ -10,13 +10,13 @@ import subprocess
 import sys
 import tempfile
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from deploy.links import in_repository, rewritten
 from deploy.site.check import problems
 from deploy.site.navigation import Entry, navigation, site_path
+from deploy.urls import project_urls
 
 ROOT = Path(__file__).resolve().parents[2]
 _STYLES = Path(__file__).with_name("site.css")
@@ -125,9 +125,7 @@ def add_runbook_addresses(site: Path) -> None:
 
 def build(root: Path, work: Path, site: Path) -> int:
     """Build the site in the folder `work`, and move it; return 0 if nothing is wrong with it."""
-    tomllib: Any = import_module("tomllib")  # since Python 3.11
-    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    stage(root, work, project.get("urls", {}))
+    stage(root, work, project_urls(root))
     generator = [sys.executable, "-m", "zensical", "build", "--strict"]
     built = subprocess.run([*generator, "--config-file", work / "mkdocs.yml"], check=False)
     if built.returncode:

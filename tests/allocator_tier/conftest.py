@@ -68,6 +68,7 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
             phantom = [*PHANTOM, "--memory", memory, "--"]
             address = f"127.0.0.1:{free_port()}"
             exporter = [sys.executable, "-m", "torchmem.exporter", "--listen", address]
+            exporter += ["--all-series"]
             stack.enter_context(
                 running([*phantom, *exporter], tmp_path / "exporter.log", environment)
             )
@@ -116,8 +117,8 @@ def series(environment: dict[str, str]) -> Callable[[str], list[tuple[dict[str, 
     """Returns labels and values of one metric, from the exporter after the script has ended."""
 
     def read(name: str) -> list[tuple[dict[str, str], float]]:
-        directory = RunDirectory(Path(environment["TORCHMEM_RUN_DIR"]))
-        with closing(Exporter(FakeNvml.of(), directory)) as exporter:
+        directory = RunDirectory(Path(environment["TORCHMEM_RUN_DIR"]), all_series=True)
+        with closing(Exporter(FakeNvml.of(), directory, all_series=True)) as exporter:
             shown = generate_latest(exporter).decode()
         samples = [
             sample for family in text_string_to_metric_families(shown) for sample in family.samples

@@ -17,7 +17,7 @@ _EXAMPLE = re.compile(r"^  (torchmem .+)$", re.MULTILINE)
 # They serve until Ctrl-C, or need another process, CUDA, NVML or a server.
 NOT_RUN = re.compile(
     r"torchmem (demo( --scenario .*)?|top( .*)?|exporter --listen .*|run .* torchrun .*|capture .*"
-    r"|preflight .*|release .*|doctor --prometheus .*|dashboards --grafana .*)"
+    r"|preflight .*|release .*|doctor --prometheus .*|dashboards --grafana .*|fleet .*)"
 )
 
 

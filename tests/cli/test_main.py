@@ -53,6 +53,11 @@ def _opened(fifo: Path) -> int | None:
         (["report", "--rnak=3"], "torchmem report", "unknown flag --rnak: did you mean '--rank'?"),
         (["oom", "--zebra"], "torchmem oom", "unknown flag --zebra: see `torchmem oom --help`."),
         (["oom", "a", "b"], "torchmem oom", "unexpected argument 'b': see `torchmem oom --help`."),
+        (
+            ["doctor", "http://node17:9847"],
+            "torchmem doctor",
+            "unexpected argument 'http://node17:9847': give an exporter with --exporter URL.",
+        ),
         (["--verson"], "torchmem [-h]", "unknown flag --verson: did you mean '--version'?"),
         (
             ["snapshot", "file", "--top", "many"],
@@ -99,6 +104,18 @@ def test_a_file_without_a_command_names_its_command(
 
     assert main([str(path)]) == 2
     assert f"is an OOM report, not a command: run `torchmem oom {path}`." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["report", "top", "demo"])
+def test_a_file_of_another_command_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """A command that takes no file says which one reads it."""
+    path = tmp_path / "1-2-3-1.oom.json"
+    path.write_bytes(encode(STRANDED))
+
+    assert main([command, str(path)]) == 2
+    assert f"run `torchmem oom {path}`." in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_executable_says_so(

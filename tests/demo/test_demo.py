@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -62,6 +63,25 @@ def test_repeated_interrupts(tmp_path: Path) -> None:
         _, errors = demo.communicate(timeout=60)
 
     assert (demo.returncode, errors) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_terminal_ends_it(tmp_path: Path) -> None:
+    """A demo whose terminal is closed ends, and leaves no file."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [*DEMO, "--ranks", "1"],
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as demo:
+        os.close(theirs)
+        assert b"in a browser" in os.read(ours, 1000)
+        os.close(ours)
+        demo.send_signal(signal.SIGHUP)
+        _, errors = demo.communicate(timeout=60)
+
+    assert (demo.returncode, errors) == (0, b"")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -18,8 +18,8 @@ from torchmem.cli.main import command_line
 PAGES = ("README.md", "docs/leak-or-fragmentation.md")
 # They serve until Ctrl-C, need a running rank, CUDA or an exporter, or are only named.
 NOT_RUN = re.compile(
-    r"torchmem (exporter|top|capture .*|release .*|preflight .*|run -- torchrun .*|demo .*"
-    r"|doctor|rules|manifests|dashboards|completion|run)"
+    r"torchmem (exporter|top|capture .*|release .*|preflight .*|fleet .*|run -- torchrun .*|demo .*"
+    r"|doctor|rules|manifests|dashboards|fleet|completion|run)"
 )
 _BLOCK = re.compile(r"```(?:bash|sh)\n(.*?)```|((?:^    [^\n]+\n)+)", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"(?<!`)`((?:torchmem|make|pip|docker) [^`]+)`(?!`)")

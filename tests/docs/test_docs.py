@@ -182,7 +182,7 @@ def test_make_help_lists_every_target(root: Path) -> None:
 def test_every_setting_of_the_sdk_is_documented(root: Path) -> None:
     """docs/settings.md has each setting with its variable, and its default if a number."""
     page = (root / "docs" / "settings.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
+    rows = dict(re.findall(rf"^\| `(\w+)` \| `({PREFIX}\w+)` \|", page, re.MULTILINE))
     settings = dataclasses.fields(Settings)
 
     assert {field.name: PREFIX + field.name.upper() for field in settings} == rows

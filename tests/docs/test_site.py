@@ -182,15 +182,6 @@ def test_the_links_of_alerts_open_the_pages_of_the_site(root: Path, tmp_path: Pa
             assert opened(browser, url) == Path(url).stem
 
 
-def test_the_alerts_link_to_the_published_site(root: Path) -> None:
-    """If pyproject.toml has the URL of the site, the shipped alerts link to its runbooks."""
-    text = (root / "pyproject.toml").read_text()
-    published = re.search(r'^Documentation = "([^"]+)"', text, re.MULTILINE)
-
-    expected = f"{published[1].rstrip('/')}/runbooks" if published else "/user/docs/runbooks"
-    assert defaults().values["runbooks_at"] == expected
-
-
 @pytest.fixture(scope="module")
 def site(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the site, built in strict mode without a warning."""

@@ -53,3 +53,10 @@ def cluster_series() -> set[str]:
 def test_every_metric_has_a_use(name: str) -> None:
     """Each metric is in a panel, in a rule, or on a page other than the reference."""
     assert name in {_SUFFIX.sub("", used) for used in read()} | read() | documented()
+
+
+def test_only_pages_name_what_the_exporter_leaves_out() -> None:
+    """No rule, no text of an alert and no panel reads a metric that needs `--all-series`."""
+    used = read() | {_SUFFIX.sub("", name) for name in read()}
+
+    assert sorted(name for name, spec in CATALOG.items() if spec.is_detail and name in used) == []

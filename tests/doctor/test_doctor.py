@@ -217,6 +217,10 @@ def test_a_server_that_is_none_of_ours_is_a_problem(place: Place) -> None:
         answer = HttpAnswer(200, 0.0, body)
         found = problems(servers.checks(place, {f"{place.exporter}/metrics": answer}.__getitem__))
         assert "instead of torchmem's metrics" in found["exporter"]
+    prometheus = HttpAnswer(200, 0.0, b'go_goroutines 7\nprometheus_build_info{version="3"} 1\n')
+    (check, *_) = servers.checks(place, {f"{place.exporter}/metrics": prometheus}.__getitem__)
+    assert check.found == f"{place.exporter} is Prometheus"
+    assert f"--prometheus {place.exporter}" in (check.next_step or "")
     odd = replace(place, exporter="file:///etc/passwd")
     assert "does not start with http" in problems(servers.checks(odd))["exporter"]
 

@@ -245,21 +245,21 @@ def _until_browser(screen: IO[bytes]) -> str:
 
 
 def test_on_a_terminal_the_page_stays() -> None:
-    """After the training has ended, the page shows its last state until Ctrl-C."""
+    """After the training has ended, the page and the last picture show its state until Ctrl-C."""
     address = f"127.0.0.1:{free_port()}"
     ours, theirs = pty.openpty()
     # Long enough for a rank to start on a busy machine.
     arguments = [*DEMO, "--ranks", "1", "--duration", "6", "--listen", address]
     with os.fdopen(ours, "rb") as screen, subprocess.Popen(arguments, stdout=theirs) as process:
+        os.close(theirs)  # so that reading fails when the demo ends
         try:
             assert f"Open http://{address} in" in screen.readline().decode()
-            while b"until Ctrl-C" not in screen.readline():  # the screens before it
-                pass
+            screens = b"".join(takewhile(lambda line: b"until Ctrl-C" not in line, screen))
+            assert b"running" not in screens.rpartition(b"\x1b[?1049l")[2]
             assert f"top --exporter http://{address}" in _until_browser(screen)
             until(lambda: ENDED.search(get(f"http://{address}/api/v1/state")))
         finally:
             process.send_signal(signal.SIGINT)
-            os.close(theirs)
 
     assert process.returncode == 0
 

@@ -173,7 +173,9 @@ def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(
     assert without.value("nvml_gpu_up", uuid=B) == 0.0
     assert without.value(XIDS, uuid=B, xid="79") == 0.0
     assert (while_gone, len(nvml.subscriptions)) == (1, 2)
-    assert nvml.subscriptions[0].is_closed
+    nvml.subscriptions[0].coming.put(GpuEvent(A, "xid", 79))
+    until(lambda: nvml.subscriptions[0].is_closed)
+    assert scrape(exporter).value(XIDS, uuid=A, xid="79") == 0.0
 
 
 def test_driver_failure_ends_the_subscription(open_exporter: OpenExporter) -> None:
@@ -193,6 +195,7 @@ def test_driver_failure_ends_the_subscription(open_exporter: OpenExporter) -> No
 
     assert exposition.value("nvml_up", reason="driver_not_loaded") == 0.0
     assert exposition.value(XIDS, uuid=A, xid="79") == 0.0
+    nvml.subscriptions[0].coming.put(GpuEvent(A, "xid", 79))
     until(lambda: nvml.subscriptions[0].is_closed)
 
 
@@ -203,12 +206,14 @@ def test_closing_ends_the_thread(open_exporter: OpenExporter) -> None:
     scrape(exporter)
     exporter.close()
     scrape(exporter)
+    nvml.subscriptions[0].coming.put(GpuEvent(A, "xid", 79))
 
-    assert [events.is_closed for events in nvml.subscriptions] == [True]
+    until(lambda: nvml.subscriptions[0].is_closed)
+    assert len(nvml.subscriptions) == 1
 
 
-def test_thread_that_hangs_in_nvml_is_not_doubled(open_exporter: OpenExporter) -> None:
-    """Two threads on two subscriptions would count an event twice."""
+def test_a_wait_that_hangs_in_nvml_is_left_behind_once(open_exporter: OpenExporter) -> None:
+    """What it returns is not counted a second time, and more such threads do not collect."""
 
     class Stuck(FakeEvents):
         def wait(self, seconds: float) -> GpuEvent | None:
@@ -227,11 +232,17 @@ def test_thread_that_hangs_in_nvml_is_not_doubled(open_exporter: OpenExporter) -
     exporter = open_exporter(nvml)
     scrape(exporter)
     fake_gpus.append(fake_gpu(B, 1))
+    scrape(exporter)
+    fake_gpus.append(fake_gpu("GPU-c", 2))
     exposition = scrape(exporter)
-    nvml.subscriptions[0].coming.put(GpuEvent(A, "xid", 1))
+    left_behind = len(nvml.subscriptions)
+    for events in list(nvml.subscriptions):
+        events.coming.put(GpuEvent(A, "xid", 79))
+    until(lambda: nvml.subscriptions[0].is_closed)
 
-    assert len(nvml.subscriptions) == 1
+    assert left_behind == 2
     assert exposition.value("nvml_gpu_up", uuid=B) == 1.0
+    assert scrape(exporter).value(XIDS, uuid=A, xid="79") == 0.0
 
 
 @pytest.fixture

@@ -258,7 +258,17 @@ def control_group(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Pa
                 "container": "trainer",
             },
         ),
+        (
+            f"kubepods/burstable/pod{UID.replace('_', '-')}/{ID['sidecar']}",
+            {"container_id": ID["sidecar"], "pod_uid": UID.replace("_", "-")},
+        ),
+        (
+            f"kubepods.slice/kubepods-pod{UID}.slice/crio-{ID['engine']}.scope/container",
+            {"container_id": ID["engine"], "pod_uid": UID.replace("_", "-")},
+        ),
+        (f"system.slice/docker-{ID['engine']}.scope", {"container_id": ID["engine"]}),
         ("slurm/uid_0/job_77/step_0", {"slurm_job_id": "77"}),
+        ("system.slice/slurmstepd.scope/job_77/step_0/user/task_0", {"slurm_job_id": "77"}),
         ("torchmem.slice/train-nightly.service", {"systemd_unit": "train-nightly.service"}),
     ],
 )

@@ -6,7 +6,7 @@ from support.h100_node import h100_node, series
 
 GPUS = 4
 UUIDS = [f"GPU-0a7c03e1-5f42-9d08-b3c6-0d41e80f2a9{index}" for index in range(GPUS)]
-MAX_PER_RANK, MAX_PER_GPU = 150, 150
+MAX_PER_RANK, MAX_PER_GPU = 100, 150
 
 
 def count_series(uuids: list[str], ranks: int) -> int:
@@ -16,7 +16,7 @@ def count_series(uuids: list[str], ranks: int) -> int:
 
 
 def test_a_rank_adds_a_bounded_number_of_series() -> None:
-    """A rank costs at most 150 series, including those of its process on the GPU."""
+    """A rank costs at most 100 series, including those of its process on the GPU."""
     assert (count_series(UUIDS, GPUS) - count_series(UUIDS, 0)) / GPUS <= MAX_PER_RANK
 
 

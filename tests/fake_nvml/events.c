@@ -1,12 +1,19 @@
 /* Events: the lines `event.N = GPU TYPE DATA` of the node, each delivered once to a set that registered for it. */
 #include "file.h"
 
+#include <libgen.h>
+#include <limits.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/inotify.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { MAX_REGISTERED = 64, STEP_MILLISECONDS = 2 };
+/* A wait sleeps until the file's folder changes, as a driver sleeps until an interrupt. It looks again after a second,
+   for a test that names another file. */
+enum { MAX_REGISTERED = 64, LOOK_MILLISECONDS = 1000, STEP_MILLISECONDS = 2 };
 
 struct event_set {
     int count;
@@ -72,12 +79,40 @@ static nvmlReturn_t next_event(nvmlEventSet_t set, nvmlEventData_t *data)
     }
 }
 
+static long long milliseconds(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
+/* A descriptor that is readable once the file has changed, or -1. */
+static int watched_file(void)
+{
+    char folder[PATH_MAX];
+    const char *path = getenv("FAKE_NVML_STATE");
+    int descriptor = path ? inotify_init1(IN_CLOEXEC | IN_NONBLOCK) : -1;
+    if (descriptor >= 0) {
+        snprintf(folder, sizeof folder, "%s", path);
+        inotify_add_watch(descriptor, dirname(folder), IN_MODIFY | IN_MOVED_TO | IN_CREATE);
+    }
+    return descriptor;
+}
+
 NVML(EventSetWait_v2, nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_milliseconds)
 {
-    for (unsigned waited = 0;; waited += STEP_MILLISECONDS) {
+    long long end = milliseconds() + timeout_milliseconds;
+    for (;;) {
+        int changes = timeout_milliseconds ? watched_file() : -1;
         nvmlReturn_t code = next_event(set, data);
-        if (code != TIMEOUT || waited >= timeout_milliseconds)
+        long long left = end - milliseconds();
+        if (code == TIMEOUT && left > 0) {
+            int most = changes < 0 ? STEP_MILLISECONDS : LOOK_MILLISECONDS;
+            poll(&(struct pollfd){.fd = changes, .events = POLLIN}, 1, left < most ? (int)left : most);
+        }
+        if (changes >= 0)
+            close(changes);
+        if (code != TIMEOUT || left <= 0)
             return code;
-        nanosleep(&(struct timespec){.tv_nsec = STEP_MILLISECONDS * 1000000L}, NULL);
     }
 }

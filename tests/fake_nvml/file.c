@@ -41,7 +41,7 @@ static char *trimmed(char *text)
 const char *value_in(const struct section *section, const char *key)
 {
     for (int i = section ? section->entries : 0; i-- > 0;)
-        if (!strcmp(section->entry[i].key, key))
+        if (*section->entry[i].key == *key && !strcmp(section->entry[i].key, key))
             return section->entry[i].value;
     return NULL;
 }

@@ -153,7 +153,10 @@ def test_groups_are_all_memory_that_is_not_free() -> None:
 
 
 def test_it_is_the_nodes(page: Page, tmp_path: Path) -> None:
-    """Who opens the page after the end of a rank sees the minutes before it, as others did."""
+    """Who opens the page after the end of a rank sees the minutes before it, as others did.
+
+    A legend names the lines, each by its own color and stroke.
+    """
     first = own_sample(uuid(0))
     with node_of(tmp_path) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
         publish(tmp_path, first)
@@ -175,6 +178,10 @@ def test_it_is_the_nodes(page: Page, tmp_path: Path) -> None:
         page.wait("document.querySelector('.rank .row')")
         page.click(".rank .row")
         page.wait("document.querySelectorAll('.details .chart .uplot').length === 2")
+        legend = page.evaluate(
+            "[...document.querySelectorAll('.details .line-names:not([hidden]) span')].map((name)"
+            " => [name.textContent, name.firstChild.style.borderTopColor])"
+        )
         history_js = page.evaluate("document.querySelector('script[type=module]').src").replace(
             "page.js", "history.js"
         )
@@ -183,6 +190,8 @@ def test_it_is_the_nodes(page: Page, tmp_path: Path) -> None:
         )
 
     assert set(known["gpus"][uuid(0)]["times"]) <= set(shown[0])
+    assert [name for name, _ in legend] == ["tensors", "reserved", "headroom"]
+    assert len({stroke for _, stroke in legend} - {""}) == 3
 
 
 def test_an_unknown_rank_has_none(tmp_path: Path) -> None:

@@ -263,8 +263,8 @@ def test_every_screen_has_the_same_fragmentation(page: Page, run_dir: Path) -> N
         page.click(RANK)
         for tab in ("Now", "Why"):
             page.click(f"role=tab[name={tab}]")
-            page.wait("document.querySelector('.facts-list')")
-            shown[tab] = page.evaluate("document.querySelector('.facts-list').textContent")
+            page.wait("document.querySelector('.panel .facts-list')")
+            shown[tab] = page.evaluate("document.querySelector('.panel .facts-list').textContent")
         indices = [number / 997 for number in range(998)]
         page_js = page.evaluate("document.querySelector('script[type=module]').src")
         format_js = page_js.replace("page.js", "format.js")

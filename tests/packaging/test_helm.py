@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
+from support.operator_objects import OPERATOR, kept
 
 from torchmem.explain.thresholds import changed, defaults
 from torchmem.exporter.pod_names import CONTAINER_LOGS
+from torchmem.exporter.pod_resources import KUBELET_SOCKET
 from torchmem.exporter.scrape_limits import NODE_LIMITS
 from torchmem.rules.render import render
 
@@ -22,8 +24,10 @@ kubernetes_validate = pytest.importorskip("kubernetes_validate")
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "torchmem"
 VERSIONS = [f"1.{minor}" for minor in range(27, 38)]
+# In C, which is ten times as fast for the rules and dashboards.
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+PROBED = ("healthy", "ready")
 _INFO = 1  # such as a chart without an icon
-OPERATOR = "monitoring.coreos.com/v1"
 
 Values = Mapping[str, Any]
 Manifest = dict[str, Any]
@@ -35,6 +39,7 @@ PROMETHEUS_STACK: Values = {
 }
 GPU_OPERATOR: Values = {**PROMETHEUS_STACK, "podNames": {"enabled": True}}
 MIG: Values = {
+    "podNames": {"enabled": True, "kubeletSocket": True},
     "extraEnv": [{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}],
     "podSecurityContext": {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0},
     "nodeSelector": {"nvidia.com/gpu.present": "true", "nvidia.com/mig.capable": "true"},
@@ -49,7 +54,19 @@ LOCKED_DOWN: Values = {
     "image": {"repository": "registry.example.com/exporter", "digest": f"sha256:{'5' * 64}"},
     "imagePullSecrets": [{"name": "registry"}],
     "webConfig": {"existingSecret": "torchmem-web", "tls": True},
-    "podMonitor": {"enabled": True, "endpoint": {"basicAuth": {"username": {"name": "web"}}}},
+    "podMonitor": {
+        "enabled": True,
+        "endpoint": {
+            "basicAuth": {
+                "username": {"name": "torchmem-prometheus", "key": "user"},
+                "password": {"name": "torchmem-prometheus", "key": "password"},
+            },
+            "tlsConfig": {
+                "ca": {"secret": {"name": "torchmem-prometheus", "key": "ca.pem"}},
+                "serverName": "torchmem",
+            },
+        },
+    },
     "networkPolicy": {"enabled": True},
     "priorityClassName": "",
 }
@@ -76,7 +93,7 @@ def manifests(chart: Any, values: Values) -> dict[str, list[Manifest]]:
     texts = chart.render(dict(values), name="torchmem", namespace="monitoring")
     found: dict[str, list[Manifest]] = {}
     for name, text in texts.items():
-        for manifest in yaml.safe_load_all(text) if name.endswith(".yaml") else ():
+        for manifest in yaml.load_all(text, LOADER) if name.endswith(".yaml") else ():
             if manifest:
                 found.setdefault(manifest["kind"], []).append(manifest)
     return found
@@ -99,6 +116,40 @@ def test_kubernetes_accepts_it(chart: Any, name: str, version: str) -> None:
         for manifest in kind:
             if manifest["apiVersion"] != OPERATOR:
                 kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_the_operator_accepts_it(chart: Any, name: str) -> None:
+    """The operator's definitions keep every field of monitors and rules, and refuse no value."""
+    found = [
+        manifest
+        for kind in manifests(chart, CONFIGURATIONS[name]).values()
+        for manifest in kind
+        if manifest["apiVersion"] == OPERATOR
+    ]
+
+    assert [kept(manifest) for manifest in found] == found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"interval": "fifteen"}, "interval"),
+        ({"scheme": "ftp"}, "scheme"),
+        ({"basicAuth": {"username": {"name": "web"}}}, "key"),
+    ],
+)
+def test_the_operator_refuses_a_mistake(
+    chart: Any, change: Mapping[str, Any], message: str
+) -> None:
+    """The check is one: it refuses wrong values, and notices fields that are unknown."""
+    monitor = only(chart, "PodMonitor", PROMETHEUS_STACK)
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+
+    with pytest.raises(ValueError, match=message):
+        kept({**monitor, "spec": {**monitor["spec"], "podMetricsEndpoints": [endpoint | change]}})
+    unknown = {**monitor, "spec": {**monitor["spec"], "sampleLimits": 1}}
+    assert kept(unknown) == monitor
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
@@ -153,6 +204,7 @@ def groups(files: Mapping[str, str]) -> list[Any]:
         ({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}, "disable one"),
         ({"podMonitor": {"enable": True}}, "enable"),
         ({"hostPID": "yes"}, "hostPID"),
+        ({"podNames": {"kubeletSocket": True}}, "needs root"),
         ({"tolerations": {}}, "tolerations"),
     ],
 )
@@ -175,6 +227,24 @@ def _undescribed(schema: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[s
         yield ".".join(path)
     for name, inner in schema.get("properties", {}).items():
         yield from _undescribed(inner, (*path, name))
+
+
+def test_the_page_of_settings_lists_every_value() -> None:
+    """docs/settings.md has a row for each value that has a description, with its default."""
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    page = (ROOT / "docs" / "settings.md").read_text().partition("## Values of the chart")[2]
+    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(.*?)` \|", page, re.MULTILINE))
+
+    defaults_shown = {name: json.loads(default) for name, default in rows.items()}
+    assert defaults_shown == dict(_described(schema, values, ""))
+
+
+def _described(schema: Mapping[str, Any], value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if "description" in schema:
+        yield name, value
+    for key, inner in schema.get("properties", {}).items():
+        yield from _described(inner, value[key], f"{name}.{key}".lstrip("."))
 
 
 def test_selectors_find_the_pods(chart: Any) -> None:
@@ -240,6 +310,50 @@ def test_names_of_pods_come_without_their_logs(chart: Any) -> None:
 
     assert (folder, mounts["container-logs"]["mountPath"]) == (str(CONTAINER_LOGS),) * 2
     assert mounts["container-logs"]["readOnly"]
+
+
+def test_the_exporter_can_read_its_secret(chart: Any) -> None:
+    """The files of a secret are root's with the group fsGroup, and only the group may read them."""
+    pod = only(chart, "DaemonSet", LOCKED_DOWN)["spec"]["template"]["spec"]
+    (secret,) = [volume["secret"] for volume in pod["volumes"] if "secret" in volume]
+    context = pod["securityContext"]
+
+    assert (secret["defaultMode"], context["runAsNonRoot"]) == (0o440, True)
+    assert context["fsGroup"] == context["runAsGroup"]
+
+
+@pytest.mark.parametrize(
+    ("values", "probes"),
+    [
+        ({}, [{"httpGet": {"path": f"/-/{path}", "port": "metrics"}} for path in PROBED]),
+        (LOCKED_DOWN, [{"tcpSocket": {"port": "metrics"}}] * 2),
+    ],
+    ids=["open", "password"],
+)
+def test_a_password_does_not_fail_the_probes(
+    chart: Any, values: Values, probes: list[Mapping[str, Any]]
+) -> None:
+    """With web.yml, which may ask every request for a password, the kubelet only connects."""
+    daemonset = only(chart, "DaemonSet", values)
+    (container,) = daemonset["spec"]["template"]["spec"]["containers"]
+    found = [container["livenessProbe"], container["readinessProbe"]]
+
+    assert [
+        {kind: probe[kind] for kind in ("httpGet", "tcpSocket") if kind in probe} for probe in found
+    ] == probes
+
+
+def test_the_kubelet_is_asked_by_root_only(chart: Any) -> None:
+    """The folder of the kubelet's socket is mounted, and the exporter may connect and asks it."""
+    pod = only(chart, "DaemonSet", MIG)["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (folder,) = [v["hostPath"]["path"] for v in pod["volumes"] if v["name"] == "pod-resources"]
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+
+    assert pod["securityContext"]["runAsUser"] == 0
+    assert (folder, mounts["pod-resources"]["mountPath"]) == (str(KUBELET_SOCKET.parent),) * 2
+    assert f"--kubelet-socket={KUBELET_SOCKET}" in container["args"]
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_versions_agree() -> None:

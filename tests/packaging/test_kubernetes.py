@@ -11,6 +11,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from support.operator_objects import OPERATOR, kept
 
 from torchmem.exporter.pod_names import CONTAINER_LOGS
 from torchmem.sdk.settings import PREFIX, resolve
@@ -275,3 +276,16 @@ def test_the_schemas_of_kubernetes_accept_it(source: str, tmp_path: Path) -> Non
     for manifest in manifests(file):
         if "monitoring.coreos.com" not in manifest["apiVersion"]:
             kubernetes_validate.validate(manifest, newest, strict=True)
+
+
+def test_the_operator_accepts_its_kinds() -> None:
+    """The operator's definitions keep every field of the monitors and rules."""
+    found = [
+        manifest
+        for path in sorted(FOLDER.rglob("*.yaml"))
+        for manifest in manifests(path)
+        if manifest.get("apiVersion") == OPERATOR
+    ]
+
+    assert {manifest["kind"] for manifest in found} == {"PodMonitor", "PrometheusRule"}
+    assert [kept(manifest) for manifest in found] == found

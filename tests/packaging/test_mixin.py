@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from torchmem.cli.main import main
 
 gojsonnet = pytest.importorskip("_gojsonnet", reason="jsonnet has no package for this platform")
 
@@ -56,3 +59,20 @@ def test_it_is_added_to_other_mixins() -> None:
 
     assert "other" in names
     assert {"other.json", "fleet.json"} <= set(dashboards)
+
+
+def test_the_documented_import_works(tmp_path: Path) -> None:
+    """What `torchmem manifests mixin` writes is added to another mixin as docs/alerts.md shows."""
+    vendor = tmp_path / "vendor"
+    assert main(["manifests", "mixin", "--out", str(vendor / "torchmem")]) == 0
+    (vendor / "kubernetes-mixin").mkdir()
+    (vendor / "kubernetes-mixin" / "mixin.libsonnet").write_text("{grafanaDashboards:: {'a': 1}}")
+    (shown,) = re.findall(
+        r"```jsonnet\n(.*?)```", (ROOT / "docs" / "alerts.md").read_text(), re.DOTALL
+    )
+    boards = gojsonnet.evaluate_snippet(
+        "test", f"std.objectFieldsAll(({shown}).grafanaDashboards)", [str(vendor)]
+    )
+
+    files = {path.name for path in (ROOT / "dashboards" / "json").glob("*.json")}
+    assert set(json.loads(boards)) == {"a", *files}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import re
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 sys.path.append(str(ROOT))
 
-from deploy.release import PLACES, ReleaseError, bump, check, main  # noqa: E402
+from deploy.release import PLACES, VALUES, ReleaseError, bump, check, main  # noqa: E402
 
 TODAY = dt.date(2027, 2, 1)
 
@@ -87,6 +88,60 @@ def test_a_version_that_pip_does_not_know(checkout: Path, version: str) -> None:
     with pytest.raises(ReleaseError, match="is not a version"):
         bump(version, checkout, TODAY)
     assert (checkout / "pyproject.toml").read_text() == (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_published_chart_names_the_published_image(tmp_path: Path) -> None:
+    """The chart of a release runs the image of that release, by its digest and without values."""
+    digest = f"sha256:{'5' * 64}"
+    path = tmp_path / VALUES
+    path.parent.mkdir(parents=True)
+    shutil.copy(ROOT / VALUES, path)
+
+    assert main(["image", f"ghcr.io/ada/torchmem-exporter@{digest}"], tmp_path) == 0
+    values, shipped = (yaml.safe_load(each.read_text()) for each in (path, ROOT / VALUES))
+    assert values == {
+        **shipped,
+        "image": {
+            **shipped["image"],
+            "repository": "ghcr.io/ada/torchmem-exporter",
+            "digest": digest,
+        },
+    }
+
+
+@pytest.mark.parametrize("image", ["ghcr.io/ada/torchmem:0.2.0", f"A@sha256:{'5' * 64}", "@"])
+def test_an_image_without_a_digest(image: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The chart names only images that cannot be replaced later."""
+    assert main(["image", image], ROOT) == 1
+    assert "give NAME@sha256:" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash, as the runners have it")
+def test_the_image_has_the_tag_that_the_chart_asks_for(tmp_path: Path) -> None:
+    """The image's name is in lower case also in a fork, and its tag is the version without a v."""
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    steps = {step.get("id"): step for step in workflow["jobs"]["image"]["steps"]}
+    output = tmp_path / "output"
+    subprocess.run(
+        ["/bin/bash", "-e", "-c", steps["name"]["run"]],
+        env={
+            "PATH": os.environ["PATH"],
+            "GITHUB_OUTPUT": str(output),
+            "GITHUB_REPOSITORY": "Ada/TorchMem",
+            "GITHUB_REPOSITORY_OWNER": "Ada",
+            "GITHUB_REF_NAME": "v0.2.0",
+        },
+        check=True,
+    )
+
+    assert output.read_text().splitlines() == [
+        "image=ghcr.io/ada/torchmem-exporter",
+        "charts=ghcr.io/ada/charts",
+        "tag=0.2.0",
+    ]
+    assert steps["push"]["with"]["tags"] == (
+        "${{ steps.name.outputs.image }}:${{ steps.name.outputs.tag }}"
+    )
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS, ids=lambda path: path.stem)

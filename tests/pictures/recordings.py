@@ -6,7 +6,7 @@ All end at the same time, and equal sources give equal recordings.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pictures.nodes import GIB, NodePlan, OtherProcess
@@ -53,6 +53,8 @@ class Job:
     first_pid: int = 4100
     snapshot_seconds: float = 40.0
     advice: str = ""
+    user: str = ""
+    team: str = ""
 
     def lives(self, ranks: range | None = None, first_gpu: int = 0) -> Lives:
         """Return the processes of some of the ranks, by default all, on one GPU each."""
@@ -73,6 +75,8 @@ class Job:
             step_seconds=self.step_seconds,
             snapshot_seconds=self.snapshot_seconds,
             advice=self.advice,
+            user=self.user,
+            team=self.team,
         )
 
 
@@ -146,8 +150,10 @@ def _fleet() -> Sequence[NodePlan]:
     node = partial(NodePlan, gpus=GPUS, lean=True)
     job = partial(Job, step_seconds=30.0, steps=140, snapshot_seconds=120.0)
     pretrain = job("pretrain-13b", "healthy-slack", 16, ago(70), first_pid=20400)
-    tune = job("rlhf-7b", "rl-phases", 4, ago(60), first_pid=31200)
+    pretrain = replace(pretrain, user="mia", team="language")
+    tune = job("rlhf-7b", "rl-phases", 4, ago(60), first_pid=31200, user="leo", team="language")
     leak = job("vision-ssl", "leak", 4, ago(35), step_seconds=15.0, steps=170, first_pid=8800)
+    leak = replace(leak, user="ada", team="vision")
     idle = [OtherProcess(gpu, 5100 + gpu, 24 * GIB, ago(80), END + 1) for gpu in (4, 5)]
     return [
         node("node1:9847", lives=pretrain.lives(range(8)), host=0, healthy=True),

@@ -115,6 +115,20 @@ def test_every_override_matches_a_field(reports: Mapping[Drawing, Json]) -> None
 
 
 @pytest.mark.stack
+def test_collectors_without_nvml_have_not_failed(reports: Mapping[Drawing, Json]) -> None:
+    """On a node without NVML, the chart of failed collectors is as empty as their number is 0."""
+    (drawn,) = (
+        report
+        for drawing, report in reports.items()
+        if (drawing.board, drawing.recording) == ("self", "no-gpu")
+    )
+
+    assert ("Collectors that failed", NO_DATA) in {
+        (finding.panel, finding.kind) for finding in findings(drawn)
+    }
+
+
+@pytest.mark.stack
 def test_a_question_has_one_answer() -> None:
     """Stats with the same title show the same numbers on every board."""
     if reason := missing():

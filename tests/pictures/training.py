@@ -70,6 +70,8 @@ class Life:
     step_seconds: float = 5.0
     snapshot_seconds: float = 20.0
     advice: str = ""
+    user: str = ""
+    team: str = ""
 
 
 class Trainer:
@@ -178,7 +180,9 @@ class Trainer:
             self.local_rank,
             life.world_size,
             "train.py",
-            {"slurm_job_id": "4711"} | ({ADVICE_LABEL: life.advice} if life.advice else {}),
+            {"slurm_job_id": "4711"}
+            | ({ADVICE_LABEL: life.advice} if life.advice else {})
+            | ({"slurm_job_user": life.user, "slurm_job_account": life.team} if life.user else {}),
             {"torch": "2.13.0", "cuda": "13.0", "python": "3.12.9", "backend": "native"},
             life.start,
         )

@@ -9,8 +9,11 @@ from pathlib import Path
 from support.publishing import own_process, own_sample, publish
 from support.recordings import varying_lengths, write
 from support.reports import STRANDED
+from support.samples import full_sample
 
+from torchmem.explain import run_summary
 from torchmem.explain.oom_report import encode
+from torchmem.explain.run_summary import SUMMARY_SUFFIX, summarize
 from torchmem.sample.run_directory import REPORT_SUFFIX
 
 
@@ -22,6 +25,9 @@ def prepare(folder: Path) -> dict[str, str]:
     write(varying_lengths(steps=30).snapshot(), folder / "snapshot.pickle")
     for step in (100, 900):
         write(varying_lengths(steps=step // 50).snapshot(), folder / f"step{step}.pickle")
+    for name in ("before", "after"):
+        summary = summarize(own_sample(devices=(full_sample().devices[0],)), "exited")
+        (folder / f"{name}{SUMMARY_SUFFIX}").write_bytes(run_summary.encode(summary))
     (folder / "train.py").write_text("")
     for place in (".local/share/bash-completion/completions", ".config/fish/completions"):
         (folder / place).mkdir(parents=True)

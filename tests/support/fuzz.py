@@ -32,7 +32,11 @@ from support.samples import UUID, full_sample
 
 from torchmem.allocator.settings import AllocatorConfig, rejection_reason
 from torchmem.cli.main import main
-from torchmem.explain import oom_report
+from torchmem.compare import page as compare_page
+from torchmem.compare.reading import read_side, summaries
+from torchmem.compare.verdict import compare
+from torchmem.explain import oom_report, run_summary
+from torchmem.explain.run_summary import SUMMARY_SUFFIX, summarize
 from torchmem.explain.thresholds import defaults, defaults_text
 from torchmem.exporter import config, strict_yaml
 from torchmem.exporter.collect import sample_families
@@ -271,6 +275,24 @@ def snapshot_file(content: bytes) -> bool:
     return code != 2
 
 
+def compared_file(content: bytes) -> bool:
+    """Check a file that `torchmem compare` is given: it is refused in a sentence, or has a page."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / f"1-2-3{SUMMARY_SUFFIX}"
+        path.write_bytes(content)
+        try:
+            side = read_side(path)
+            found = compare(side, side, 0.02)
+            compare_page.listing(summaries(Path(name), None))
+        except UsageError as error:
+            _check_sentence(str(error))
+            return False
+    assert all(map(str.isprintable, compare_page.page(found).splitlines()))
+    assert found.exit_code == 0
+    assert json.loads(compare_page.document(found))
+    return True
+
+
 def rank_report(content: bytes) -> bool:
     """Check what `torchmem report` shows of a sample file: it is refused, or has a page."""
     try:
@@ -354,6 +376,34 @@ def _maps() -> Documents:
 def _reports() -> Documents:
     known = map(oom_report.encode, reports.BY_NAME.values())
     return Documents([json.loads(content) for content in known], json_bytes)
+
+
+def _compared() -> Documents:
+    """Return what `torchmem compare` reads as JSON: a summary, a preflight, an OOM report."""
+    summary = run_summary.encode(summarize(full_sample(), "oom"))
+    outcome = {
+        "ended": "steps",
+        "steps": 3,
+        "devices": [
+            dict.fromkeys(("device", "total", "headroom", "peak_allocated", "peak_reserved"), 5)
+            | {"retries": 0, "uses": [{"component": "step", "bytes": 5}]}
+        ],
+    }
+    run = {
+        "schema": 1,
+        "phantom": True,
+        "kind": "run",
+        "command": ["python"],
+        "steps": 3,
+        "card": {"product": "T4"},
+        "alloc_conf": None,
+        "outcome": outcome,
+        "need": None,
+        "verdict": {"fits": True, "sentence": "Fits."},
+    }
+    cell = {"values": {"batch": "8"}, "fits": True, "outcome": outcome}
+    known = [json.loads(summary), run, run | {"kind": "matrix", "cells": [cell]}]
+    return Documents([*known, *_reports().trees[:1]], json_bytes)
 
 
 def _messages() -> Documents:
@@ -470,6 +520,7 @@ TARGETS: dict[str, Target] = {
     "rank_report": Target(rank_report, 100, (), _samples, _written(_samples)),
     "memory_map_file": Target(memory_map_file, 120, (), _maps, _written(_maps)),
     "oom_report_file": Target(oom_report_file, 120, (), _reports, _written(_reports)),
+    "compared_file": Target(compared_file, 60, (), _compared, _written(_compared)),
     "capture_message": Target(capture_message, 300, (), _messages, _written(_messages)),
     "release_message": Target(release_message, 300, (), _messages, _written(_messages)),
     "request_file": Target(request_file, 100, (), _messages, _written(_messages)),

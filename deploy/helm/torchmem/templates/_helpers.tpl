@@ -20,6 +20,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
 {{- end }}
 
+{{- /* The kubelet has neither the password nor the certificate that web.yml may require of every request. */ -}}
+{{- define "torchmem.probe" -}}
+{{- if .root.Values.webConfig.existingSecret -}}
+tcpSocket: {port: metrics}
+{{- else -}}
+httpGet: {path: {{ .path }}, port: metrics}
+{{- end -}}
+{{- end }}
+
 {{- /* The rules and dashboards expect the job `torchmem` and the node as the instance. */ -}}
 {{- define "torchmem.relabelings" -}}
 - {action: replace, targetLabel: job, replacement: torchmem}

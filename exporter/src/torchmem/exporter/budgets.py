@@ -1,6 +1,6 @@
 """How much of the page and of the exporter's memory one user of the node may take.
 
-A rank with one GPU has a file of 2 to 8 KB, 100 to 150 series and 20 KB of the page.
+A rank with one GPU has a file of 2 to 8 KB, 70 to 100 series and 15 KB of the page.
 """
 
 from __future__ import annotations
@@ -68,10 +68,11 @@ class Budget:
             setattr(self, name, getattr(self, name) - spent)
 
 
-def page_cost(sample: Sample) -> tuple[int, int]:
+def page_cost(sample: Sample, *, all_series: bool = False) -> tuple[int, int]:
     """Return the number of series of a sample, and their bytes in the text format."""
     series = size = 0
-    for family in families([ProcessView(sample, sample.process.pid, "running", {})]):
+    view = ProcessView(sample, sample.process.pid, "running", {})
+    for family in families([view], all_series=all_series):
         for row in family.samples:
             series += 1
             size += len(row.name) + _LINE_BYTES + _labels_size(row.labels)

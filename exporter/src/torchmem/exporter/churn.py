@@ -33,9 +33,9 @@ SeriesIds: TypeAlias = "array[int]"
 """A hash of name and labels of each series."""
 
 
-def series_ids(sample: Sample, pid: int | str) -> SeriesIds:
+def series_ids(sample: Sample, pid: int | str, *, all_series: bool = False) -> SeriesIds:
     """Return the series that a sample has on the page."""
-    page = families([ProcessView(sample, pid, "running", {})])
+    page = families([ProcessView(sample, pid, "running", {})], all_series=all_series)
     return array("q", [_id(row.name, row.labels) for family in page for row in family.samples])
 
 

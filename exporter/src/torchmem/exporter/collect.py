@@ -92,7 +92,8 @@ class Exporter:
     `processes_per_gpu`: how many processes of a GPU have series of their own, the largest first;
     `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
     `thresholds`: of the live page, by default the shipped ones; `workers`: the threads that call
-    the driver; `pods`: finds the names of pods.
+    the driver; `pods`: finds the names of pods; `all_series`: whether ranks also have the series
+    that no rule and no panel reads.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two are settings
@@ -107,6 +108,7 @@ class Exporter:
         thresholds: Thresholds | None = None,
         workers: JobThreads[GpuLabels] | None = None,
         pods: PodNames | None = None,
+        all_series: bool = False,
     ) -> None:
         self._driver = Driver(nvml)
         self._events = xid_events.EventWatcher(clock)
@@ -116,8 +118,10 @@ class Exporter:
         self._outside = OutsideAllocator()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory = run_directory
+        self._all_series = all_series
         self._clock = clock
         self._started = clock()
+        self._version = version("torchmem")
         self._workers = workers or JobThreads()
         self.configure(
             deadline_seconds,
@@ -192,7 +196,7 @@ class Exporter:
     def _families(self, reading: Reading) -> list[Metric]:
         with self._lock:
             results = [*self._nvml_results(reading), *self._other_results(reading)]
-            own = own_families(results, self._run_directory)
+            own = own_families(results, self._run_directory, self._version)
         started = family(catalog.EXPORTER_START, [((), self._started)])
         return [*(metric for result in results for metric in result.families), started, *own]
 
@@ -306,7 +310,7 @@ class Exporter:
             "samples",
             lambda: bounded(published, outside.uses, outside.by_process),
             lambda items: [
-                *sample_families(items, gpus),
+                *sample_families(items, gpus, all_series=self._all_series),
                 *engine_families(items, outside.uses, gpus),
                 *self._hosts.families(items),
             ],
@@ -320,29 +324,28 @@ class Exporter:
         return read_and_collect(
             "join",
             lambda: self._outside.update(reading, published, gpus, self._clock()),
-            outside_families,
+            partial(outside_families, all_series=self._all_series),
             OutsideBytes(),
         )
 
 
 def sample_families(
-    published: Sequence[Published], gpus: Mapping[str, GpuIdentity]
+    published: Sequence[Published], gpus: Mapping[str, GpuIdentity], *, all_series: bool = False
 ) -> Iterator[Metric]:
     """Yield the series of every sample; `gpus`: by UUID, also those of MIG devices."""
     indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
-    return families(
-        [
-            ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
-            for item in published
-        ]
-    )
+    views = [
+        ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
+        for item in published
+    ]
+    return families(views, all_series=all_series)
 
 
 def own_families(
-    results: Sequence[CollectorResult], run_directory: RunDirectory
+    results: Sequence[CollectorResult], run_directory: RunDirectory, own_version: str
 ) -> Iterator[Metric]:
     """Yield the exporter's version, the result of each collector, and the run directory's state."""
-    facts = {"version": version("torchmem"), "python_version": platform.python_version()}
+    facts = {"version": own_version, "python_version": platform.python_version()}
     yield info(catalog.BUILD_INFO, [((), facts)])
     success = [((result.collector,), float(result.success)) for result in results]
     yield family(catalog.COLLECTOR_SUCCESS, success)

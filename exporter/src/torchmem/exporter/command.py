@@ -102,6 +102,12 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure PCIe throughput, which takes 40 ms for each GPU and scrape",
     )
     group.add_argument(
+        "--all-series",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="also export the series of ranks that no rule or panel reads, and finer histograms",
+    )
+    group.add_argument(
         "--processes-per-gpu",
         metavar="N",
         type=_count,

@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from torchmem.exporter import strict_yaml
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
 from torchmem.exporter.pod_names import CONTAINER_LOGS
@@ -37,6 +35,7 @@ class ExporterSettings:
     `web_ui`: serve the live page at `/`. `allowed_hosts`: further names by which browsers may open
     it on this machine; addresses, localhost and the node's name are always allowed.
     `thresholds`: the file of `torchmem rules`, for the live page.
+    `all_series`: also export the series of ranks that no rule and no panel reads.
     `otlp`: also send the metrics by OTLP, as set by OpenTelemetry's environment variables.
     `container_logs`: where the kubelet links the logs of containers, for the names of pods.
     `kubelet_socket`: the kubelet's pod-resources socket, None to leave it alone.
@@ -53,6 +52,7 @@ class ExporterSettings:
     web_ui: bool = True
     allowed_hosts: tuple[str, ...] = ()
     thresholds: Path | None = None
+    all_series: bool = False
     otlp: bool = False
     container_logs: Path = CONTAINER_LOGS
     kubelet_socket: Path | None = None
@@ -70,6 +70,8 @@ class ExporterSettings:
 
     def as_yaml(self) -> str:
         """Return a configuration file with the same settings."""
+        import yaml
+
         values = {name: _plain(value) for name, value in asdict(self).items()}
         text: str = yaml.safe_dump(values, sort_keys=False, width=1 << 16)
         return text
@@ -109,6 +111,7 @@ def _from_file(file: Path, defaults: ExporterSettings) -> ExporterSettings:
         web_ui=section.flag("web_ui", defaults.web_ui),
         allowed_hosts=section.texts("allowed_hosts"),
         thresholds=_path(section, "thresholds"),
+        all_series=section.flag("all_series", defaults.all_series),
         otlp=section.flag("otlp", defaults.otlp),
         container_logs=_path(section, "container_logs") or defaults.container_logs,
         kubelet_socket=_path(section, "kubelet_socket"),

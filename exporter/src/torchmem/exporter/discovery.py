@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
@@ -74,6 +73,8 @@ def target_groups(
 
 def own_addresses() -> set[str]:
     """Return all IP addresses of this node's interfaces."""
+    import psutil  # only for /sd: it takes a megabyte
+
     families = {socket.AF_INET, socket.AF_INET6}
     return {
         address.address.partition("%")[0]

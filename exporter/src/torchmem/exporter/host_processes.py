@@ -14,7 +14,14 @@ from typing import Literal, get_args
 from prometheus_client.core import Metric
 
 from torchmem.exporter.sample_files import Published
-from torchmem.host.host_memory import CGROUPS, MemoryGroup, host_memory, node_oom_kills
+from torchmem.host.host_memory import (
+    CGROUPS,
+    MemoryGroup,
+    MemoryLimit,
+    machine_limits,
+    memory_within,
+    node_oom_kills,
+)
 from torchmem.host.process_table import ProcessKey, process_key
 from torchmem.host.procfs import PROC
 from torchmem.metrics import catalog
@@ -59,14 +66,17 @@ class HostProcesses:
     def update(self, published: Iterable[Published]) -> list[Published]:
         """Return the processes with their newest host memory."""
         on_node = node_oom_kills(self._proc)
+        groups = _Groups(self._proc, self._cgroups)
         alive: dict[ProcessKey, _Kills] = {}
         causes: dict[ProcessKey, KillCause | None] = {}
         result = []
         for item in published:
             key = process_key(item.sample.process)
             if item.attributed and item.state in LIVE_STATES:
-                kills = self._kills(item.pid, on_node)
-                host = host_memory(item.pid, self._proc, self._cgroups)
+                known = self._alive.get(key, _UNKNOWN).group
+                group = known or groups.of(item.pid)
+                kills = _Kills(group, groups.oom_kills(group), on_node)
+                host = memory_within(item.pid, groups.limits(group), self._proc)
                 # Without a value the process has ended since, so its end may be counted already.
                 alive[key] = kills if host else self._alive.get(key, _UNKNOWN)
                 result.append(_with_memory(item, host))
@@ -92,15 +102,36 @@ class HostProcesses:
                 rows.append((view.labels, {cause: float(cause == known) for cause in KILL_CAUSES}))
         yield keyed_family(catalog.KILL_CAUSE, rows, dict)
 
-    def _kills(self, pid: int, on_node: int | None) -> _Kills:
-        group = MemoryGroup.of(pid, self._proc, self._cgroups)
-        return _Kills(group, group.oom_kills() if group else None, on_node)
-
     def _cause(self, key: ProcessKey, on_node: int | None) -> KillCause | None:
         if key in self._causes:
             return self._causes[key]
         before = self._alive.get(key)
         return before.cause_of_kill(on_node) if before else None
+
+
+class _Groups:
+    """The control groups of processes at one moment; those that share one read it once."""
+
+    def __init__(self, proc: Path, cgroups: Path) -> None:
+        self._proc, self._cgroups = proc, cgroups
+        self._limits: dict[MemoryGroup | None, Sequence[MemoryLimit]] = {None: ()}
+        self._oom_kills: dict[MemoryGroup | None, int | None] = {None: None}
+
+    def of(self, pid: int) -> MemoryGroup | None:
+        """Return the group of a process, or None if it is not visible."""
+        return MemoryGroup.of(pid, self._proc, self._cgroups)
+
+    def limits(self, group: MemoryGroup | None) -> Sequence[MemoryLimit]:
+        """Return the limits of a group and of the machine; none for an unknown group."""
+        if group not in self._limits and group:
+            self._limits[group] = (*group.limits(), *machine_limits(self._proc))
+        return self._limits[group]
+
+    def oom_kills(self, group: MemoryGroup | None) -> int | None:
+        """Return how many processes of the group the OOM killer has ended."""
+        if group not in self._oom_kills and group:
+            self._oom_kills[group] = group.oom_kills()
+        return self._oom_kills[group]
 
 
 def _with_memory(item: Published, host: HostMemory | None) -> Published:

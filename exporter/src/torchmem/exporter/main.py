@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
@@ -26,10 +28,9 @@ from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.pod_names import PodNames
 from torchmem.exporter.sample_files import RunDirectory
-from torchmem.exporter.server import serve
+from torchmem.exporter.server import Heartbeat, serve
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.sample.errors import MissingExtraError, TorchmemError, UsageError
-from torchmem.sample.signals import wait_for_signal
 
 _log = logging.getLogger(__name__)
 
@@ -56,12 +57,13 @@ def run(arguments: argparse.Namespace) -> int:
     pods = pod_names(settings)
     exporter = Exporter(
         PyNvml(),
-        RunDirectory(settings.run_dir, settings.ttl_seconds),
+        RunDirectory(settings.run_dir, settings.ttl_seconds, all_series=settings.all_series),
         settings.scrape_deadline_seconds,
         processes_per_gpu=settings.processes_per_gpu,
         pcie_throughput=settings.pcie_throughput,
         thresholds=thresholds.load(settings.thresholds),
         pods=pods,
+        all_series=settings.all_series,
     )
     with closing(exporter):
         if arguments.once:
@@ -113,11 +115,13 @@ def serve_until_signal(
     TorchmemError when the server stops by itself.
     """
     listener = systemd_listener() if settings.systemd_socket else None
-    heartbeat = partial(notify_systemd, "WATCHDOG=1")
+    heartbeat = Heartbeat(partial(notify_systemd, "WATCHDOG=1"), watchdog_seconds())
     web = LiveConfig(settings.web_config_file)
-    # Signals are blocked in every thread that starts from here on, and polled. A handler would
+    gc.freeze()  # what is there by now stays, so that no later collection looks through it
+    # Signals are blocked in every thread that starts from here on, and waited for. A handler would
     # interrupt the main thread anywhere, perhaps while it holds a lock that the handler needs.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    wake = partial(signal.pthread_kill, threading.get_ident(), signal.SIGTERM)
     running = serve(
         exporter,
         *settings.address,
@@ -126,17 +130,16 @@ def serve_until_signal(
         heartbeat=heartbeat,
         web_ui=settings.web_ui,
         allowed_hosts=settings.allowed_hosts,
+        on_stop=wake,
     )
     with closing(running) as server, closing(exporter), sending(exporter, otlp=settings.otlp):
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)
         notify_systemd("READY=1")
         while not server.stopped.is_set():
-            received = wait_for_signal(_SIGNALS, 1)
-            if received == signal.SIGHUP:
-                web.reload()
-                settings = reload(exporter, settings, load) if load else settings
-            elif received is not None:
+            if signal.sigwait(_SIGNALS) != signal.SIGHUP:
                 break
+            web.reload()
+            settings = reload(exporter, settings, load) if load else settings
         notify_systemd("STOPPING=1")
         if server.stopped.is_set():
             raise TorchmemError(
@@ -203,6 +206,14 @@ def notify_systemd(state: str, environment: Mapping[str, str] = os.environ) -> N
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender,
     ):
         sender.sendto(state.encode(), address)
+
+
+def watchdog_seconds(environment: Mapping[str, str] = os.environ) -> float | None:
+    """Return how often systemd expects a sign of life (sd_watchdog_enabled(3)); None for never."""
+    if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    microseconds = environment.get("WATCHDOG_USEC", "")
+    return int(microseconds) / 1e6 if microseconds.isdecimal() and int(microseconds) else None
 
 
 def systemd_listener(environment: Mapping[str, str] = os.environ) -> socket.socket:

@@ -85,6 +85,7 @@ class NvmlLibrary:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._module = module
+        self._functions: dict[str, Callable[..., Any]] = {}
         self.clock = clock
         self.monotonic = monotonic
         self.missing_values = MissingValues()
@@ -117,7 +118,8 @@ class NvmlLibrary:
         Raises what `check` raises.
         """
         value, code = self.try_call(name, *arguments)
-        self.check(name, code)
+        if code:
+            self.check(name, code)
         return value
 
     def call_optional(self, name: str, *arguments: Any) -> Any:
@@ -139,11 +141,11 @@ class NvmlLibrary:
 
     def try_call(self, name: str, *arguments: Any, **keywords: Any) -> tuple[Any, int]:
         """Return a function's value and return code, whatever the code is."""
-        function = getattr(self.module, name, None)
+        function = self._functions.get(name) or self._function(name)
         if function is None:
             return None, FUNCTION_NOT_FOUND
         code = _INSUFFICIENT_SIZE
-        for _ in range(2):  # a list can grow between pynvml's call for its length and the next
+        for _ in (1, 2):  # a list can grow between pynvml's call for its length and the next
             try:
                 return function(*arguments, **keywords), 0
             except self.module.NVMLError as error:
@@ -153,6 +155,12 @@ class NvmlLibrary:
             if code != _INSUFFICIENT_SIZE:
                 break
         return None, code
+
+    def _function(self, name: str) -> Callable[..., Any] | None:
+        function: Callable[..., Any] | None = getattr(self.module, name, None)
+        if function is not None:
+            self._functions[name] = function
+        return function
 
     def check(self, name: str, code: int) -> None:
         """Return if the code means success or an unavailable value.
@@ -192,7 +200,11 @@ class NvmlDevice:
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call `NvmlLibrary.call` with the handle."""
-        return self.nvml.call(name, self.handle, *arguments)
+        nvml = self.nvml
+        value, code = nvml.try_call(name, self.handle, *arguments)
+        if code:
+            nvml.check(name, code)
+        return value
 
     def call_first(self, names: Sequence[str], *arguments: Any) -> Any:
         """Call `NvmlLibrary.call_first` with the handle."""

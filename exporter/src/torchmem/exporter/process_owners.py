@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from torchmem.exporter.worker import JobThread
-from torchmem.host.procfs import PROC, owner
+from torchmem.host.procfs import PROC, owner, read_file
 from torchmem.sample.untrusted import sanitize_text
 
 _USER_LOOKUP_SECONDS = 0.5
@@ -65,10 +65,7 @@ class ProcessOwners:
         return {"name": sanitize_text(name.rstrip("\n")), "uid": str(uid), **user_label, **groups}
 
     def _read(self, pid: int, name: str) -> str | None:
-        try:
-            return (self._proc / str(pid) / name).read_text(errors="replace")
-        except OSError:
-            return None
+        return read_file(self._proc / str(pid) / name)
 
     def _user(self, uid: int) -> str | None:
         """Return the user's name, looked up once, with a deadline.

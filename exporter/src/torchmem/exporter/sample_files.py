@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -38,6 +37,7 @@ from torchmem.exporter.directory_status import (
     can_appear,
     directory_status,
 )
+from torchmem.exporter.plain_files import PlainFile, texts_hash
 from torchmem.exporter.rejections import Reason, Refusals, RejectedSampleError
 from torchmem.exporter.user_directories import FileVersion, list_files
 from torchmem.host.process_table import ProcessKey, ProcessTable, process_key, process_state
@@ -53,6 +53,7 @@ from torchmem.sample.sample import (
     Sample,
     State,
     distinct_devices,
+    is_consistent,
     possible,
 )
 from torchmem.sample.untrusted import (
@@ -116,12 +117,10 @@ class _File:
         return min(self.version.mtime, self.version.changed_ns / 1e9, self.seen)
 
 
-_TEXTS = re.compile(rb'"(?:[^"\\]|\\.)*"|null')
-"""The strings of a JSON document, keys included, and what it leaves open."""
 _LIVE, _SHOWN, _NEW = range(3)
 """Users with a process that is known to be alive, others who have been exported, and the rest."""
 
-msgspec.json.Decoder(Sample)
+_SAMPLES = msgspec.json.Decoder(Sample, strict=True)
 # msgspec 0.22 examines a class at its first use, and a second thread that uses the class meanwhile
 # ends the process with signal 11. So the class is used here first, where only one thread runs.
 
@@ -135,7 +134,8 @@ class RunDirectory:
     """Reads the run directory at each scrape. A file that has not changed is not read again.
 
     The final values of a process that ended are kept until `ttl_seconds` after the process was
-    last seen. The file itself is left to its owner, whose next process removes it.
+    last seen. The file itself is left to its owner, whose next process removes it. `all_series`:
+    whether the page has all series of a sample, which then count.
     """
 
     def __init__(
@@ -144,6 +144,8 @@ class RunDirectory:
         ttl_seconds: float = DEFAULT_TTL_SECONDS,
         processes: ProcessTable | None = None,
         churn: Churn | None = None,
+        *,
+        all_series: bool = False,
     ) -> None:
         self.path = path
         self.status = DirectoryStatus()
@@ -155,6 +157,7 @@ class RunDirectory:
         self._holders: dict[_Identity, str] = {}
         self._refusals = Refusals()
         self._churn = churn or Churn()
+        self._all_series = all_series
         self.faults = Counter[FaultReason](dict.fromkeys(FAULT_REASONS, 0))
         """Values that were left out because they are impossible, in all versions of all files."""
 
@@ -312,7 +315,7 @@ class RunDirectory:
         process = item.sample.process
         numbers = process.pid_namespace, process.local_rank, process.world_size
         key = file.texts, process.rank, item.pid, *numbers
-        read = partial(series_ids, item.sample, item.pid)
+        read = partial(series_ids, item.sample, item.pid, all_series=self._all_series)
         user = file.version.user
         return self._churn.admit(user, key, read, now, is_live=item.attributed)
 
@@ -336,10 +339,13 @@ class RunDirectory:
     def _take_page(self, file: _File, budget: Budget) -> bool:
         """Take the bytes of the sample on the page, which are measured once for each version."""
         if file.page_bytes is None:
-            file = replace(file, page_bytes=page_cost(file.sample)[1])
+            file = replace(file, page_bytes=self._page_bytes(file.sample))
             self._files[file.version.path] = file.version, file
         assert file.page_bytes is not None  # noqa: S101 - set above
         return budget.take({"page_bytes": file.page_bytes})
+
+    def _page_bytes(self, sample: Sample) -> int:
+        return page_cost(sample, all_series=self._all_series)[1]
 
     def _load(self, directory: int, listed: FileVersion, now: float) -> _File | None:
         version, file = self._files.get(listed.path, (None, None))
@@ -354,10 +360,10 @@ class RunDirectory:
         version = listed
         try:
             version, data = _read(directory, listed)
-            sample, faults = decode_possible(data)
+            plain = PlainFile.of(data)
+            sample, faults = decode_possible(data, plain)
             self.faults.update(fault.reason for fault in faults)
-            texts = hash(tuple(_TEXTS.findall(data)))
-            return version, _File(version, not_after(sample, now), now, texts)
+            return version, _File(version, not_after(sample, now), now, texts_hash(data, plain))
         except RejectedSampleError as error:
             self._reject(version, error.reason)
         except FileNotFoundError:
@@ -502,22 +508,40 @@ def decode(data: bytes) -> Sample:
     return decode_possible(data)[0]
 
 
-def decode_possible(data: bytes) -> tuple[Sample, tuple[Fault, ...]]:
+def decode_possible(data: bytes, file: PlainFile | None = None) -> tuple[Sample, tuple[Fault, ...]]:
     """Decode a sample file: strict types, bounded sizes and numbers, sanitized text.
+
+    `file` is `PlainFile.of(data)` if the caller has it.
 
     Returns the sample without what cannot be true, and what was left out. Raises
     RejectedSampleError for anything else that a healthy SDK of this schema does not write.
     """
     try:
-        raw = msgspec.json.decode(data)
-        if isinstance(raw, dict) and raw.get("schema") != SCHEMA_VERSION:
-            raise RejectedSampleError("unknown_schema")
-        sample, faults = possible(msgspec.convert(_sanitized(raw), Sample, strict=True))
+        file = file or PlainFile.of(data)
+        plain = _decode_plain(data) if file and file.is_plain else None
+        sample, faults = (plain, ()) if plain else possible(_decode_any(data))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise RejectedSampleError("malformed") from error
     if sample is None or not _is_consistent(sample):
         raise RejectedSampleError("out_of_bounds")
     return replace(sample, devices=distinct_devices(sample.devices)), faults
+
+
+def _decode_plain(data: bytes) -> Sample | None:
+    """Return the sample in a plain file; None if it is to be rejected or contradicts itself."""
+    try:
+        sample = _SAMPLES.decode(data)
+    except msgspec.MsgspecError:
+        return None
+    is_usual = sample.schema == SCHEMA_VERSION and is_consistent(sample)
+    return sample if is_usual else None
+
+
+def _decode_any(data: bytes) -> Sample:
+    raw = msgspec.json.decode(data)
+    if isinstance(raw, dict) and raw.get("schema") != SCHEMA_VERSION:
+        raise RejectedSampleError("unknown_schema")
+    return msgspec.convert(_sanitized(raw), Sample, strict=True)
 
 
 def _sanitized(raw: Any) -> Any:

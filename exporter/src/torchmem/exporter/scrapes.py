@@ -11,8 +11,8 @@ import asyncio
 import gzip
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from torchmem.exporter.node_reading import NodeReading
+from torchmem.exporter.page_text import PageText
 from torchmem.exporter.sample_files import Published
 from torchmem.exporter.web.clients import party, requester
 from torchmem.exporter.web.fair_queue import in_thread
@@ -59,17 +60,6 @@ class Collector(Protocol):
 
     def published(self) -> Sequence[Published]:
         """Return every process of the run directory; raises OSError when it cannot be read."""
-
-
-class _Families(CollectorRegistry):
-    """Families in the form that prometheus_client's encoders take."""
-
-    def __init__(self, families: Sequence[Metric]) -> None:
-        super().__init__()
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
 
 
 _openmetrics: Callable[[CollectorRegistry], bytes] = generate_openmetrics  # it has no annotations
@@ -121,47 +111,48 @@ class SharedCall(Generic[T]):
         self._running = None
 
 
-class Collection:
-    """The families of one collection. Each encoding is made once, in the thread `encoding`."""
+class Pages:
+    """Writes pages in their formats, in a thread of its own, because it keeps their text."""
 
-    def __init__(self, families: Sequence[Metric], encoding: Executor) -> None:
-        self._families, self._encoding = families, encoding
-        self._bodies: dict[tuple[Format, bool], asyncio.Task[bytes]] = {}
+    def __init__(self) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="torchmem-encode")
+        self._texts = {kind: PageText(kind.encode, kind.end) for kind in (TEXT, OPENMETRICS)}
+
+    def write(self, families: Sequence[Metric], exposition_format: Format) -> bytes:
+        """Return the exposition. For the thread."""
+        return self._texts[exposition_format].write(families)
+
+
+class Collection:
+    """The families of one collection. Each encoding is made once."""
+
+    def __init__(self, families: Sequence[Metric], pages: Pages) -> None:
+        self._families, self._pages = families, pages
+        self._bodies: dict[tuple[Format, bool], asyncio.Task[tuple[bytes, bool]]] = {}
 
     async def body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
         """Return the exposition and whether it is compressed; a short one never is."""
-        plain = await self._once(
-            (exposition_format, False), partial(_encoded, self._families, exposition_format)
-        )
-        if not compress or len(plain) < _MIN_GZIP_BYTES:
-            return plain, False
-        compressed = await self._once(
-            (exposition_format, True), partial(gzip.compress, plain, _GZIP_LEVEL)
-        )
-        return compressed, True
-
-    async def _once(self, key: tuple[Format, bool], make: Callable[[], bytes]) -> bytes:
+        key = exposition_format, compress
         if key not in self._bodies:
-            self._bodies[key] = in_thread(self._encoding, make)
+            make = partial(self._body, exposition_format, compress=compress)
+            self._bodies[key] = in_thread(self._pages.thread, make)
         return await asyncio.shield(self._bodies[key])
 
-
-def _encoded(families: Sequence[Metric], exposition_format: Format) -> bytes:
-    """Return the exposition; one family at a time, which takes a third of the memory."""
-    end = exposition_format.end
-    parts = (exposition_format.encode(_Families([family])) for family in families)
-    return b"".join([*(part.removesuffix(end) for part in parts), end])
+    def _body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
+        """Return what `body` returns. For the thread of the pages."""
+        plain = self._pages.write(self._families, exposition_format)
+        if not compress or len(plain) < _MIN_GZIP_BYTES:
+            return plain, False
+        return gzip.compress(plain, _GZIP_LEVEL), True
 
 
 class Scrapes:
     """The handlers of /metrics and /-/ready."""
 
     def __init__(self, collector: Collector) -> None:
-        encoding = ThreadPoolExecutor(1, thread_name_prefix="torchmem-encode")
-        self._whole = SharedCall(
-            "torchmem-collect", lambda: Collection(collector.collect(), encoding)
-        )
-        self._known = SharedCall("torchmem-known", lambda: Collection(collector.known(), encoding))
+        pages = Pages()
+        self._whole = SharedCall("torchmem-collect", lambda: Collection(collector.collect(), pages))
+        self._known = SharedCall("torchmem-known", lambda: Collection(collector.known(), pages))
         self._waiting = Counter[str]()
         self._collected = False
         self._rests_until: dict[str, float] = {}

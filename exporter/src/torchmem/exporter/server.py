@@ -12,6 +12,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 
 from starlette.applications import Starlette
@@ -26,7 +27,18 @@ from torchmem.sample.errors import UsageError
 DEFAULT_LIMITS = ConnectionLimits()
 _BACKLOG = 128
 _CLOSE_SECONDS = 1
-_HEARTBEAT_SECONDS = 1
+_BEATS = 3  # in the time within which one is expected
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What is called while the server responds: at its start, then well within each `seconds`."""
+
+    beat: Callable[[], None] = lambda: None
+    seconds: float | None = None
+
+
+NO_HEARTBEAT = Heartbeat()
 
 
 class PortInUseError(UsageError):
@@ -34,9 +46,19 @@ class PortInUseError(UsageError):
 
 
 class ExporterServer:
-    """A running server. The event `stopped` is set when it ends for any reason."""
+    """A running server.
 
-    def __init__(self, listener: socket.socket, server: _Server, scheme: str) -> None:
+    When it ends for any reason, the event `stopped` is set, and then `on_stop` is called.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        server: _Server,
+        scheme: str,
+        on_stop: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_stop = on_stop
         self._address: tuple[str, int] = listener.getsockname()[:2]
         self._listener = listener
         self._server, self._scheme = server, scheme
@@ -61,10 +83,11 @@ class ExporterServer:
         finally:
             self._listener.close()
             self.stopped.set()
+            self._on_stop()
 
 
 class _Server:
-    """Accepts connections and answers them until `stop`. Calls `heartbeat` once a second."""
+    """Accepts connections and answers them until `stop`."""
 
     def __init__(
         self,
@@ -72,7 +95,7 @@ class _Server:
         listener: socket.socket,
         web: LiveConfig,
         limits: ConnectionLimits,
-        heartbeat: Callable[[], None],
+        heartbeat: Heartbeat,
     ) -> None:
         self._app, self._listener, self._heartbeat = app, listener, heartbeat
         self._head_bytes = limits.head_bytes
@@ -111,10 +134,11 @@ class _Server:
                 stop()
 
     async def _beat_until(self, stopping: asyncio.Event) -> None:
+        seconds = self._heartbeat.seconds
         while not stopping.is_set():
-            self._heartbeat()
+            self._heartbeat.beat()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(stopping.wait(), _HEARTBEAT_SECONDS)
+                await asyncio.wait_for(stopping.wait(), seconds and seconds / _BEATS)
 
     def _protocol(self, connection: Connection) -> HttpProtocol:
         return HttpProtocol(connection, self._app, self._head_bytes)
@@ -128,13 +152,14 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
     listener: socket.socket | None = None,
     web: LiveConfig | None = None,
     limits: ConnectionLimits = DEFAULT_LIMITS,
-    heartbeat: Callable[[], None] = lambda: None,
+    heartbeat: Heartbeat = NO_HEARTBEAT,
     web_ui: bool = True,
     allowed_hosts: Collection[str] = (),
+    on_stop: Callable[[], None] = lambda: None,
 ) -> ExporterServer:
     """Serve `collector` on a thread, on `listener` if given, else on `host` and `port`.
 
-    Port 0 takes a free port. `heartbeat` is called about once a second while the server responds.
+    Port 0 takes a free port. `on_stop` is called when the server ends for any reason.
     `web_ui`: whether `/` is the live page. `allowed_hosts`: see `web.host_names`.
     Raises UsageError when the address cannot be used, PortInUseError for a port in use.
     """
@@ -142,7 +167,7 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
     listener = listener or _listen(host, port)
     app = application(collector, web.current, web_ui=web_ui, allowed_hosts=allowed_hosts)
     server = _Server(app, listener, web, limits, heartbeat)
-    return ExporterServer(listener, server, "https" if web.current().tls else "http")
+    return ExporterServer(listener, server, "https" if web.current().tls else "http", on_stop)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
-
-import yaml
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.sample.file_kinds import HEAD_BYTES, check_kind
 from torchmem.sample.untrusted import printable
+
+if TYPE_CHECKING:
+    import yaml
 
 MAX_BYTES = 1 << 20
 MAX_NUMBER_LENGTH = 100
@@ -189,6 +190,8 @@ def read_bytes(file: Path) -> bytes:
 
 def _parse(content: bytes, file: Path) -> Entry:
     """Parse YAML. Constructing a scalar that its tag does not fit raises any of these errors."""
+    import yaml  # only where there is a file to read: it takes a megabyte
+
     try:
         loader = yaml.SafeLoader(content)
         try:
@@ -224,6 +227,8 @@ class _Converter:
         return self._converted[id(node)]
 
     def _value(self, node: yaml.Node) -> Any:
+        import yaml
+
         if isinstance(node, yaml.SequenceNode):
             return [self.entry(item) for item in node.value]
         if isinstance(node, yaml.MappingNode):
@@ -234,6 +239,8 @@ class _Converter:
         return self._loader.construct_object(node)
 
     def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
+        import yaml
+
         entries: dict[str, Entry] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from torchmem.host.procfs import PROC
+from torchmem.host.procfs import PROC, read_file
 from torchmem.sample.sample import HostMemory
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -86,11 +86,17 @@ def host_memory(
 
     The limit is unknown when the control group of the process is not visible.
     """
+    group = MemoryGroup.of(pid, proc, cgroups)
+    return memory_within(pid, [*group.limits(), *machine_limits(proc)] if group else [], proc)
+
+
+def memory_within(
+    pid: int | str, limits: Sequence[MemoryLimit], proc: Path = PROC
+) -> HostMemory | None:
+    """Return the host memory of a process with these limits; None when it has ended."""
     resident = _resident_bytes(pid, proc)
     if resident is None:
         return None
-    group = MemoryGroup.of(pid, proc, cgroups)
-    limits = [*group.limits(), *_machine(proc)] if group else []
     tightest = min(limits, key=lambda limit: limit.available, default=None)
     return HostMemory(
         rss_bytes=resident,
@@ -114,7 +120,8 @@ def _resident_bytes(pid: int | str, proc: Path) -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE") or None
 
 
-def _machine(proc: Path) -> Iterator[MemoryLimit]:
+def machine_limits(proc: Path = PROC) -> Iterator[MemoryLimit]:
+    """Yield the memory of the machine as a limit."""
     text = _read(proc / "meminfo")
     total, available = _field(text, "MemTotal:"), _field(text, "MemAvailable:")
     if total is not None and available is not None:
@@ -143,10 +150,7 @@ def _unified(cgroups: Path) -> Path:
 
 def _read(path: Path) -> str:
     """Return a file of the kernel; empty when it is missing, hidden, or its process has ended."""
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
+    return read_file(path) or ""
 
 
 def _number(text: str) -> int | None:

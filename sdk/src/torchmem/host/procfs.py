@@ -7,6 +7,22 @@ import time
 from pathlib import Path
 
 PROC = Path("/proc")
+_READ_BYTES = 1 << 16
+
+
+def read_file(path: Path) -> str | None:
+    """Return a file of the kernel; None if it is missing, hidden, or its process has ended."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:  # without a file object, which costs as much as the reading
+            content = os.read(descriptor, _READ_BYTES)
+            while part := os.read(descriptor, _READ_BYTES):
+                content += part
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+    return content.decode(errors="replace")
 
 
 def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
@@ -14,9 +30,8 @@ def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
 
     Return None when the process has ended, zombies included, or cannot be seen.
     """
-    try:
-        stat = (proc / str(pid) / "stat").read_text(errors="replace")
-    except OSError:
+    stat = read_file(proc / str(pid) / "stat")
+    if stat is None:
         return None
     fields = stat.rpartition(")")[2].split()
     if len(fields) < 20 or fields[0] in {"Z", "X"}:
@@ -58,8 +73,5 @@ def nested_pids(pid: int, proc: Path = PROC) -> tuple[int, ...]:
 
 
 def _status(pid: int, key: str, proc: Path) -> tuple[int, ...]:
-    try:
-        lines = (proc / str(pid) / "status").read_text(errors="replace").splitlines()
-    except OSError:
-        return ()
+    lines = (read_file(proc / str(pid) / "status") or "").splitlines()
     return next((tuple(map(int, line.split()[1:])) for line in lines if line.startswith(key)), ())

@@ -19,13 +19,17 @@ Kind = Literal["gauge", "counter", "histogram", "gaugehistogram", "info"]
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric: its name as Prometheus shows it, kind, help text and label names in order."""
+    """One metric: its name as Prometheus shows it, kind, help text and label names in order.
+
+    `is_detail`: no rule and no panel reads it, and the exporter serves it only with `all_series`.
+    """
 
     name: str
     kind: Kind
     help: str
     labels: tuple[str, ...]
     group: str
+    is_detail: bool = False
 
 
 CATALOG: dict[str, MetricSpec] = {}
@@ -42,10 +46,14 @@ class _Group:
     name: str
     labels: tuple[str, ...] = ()
 
-    def _declare(self, kind: Kind, name: str, help_text: str, *labels: str) -> MetricSpec:
+    def _declare(
+        self, kind: Kind, name: str, help_text: str, *labels: str, is_detail: bool = False
+    ) -> MetricSpec:
         if name in CATALOG:
             raise ValueError(f"metric {name} is declared twice")
-        CATALOG[name] = spec = MetricSpec(name, kind, help_text, (*self.labels, *labels), self.name)
+        CATALOG[name] = spec = MetricSpec(
+            name, kind, help_text, (*self.labels, *labels), self.name, is_detail
+        )
         return spec
 
     gauge = partialmethod(_declare, "gauge")
@@ -68,12 +76,16 @@ RESERVED = _group.gauge(
     "torchmem_reserved_bytes", "Bytes the allocator has reserved from the driver.", "pool"
 )
 REQUESTED = _group.gauge(
-    "torchmem_requested_bytes", "Bytes requested by the program, before rounding.", "pool"
+    "torchmem_requested_bytes",
+    "Bytes requested by the program, before rounding.",
+    "pool",
+    is_detail=True,
 )
 INACTIVE_SPLIT = _group.gauge(
     "torchmem_inactive_split_bytes",
     "Free bytes in split segments, which cannot be released; absent with expandable segments.",
     "pool",
+    is_detail=True,
 )
 ALLOCATED_PEAK = _group.gauge(
     "torchmem_allocated_peak_bytes", "Highest allocated bytes since the process started."
@@ -98,10 +110,12 @@ COMPONENT_PEAK = _group.gauge(
     "activations, temporaries, and what of them waits for another stream); gradients_or_step where "
     "the two cannot be told apart. They add up to the active peak.",
     "component",
+    is_detail=True,
 )
 COMPONENT_PEAK_TIMESTAMP = _group.gauge(
     "torchmem_component_peak_timestamp_seconds",
     "Unix time at the end of the step that the components of the peak are from.",
+    is_detail=True,
 )
 DEVICE_TOTAL = _group.gauge(
     "torchmem_device_total_bytes", "Total memory of the device, as CUDA reports it to the process."
@@ -117,6 +131,7 @@ MEMORY_LIMIT = _group.gauge(
 STATS_TIMESTAMP = _group.gauge(
     "torchmem_stats_timestamp_seconds",
     "Unix time at which the statistics of the allocator and the driver's free memory were read.",
+    is_detail=True,
 )
 PLANNED_PEAK = _group.gauge(
     "torchmem_planned_peak_bytes",
@@ -132,7 +147,11 @@ PHASE_PEAK = _group.gauge(
 _group = _Group("Fragmentation, from snapshots at random times", DEVICE)
 SEGMENTS = _group.gauge("torchmem_segments", "Segments of the default pools, by pool.", "pool")
 BLOCKS = _group.gauge(
-    "torchmem_blocks", "Blocks of the default pools, by pool and state.", "pool", "state"
+    "torchmem_blocks",
+    "Blocks of the default pools, by pool and state.",
+    "pool",
+    "state",
+    is_detail=True,
 )
 FREE = _group.gauge(
     "torchmem_free_bytes",
@@ -144,7 +163,9 @@ SNAPSHOT_IN_USE = _group.gauge(
     "Bytes that were not free in the newest snapshot, in all pools; absent after a release.",
 )
 PENDING_FREE = _group.gauge(
-    "torchmem_pending_free_bytes", "Freed bytes that still wait for the event of another stream."
+    "torchmem_pending_free_bytes",
+    "Freed bytes that still wait for the event of another stream.",
+    is_detail=True,
 )
 LARGEST_FREE_BLOCK = _group.gauge(
     "torchmem_largest_free_block_bytes", "Largest free block in the default pools."
@@ -185,7 +206,9 @@ OOMS = _group.counter(
     "cause",
 )
 OOM_REJECTIONS = _group.counter(
-    "torchmem_oom_rejections_total", "Allocations rejected without asking the driver."
+    "torchmem_oom_rejections_total",
+    "Allocations rejected without asking the driver.",
+    is_detail=True,
 )
 DEVICE_ALLOCS = _group.counter(
     "torchmem_device_allocs_total",
@@ -226,6 +249,7 @@ NEIGHBOR_REQUESTS = _group.counter(
 MEMORY_WAIT = _group.counter(
     "torchmem_memory_wait_seconds_total",
     "Time that the script waited for memory in `session.wait_for_memory`.",
+    is_detail=True,
 )
 LAST_OOM_TIMESTAMP = _group.gauge(
     "torchmem_last_oom_timestamp_seconds", "Unix time of the latest OutOfMemoryError."
@@ -291,6 +315,7 @@ HOST_PINNED = _group.gauge(
 HOST_PINNED_TIMESTAMP = _group.gauge(
     "torchmem_host_pinned_timestamp_seconds",
     "Unix time at which the pinned host memory was read, which is up to 15 seconds ago.",
+    is_detail=True,
 )
 HOST_LIMIT = _group.gauge(
     "torchmem_host_limit_bytes",
@@ -375,6 +400,7 @@ OUTSIDE_ALLOCATOR = _group.gauge(
 OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
     "torchmem_outside_allocator_timestamp_seconds",
     "Unix time at which torchmem_outside_allocator_bytes was measured.",
+    is_detail=True,
 )
 RESERVED_UNBACKED = _group.gauge(
     "torchmem_reserved_unbacked_bytes",

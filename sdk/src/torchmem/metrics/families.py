@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache, partial
 from itertools import accumulate, chain
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -21,9 +22,11 @@ from prometheus_client.core import (
     InfoMetricFamily,
     Metric,
 )
+from prometheus_client.samples import Sample as Series
 
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import CATALOG, MetricSpec
+from torchmem.metrics.row_family import RowFamily
 from torchmem.sample.engine import Engine
 from torchmem.sample.sample import (
     COUNTED,
@@ -42,6 +45,10 @@ from torchmem.sample.sample import (
     Sample,
     State,
 )
+
+FREE_BLOCK_PAGE_BOUNDS = (1 << 20, 1 << 25, 1 << 30)
+STEP_DURATION_PAGE_BOUNDS = (0.1, 0.25, 0.5, 1, 5)
+"""The buckets that the exporter serves; with all series it serves all that the sample has."""
 
 Labels = tuple[str, ...]
 Row = tuple[Labels, float | None]
@@ -80,26 +87,52 @@ class ProcessView:
             yield self.device_labels(device), device
 
 
+_TYPES: Mapping[str, Callable[..., Metric]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "gaugehistogram": GaugeHistogramMetricFamily,
+    "histogram": HistogramMetricFamily,
+    "info": InfoMetricFamily,
+}
+
+
+@cache
+def _head(name: str) -> Metric:
+    """Return a metric of the catalog without samples."""
+    spec = CATALOG[name]
+    return _TYPES[spec.kind](name.removesuffix("_info"), spec.help, labels=spec.labels)
+
+
 def family(spec: MetricSpec, rows: Iterable[Row]) -> Metric:
     """Return a gauge or counter family of the catalog, without the rows whose value is None.
 
     Each row holds the label values in the catalog's order.
     """
-    family_type = CounterMetricFamily if spec.kind == "counter" else GaugeMetricFamily
-    metric: Metric = family_type(spec.name, spec.help, labels=spec.labels)
-    for labels, value in rows:
-        if value is not None:
-            metric.add_sample(spec.name, dict(zip(spec.labels, labels, strict=True)), value)
-    return metric
+    known = [row for row in rows if row[1] is not None]
+    return RowFamily(_head(spec.name), known, _expand_plain(spec.name))  # type: ignore[arg-type]
+
+
+@cache
+def _expand_plain(name: str) -> Callable[[Labels, float], Iterator[Series]]:
+    return partial(_plain, CATALOG[name])
+
+
+def _plain(spec: MetricSpec, labels: Labels, value: float) -> Iterator[Series]:
+    yield Series(spec.name, dict(zip(spec.labels, labels, strict=True)), value)
 
 
 def info(spec: MetricSpec, rows: Iterable[tuple[Labels, Mapping[str, str]]]) -> Metric:
     """Return an info family: the catalog's labels name the object, the mapping holds its facts."""
-    metric = InfoMetricFamily(spec.name.removesuffix("_info"), spec.help, labels=spec.labels)
-    for labels, facts in rows:
-        allowed = {name: text for name, text in facts.items() if _is_free_label(spec, name)}
-        metric.add_metric(labels, allowed)
-    return metric
+    known = [((labels, tuple(facts.items())), 1.0) for labels, facts in rows]
+    return RowFamily(_head(spec.name), known, partial(_facts, spec))
+
+
+def _facts(
+    spec: MetricSpec, key: tuple[Labels, tuple[tuple[str, str], ...]], value: float
+) -> Iterator[Series]:
+    labels, facts = key
+    allowed = {name: text for name, text in facts if _is_free_label(spec, name)}
+    yield Series(spec.name, dict(zip(spec.labels, labels, strict=True)) | allowed, value)
 
 
 def _is_free_label(spec: MetricSpec, name: str) -> bool:
@@ -109,7 +142,8 @@ def _is_free_label(spec: MetricSpec, name: str) -> bool:
 def by_last_label(rows: Iterable[tuple[Labels, Mapping[Any, T]]]) -> Iterator[tuple[Labels, T]]:
     """Yield a row for each entry of each mapping, with the key as the last label value."""
     for labels, values in rows:
-        yield from (((*labels, str(key)), value) for key, value in values.items())
+        for key, value in values.items():
+            yield (*labels, str(key)), value
 
 
 def value_family(
@@ -135,13 +169,28 @@ def _pooled(
     return keyed_family(spec, [(labels, pool) for labels, pool in pools if pool], ByPool.by_label)
 
 
-def families(views: Sequence[ProcessView]) -> Iterator[Metric]:
-    """Yield all families of the given processes.
+@cache
+def _details() -> frozenset[str]:
+    """Return the names of the families that only all series include."""
+    return frozenset(_head(spec.name).name for spec in CATALOG.values() if spec.is_detail)
 
-    No two of `views` may have the same rank, pid and run.
+
+def families(views: Sequence[ProcessView], *, all_series: bool = True) -> Iterator[Metric]:
+    """Yield the families of the given processes.
+
+    No two of `views` may have the same rank, pid and run. Without `all_series`, leave out what no
+    rule and no panel reads: families that are details, the pools of the active bytes, and most
+    buckets of histograms.
     """
+    for found in _families(views, all_series=all_series):
+        if all_series or found.name not in _details():
+            yield found
+
+
+def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Metric]:
     devices = list(chain.from_iterable(view.devices() for view in views))
-    yield from _allocator_families([(labels, d.allocator) for labels, d in devices if d.allocator])
+    allocators = [(labels, d.allocator) for labels, d in devices if d.allocator]
+    yield from _allocator_families(allocators, all_series=all_series)
     yield keyed_family(catalog.COMPONENT, devices, lambda d: d.components)
     yield keyed_family(catalog.COMPONENT_PEAK, devices, lambda d: d.component_peaks)
     yield value_family(
@@ -153,7 +202,8 @@ def families(views: Sequence[ProcessView]) -> Iterator[Metric]:
     yield value_family(catalog.STATS_TIMESTAMP, devices, lambda d: d.stats_timestamp)
     yield value_family(catalog.PLANNED_PEAK, devices, lambda d: d.planned_peak_bytes)
     yield keyed_family(catalog.PHASE_PEAK, devices, lambda d: d.phase_peaks)
-    yield from _layout_families([(labels, d.layout) for labels, d in devices if d.layout])
+    layouts = [(labels, d.layout) for labels, d in devices if d.layout]
+    yield from _layout_families(layouts, all_series=all_series)
     yield from _counter_families([(labels, d.counters) for labels, d in devices])
     yield from _release_families([(labels, d.releases) for labels, d in devices])
     ooms = [(labels, d.last_oom) for labels, d in devices if d.last_oom]
@@ -169,7 +219,7 @@ def families(views: Sequence[ProcessView]) -> Iterator[Metric]:
     )
     known = [(labels, growth.component) for labels, growth in growths if growth.component]
     yield info(catalog.GROWTH_INFO, [(labels, {"component": name}) for labels, name in known])
-    yield from _process_families(views)
+    yield from _process_families(views, all_series=all_series)
     yield from _host_families(views)
 
 
@@ -196,9 +246,15 @@ def _about(oom: OomRecord) -> dict[str, str]:
     return {name: text for name, text in known.items() if text}
 
 
-def _allocator_families(rows: Sequence[tuple[Labels, Allocator]]) -> Iterator[Metric]:
+def _allocator_families(
+    rows: Sequence[tuple[Labels, Allocator]], *, all_series: bool
+) -> Iterator[Metric]:
     yield _pooled(catalog.ALLOCATED, rows, lambda a: a.allocated_bytes)
-    yield _pooled(catalog.ACTIVE, rows, lambda a: a.active_bytes)
+    yield _pooled(
+        catalog.ACTIVE,
+        rows,
+        lambda a: a.active_bytes if all_series else ByPool(None, None, a.active_bytes.total),
+    )
     yield _pooled(catalog.RESERVED, rows, lambda a: a.reserved_bytes)
     yield _pooled(catalog.REQUESTED, rows, lambda a: a.requested_bytes)
     yield _pooled(catalog.INACTIVE_SPLIT, rows, lambda a: a.inactive_split_bytes)
@@ -207,7 +263,9 @@ def _allocator_families(rows: Sequence[tuple[Labels, Allocator]]) -> Iterator[Me
     yield value_family(catalog.RESERVED_PEAK, rows, lambda a: a.reserved_peak_bytes)
 
 
-def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
+def _layout_families(
+    rows: Sequence[tuple[Labels, Layout]], *, all_series: bool
+) -> Iterator[Metric]:
     yield value_family(catalog.SNAPSHOT_TIMESTAMP, rows, lambda layout: layout.timestamp)
     yield _pooled(catalog.SEGMENTS, rows, lambda layout: layout.segments)
     blocks = [(labels, layout.blocks) for labels, layout in rows if layout.blocks]
@@ -222,7 +280,7 @@ def _layout_families(rows: Sequence[tuple[Labels, Layout]]) -> Iterator[Metric]:
         catalog.LARGEST_ALLOCATED_BLOCK, rows, lambda layout: layout.largest_allocated_block_bytes
     )
     yield value_family(catalog.FRAGMENTATION, rows, lambda layout: layout.fragmentation_ratio)
-    yield _free_block_sizes(rows)
+    yield _free_block_sizes(rows, all_series=all_series)
     yield keyed_family(catalog.HEADROOM, rows, _headroom)
     yield keyed_family(catalog.PRIVATE_POOL, rows, _private_pools)
 
@@ -245,19 +303,45 @@ def _private_pools(layout: Layout) -> dict[str, float]:
     return {"used": layout.private_used_bytes, "free": layout.private_free_bytes}
 
 
-def _free_block_sizes(rows: Sequence[tuple[Labels, Layout]]) -> Metric:
-    spec = catalog.FREE_BLOCK_SIZE
-    metric = GaugeHistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
-    for labels, layout in rows:
-        if layout.free_block_counts is not None:
-            buckets = _buckets(FREE_BLOCK_BOUNDS, layout.free_block_counts)
-            metric.add_metric(labels, buckets, layout.free_bytes)
-    return metric
+def _free_block_sizes(rows: Sequence[tuple[Labels, Layout]], *, all_series: bool) -> Metric:
+    """Return the histogram; its count and sum, which other families tell, only with all series."""
+    known = [
+        (labels, layout.free_block_counts, float(layout.free_bytes))
+        for labels, layout in rows
+        if layout.free_block_counts is not None
+    ]
+    bounds = FREE_BLOCK_BOUNDS if all_series else FREE_BLOCK_PAGE_BOUNDS
+    return _histogram(catalog.FREE_BLOCK_SIZE, FREE_BLOCK_BOUNDS, bounds, known, all_series)
 
 
-def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    upper = [*(f"{bound:g}" if bound < 1e6 else str(float(bound)) for bound in bounds), "+Inf"]
-    return list(zip(upper, accumulate(counts), strict=True))
+def _histogram(
+    spec: MetricSpec,
+    bounds: Sequence[float],
+    shown: Sequence[float],
+    rows: Iterable[tuple[Labels, Sequence[int], float]],
+    has_sum: bool = True,
+) -> Metric:
+    """Return a histogram with the `shown` of its bounds; each row has its counts and its sum."""
+    places = [*map(bounds.index, shown), len(bounds)]
+    upper = [*(f"{bound:g}" if bound < 1e6 else str(float(bound)) for bound in shown), "+Inf"]
+    known = []
+    for labels, counts, total in rows:
+        up_to = list(accumulate(counts))
+        known.append((labels, (*(up_to[place] for place in places), total)))
+    return RowFamily(_head(spec.name), known, partial(_buckets, spec, upper, has_sum))
+
+
+def _buckets(
+    spec: MetricSpec,
+    upper: Sequence[str],
+    has_sum: bool,
+    labels: Labels,
+    values: Sequence[float],
+) -> list[Series]:
+    *counts, total = values
+    metric: Any = _TYPES[spec.kind](spec.name, spec.help, labels=spec.labels)
+    metric.add_metric(labels, list(zip(upper, counts, strict=True)), total)
+    return [row for row in metric.samples if has_sum or row.name.endswith("_bucket")]
 
 
 def _counter_families(rows: Sequence[tuple[Labels, Counters]]) -> Iterator[Metric]:
@@ -279,7 +363,7 @@ def _release_families(rows: Sequence[tuple[Labels, Mapping[Any, Releases]]]) -> 
     yield value_family(catalog.RELEASE_ENABLED, tiers, lambda r: not r.given_up)
 
 
-def _process_families(views: Sequence[ProcessView]) -> Iterator[Metric]:
+def _process_families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Metric]:
     rows = [(view.labels, view.sample) for view in views]
     yield info(catalog.PROCESS_INFO, [(labels, _process_facts(s)) for labels, s in rows])
     settings = [(labels, s.allocator_settings) for labels, s in rows if s.allocator_settings]
@@ -289,10 +373,11 @@ def _process_families(views: Sequence[ProcessView]) -> Iterator[Metric]:
     yield keyed_family(catalog.PROCESS_STATE, states, _state_set)
     yield value_family(catalog.PROCESS_START, rows, lambda s: s.process.start_timestamp)
     yield value_family(catalog.STEPS, rows, lambda s: s.steps.count)
-    yield _step_durations(rows)
+    yield _step_durations(rows, all_series=all_series)
     yield value_family(catalog.SAMPLES, rows, lambda s: s.steps.samples)
     yield value_family(catalog.SAMPLE_TIMESTAMP, rows, lambda s: s.timestamp)
-    yield keyed_family(catalog.SAMPLE_DURATION, rows, _read_durations)
+    durations = partial(_read_durations, all_series=all_series)
+    yield keyed_family(catalog.SAMPLE_DURATION, rows, durations)
     yield value_family(catalog.SDK_CPU, rows, lambda s: s.cost.cpu_seconds)
     yield keyed_family(catalog.SDK_ERRORS, rows, lambda s: _floats(s.cost.errors))
     yield keyed_family(catalog.HOOKS_DROPPED, rows, lambda s: {**s.hooks_dropped})
@@ -330,19 +415,14 @@ def _process_facts(sample: Sample) -> dict[str, str]:
     return process.labels | facts
 
 
-def _step_durations(rows: Sequence[tuple[Labels, Sample]]) -> Metric:
-    spec = catalog.STEP_DURATION
-    metric = HistogramMetricFamily(spec.name, spec.help, labels=spec.labels)
-    for labels, sample in rows:
-        buckets = _buckets(STEP_DURATION_BOUNDS, sample.steps.duration_counts)
-        metric.add_metric(labels, buckets, sample.steps.duration_sum_seconds)
-    return metric
+def _step_durations(rows: Sequence[tuple[Labels, Sample]], *, all_series: bool) -> Metric:
+    steps = [(labels, sample.steps) for labels, sample in rows]
+    known = [(labels, s.duration_counts, s.duration_sum_seconds) for labels, s in steps]
+    bounds = STEP_DURATION_BOUNDS if all_series else STEP_DURATION_PAGE_BOUNDS
+    return _histogram(catalog.STEP_DURATION, STEP_DURATION_BOUNDS, bounds, known)
 
 
-def _read_durations(sample: Sample) -> dict[str, float | None]:
+def _read_durations(sample: Sample, *, all_series: bool) -> dict[str, float | None]:
     cost = sample.cost
-    return {
-        "stats": cost.stats_duration_seconds,
-        "snapshot": cost.snapshot_duration_seconds,
-        "oom": cost.oom_duration_seconds,
-    }
+    known = {"stats": cost.stats_duration_seconds, "snapshot": cost.snapshot_duration_seconds}
+    return known | ({"oom": cost.oom_duration_seconds} if all_series else {})

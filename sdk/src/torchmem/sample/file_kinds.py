@@ -47,6 +47,7 @@ def _output(command: str, wanted: str) -> FileKind:
 
 OOM_REPORT = FileKind("an OOM report", "run `torchmem oom {file}`")
 SNAPSHOT = FileKind("a pickle file, as memory snapshots are", "run `torchmem snapshot {file}`")
+SUMMARY = FileKind("the summary of a run", "run `torchmem compare {file} OTHER`")
 SAMPLE = FileKind("the sample of a process", "run `torchmem report{process}`")
 PAGE = FileKind("an HTML page", "open it in a browser")
 PICTURE = FileKind("a picture", "open it in an image viewer")
@@ -75,6 +76,7 @@ _BEGINNINGS = {
 _DOCUMENTS: tuple[tuple[set[bytes], FileKind], ...] = (
     ({b"phantom", b"card", b"command"}, PREFLIGHT),
     ({b"sample", b"process", b"devices"}, _output("report --json", "process")),
+    ({b"process", b"devices", b"verdict", b"state"}, SUMMARY),
     ({b"process", b"devices", b"timestamp"}, SAMPLE),
     ({b"process", b"device", b"oom"}, OOM_REPORT),
     ({b"fidelity", b"outcomes"}, _output("whatif --json", "snapshot")),

@@ -18,7 +18,7 @@ from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
-from torchmem.sample.validity import Fault, without_impossible
+from torchmem.sample.validity import Checked, Fault, without_impossible
 
 SCHEMA_VERSION = 1
 
@@ -423,13 +423,21 @@ def live_state(sample: Sample, now: float) -> Literal["running", "stalled"]:
     return "stalled" if stalled else "running"
 
 
-def possible(sample: Sample) -> tuple[Sample | None, tuple[Fault, ...]]:
+def possible(
+    sample: Sample, checked: Checked | None = None
+) -> tuple[Sample | None, tuple[Fault, ...]]:
     """Return the sample without values that cannot be true, and what was left out.
 
     The SDK publishes nothing else, and readers use nothing else. The sample is None if its own time
-    or process is impossible.
+    or process is impossible. `checked` is that of `without_impossible`.
     """
-    return without_impossible(sample, _contradictions)
+    return without_impossible(sample, _contradictions, checked)
+
+
+def is_consistent(sample: Sample) -> bool:
+    """Return whether `possible` finds no contradiction; numbers are not checked."""
+    parts = ((device, device.layout, device.run_history) for device in sample.devices)
+    return all(_contradictions(part) == {} for device in parts for part in device if part)
 
 
 def _contradictions(value: object) -> Mapping[str, Any] | None:

@@ -82,6 +82,7 @@ LAUNCH_LABELS = {
     "SLURM_ARRAY_TASK_ID": "slurm_array_task_id",
     "SLURM_JOB_NAME": "slurm_job_name",
     "SLURM_JOB_USER": "slurm_job_user",
+    "SLURM_JOB_ACCOUNT": "slurm_job_account",
     "PBS_JOBID": "pbs_job_id",
     "LSB_JOBID": "lsf_job_id",
     "JOB_NAME": "job_name",

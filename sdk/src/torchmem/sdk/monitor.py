@@ -21,6 +21,7 @@ from torchmem.explain.activity import is_in_optimizer
 from torchmem.explain.call_stack import Origin
 from torchmem.explain.verdict import Circumstances
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
+from torchmem.sample.validity import Checked
 from torchmem.sdk.context import Context
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.identity import identify, placed
@@ -79,6 +80,7 @@ class Monitor:
         self._to_start = deque((self._open, self._start_sampler, self._begin, self._watch_ooms))
         self._starting = threading.Lock()
         self._publishing = threading.Lock()
+        self._checked: Checked = {}
         self._pid: int | None = None
         self._ended: Ending | None = None
 
@@ -364,7 +366,9 @@ class Monitor:
         for part in self._parts.completing:
             with self._errors.suppress(part.stage):
                 part.complete(draft)
-        sample, faults = possible(state := self._state(draft))
+        checked = dict(self._checked)  # a copy: another thread may publish meanwhile
+        sample, faults = possible(state := self._state(draft), checked)
+        self._checked = checked
         for fault in faults:
             self._errors.count("values", ValueError(f"{fault.field} is {fault.reason}"))
         return sample or state

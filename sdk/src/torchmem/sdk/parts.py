@@ -24,6 +24,7 @@ from torchmem.sdk.reading.host import HostReader
 from torchmem.sdk.reading.plan import PlannedPeaks
 from torchmem.sdk.release.part import ReleasePart
 from torchmem.sdk.release.release import Release
+from torchmem.sdk.run_summaries import RunSummaries
 
 
 def build(context: Context, monitor: Monitor) -> Iterator[Part]:
@@ -51,6 +52,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield context.evaluation
     compared = lines.compared if settings.history else None
     yield OomReports(path, backend, errors, monitor.sample, lambda: monitor.is_dying, compared)
+    yield RunSummaries(path)
     yield MapPublisher(
         path,
         enabled=settings.memory_map,

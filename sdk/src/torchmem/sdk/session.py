@@ -36,7 +36,7 @@ from torchmem.sdk.release.part import ReleasePart
 from torchmem.sdk.release.pressure_hooks import PressureHook, PressureHooks
 from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 from torchmem.sdk.safety.errors import Errors, log
-from torchmem.sdk.safety.interruptions import is_interruption, shield
+from torchmem.sdk.safety.interruptions import ignore, is_interruption, shield
 from torchmem.sdk.settings import Settings, SettingsKeywords, resolve
 from torchmem.sdk.steps import Iterations
 
@@ -67,6 +67,9 @@ class Session:
         self._backend = backend
         self._environment = environment
         self._iterations = Iterations()
+        # The optimizer of the latest step, and whether its next step begins an iteration.
+        self._stepped: Callable[[], object] = lambda: None
+        self._is_alone = False
         self._explicit_steps = False
         # Weak: if training fails, a framework's callback never ends its pass.
         self._open: list[ref[Iteration]] = []
@@ -77,6 +80,7 @@ class Session:
         self._hooks = PressureHooks()
         self._parts = parts
         self._context = self._new_context()
+        self._cost = self._context.cost
         self._monitor = Monitor(self._context, parts)
         remove = backend.on_step(self._on_step), backend.on_step_begin(self._on_step_begin)
         self._remove_step_hooks = remove
@@ -471,6 +475,7 @@ class Session:
         with self.errors.suppress("setup"):
             self._open, self._closers = [], []
             parents, self._context = self._monitor, self._new_context()
+            self._cost, self._stepped = self._context.cost, lambda: None
             self._monitor = Monitor(self._context, self._parts)
             parents.close_in_child()
 
@@ -484,15 +489,27 @@ class Session:
     @shield
     def _on_step(self, optimizer: object) -> None:
         self._monitor.oom_pending = False
-        self._context.components.see(optimizer)
-        if not self._explicit_steps and self._begins_step(optimizer):
+        if self._stepped() is not optimizer:
+            self._note_optimizer(optimizer)
+        if not self._explicit_steps and (
+            (self._is_alone and not self._open) or self._begins_step(optimizer)
+        ):
             self._count_step(None)
+
+    def _note_optimizer(self, optimizer: object) -> None:
+        """Note an optimizer that did not make the latest step."""
+        self._context.components.see(optimizer)
+        self._is_alone = False
+        with ignore(TypeError):  # of an object that allows no weak references
+            self._stepped = ref(optimizer)
 
     def _begins_step(self, optimizer: object) -> bool:
         passes = (each() for each in reversed(self._open))
         iteration = next((each for each in passes if each and each.made_step), None)
         if iteration is None:
-            return self._iterations.begins(id(optimizer))
+            begins = self._iterations.begins(id(optimizer))
+            self._is_alone = begins and self._stepped() is optimizer
+            return begins
         begins, iteration.has_counted = not iteration.has_counted, True
         return begins
 
@@ -515,7 +532,7 @@ class Session:
             if self.errors.passes("step", error):
                 raise
         spent = time.perf_counter() - started
-        self._context.cost.step_seconds += min(MAX_STEP_SECONDS, spent)
+        self._cost.step_seconds += min(MAX_STEP_SECONDS, spent)
 
     @shield
     def _close(self, ending: Ending) -> None:

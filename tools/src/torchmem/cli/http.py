@@ -8,15 +8,20 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torchmem.sample.errors import UsageError
+from torchmem.sample.file_kinds import check_file
 from torchmem.sample.untrusted import sanitize_text
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 32 << 20
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +33,12 @@ class HttpAnswer:
     body: bytes
 
 
-def fetch(url: str) -> HttpAnswer:
-    """GET a URL, which may contain a user and a password; redirects are followed.
+def fetch(
+    url: str, headers: Mapping[str, str] = NO_HEADERS, timeout_seconds: float = TIMEOUT_SECONDS
+) -> HttpAnswer:
+    """GET a URL, which may contain a user and a password; redirects are followed without them.
 
-    Raises OSError or ValueError without an answer.
+    Redirects are followed without `headers`, too. Raises OSError or ValueError without an answer.
     """
     parts = urllib.parse.urlsplit(url)
     if parts.scheme not in {"http", "https"}:
@@ -41,7 +48,9 @@ def fetch(url: str) -> HttpAnswer:
     if credentials:
         encoded = base64.b64encode(urllib.parse.unquote(credentials).encode()).decode()
         request.add_unredirected_header("Authorization", f"Basic {encoded}")
-    return _sent(request, urllib.request.build_opener())
+    for name, value in headers.items():
+        request.add_unredirected_header(name, value)
+    return _sent(request, urllib.request.build_opener(), timeout_seconds)
 
 
 def call(url: str, token: str, body: object = None) -> HttpAnswer:
@@ -67,9 +76,13 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Follow no redirect."""
 
 
-def _sent(request: urllib.request.Request, opener: urllib.request.OpenerDirector) -> HttpAnswer:
+def _sent(
+    request: urllib.request.Request,
+    opener: urllib.request.OpenerDirector,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> HttpAnswer:
     try:
-        with opener.open(request, timeout=TIMEOUT_SECONDS) as answer:
+        with opener.open(request, timeout=timeout_seconds) as answer:
             return _answer(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -96,7 +109,11 @@ def server_url(text: str, server: str, example: str) -> str:
 
 
 def exporter_url(text: str) -> str:
-    """Return the URL of an exporter, also when that of its metrics is given. Raise UsageError."""
+    """Return the URL of an exporter, also when that of its metrics is given. Raise UsageError.
+
+    A file in its place is a UsageError that names the file's command.
+    """
+    check_file(Path(text), None, "the address of an exporter")
     return server_url(text, "an exporter", "http://HOST:9847").removesuffix("/metrics")
 
 

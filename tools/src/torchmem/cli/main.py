@@ -26,11 +26,13 @@ COMMANDS = (
     "capture",
     "whatif",
     "snapshot",
+    "compare",
     "preflight",
     "mcp",
     "doctor",
     "rules",
     "dashboards",
+    "fleet",
     "manifests",
     "completion",
 )

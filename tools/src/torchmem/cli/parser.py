@@ -27,7 +27,10 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse the arguments; print the usage and exit with 2 if some are unknown."""
+        """Parse the arguments; print the usage and exit with 2 if some are unknown.
+
+        Raise UsageError if the unknown one is a file of another command.
+        """
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self._refuse(unknown)
@@ -42,7 +45,10 @@ class Parser(argparse.ArgumentParser):
         name = sanitize_text(word.partition("=")[0])
         see = f"see `{self.prog} --help`."
         if not word.startswith("-"):
-            self._exit(f"unexpected argument {name!r}: {see}")
+            check_file(Path(word), None, f"an argument of `{self.prog}`")
+            is_exporter = "://" in word and "--exporter" in self._flags()
+            hint = "give an exporter with --exporter URL." if is_exporter else see
+            self._exit(f"unexpected argument {sanitize_text(word)!r}: {hint}")
         self._exit(f"unknown flag {name}: {did_you_mean(name, self._flags(), see)}")
 
     def _flags(self) -> Iterable[str]:

@@ -57,8 +57,8 @@ function _shtab_torchmem_using
   test "$_shtab_torchmem_cmdpath" = "$argv"
 end
 
-set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot preflight mcp doctor rules dashboards manifests completion
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --hooks --html --interval --kubelet-socket --listen --local-world-size --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --run --run-dir --scenario --scrape-deadline-seconds --seconds --seed --setting --snapshot --steps --thresholds --timeout --token-file --top --ttl-seconds --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards fleet manifests completion
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --bisect --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --jobs --kubelet-socket --listen --local-world-size --markdown --match --matrix --max-peak-increase --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --resume --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -77,6 +77,7 @@ complete -c torchmem -n '_shtab_torchmem_using exporter' -l run-dir -xka "(__fis
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l ttl-seconds -x -d 'how long to keep the last values of a process that ended (default: 900)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l scrape-deadline-seconds -x -d 'how long to wait for the driver (default: 5)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l pcie-throughput -l no-pcie-throughput -d 'measure PCIe throughput, which takes 40 ms for each GPU and scrape'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l all-series -l no-all-series -d 'also export the series of ranks that no rule or panel reads, and finer histograms'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l processes-per-gpu -x -d 'maximum number of processes to export for each GPU (default: 32)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l container-logs -xka "(__fish_complete_directories)" -d 'where the kubelet links the logs of containers; no log is read (default: /var/log/containers)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l kubelet-socket -x -d 'the kubelet'"'"'s pod-resources socket; needs permission to connect and the extra `kubernetes`'
@@ -156,6 +157,12 @@ complete -c torchmem -n '_shtab_torchmem_using snapshot' -l top -x -d 'rows of e
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l json -d 'print one line of JSON per GPU'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory by line, as .png or .svg'
 complete -c torchmem -n '_shtab_torchmem_using snapshot; and test $_shtab_torchmem_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a file of torch.cuda.memory._dump_snapshot or `torchmem capture`'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a compare -d 'say what changed between two runs, and whether it is a regression'
+complete -c torchmem -n '_shtab_torchmem_using compare' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using compare' -l max-peak-increase -x -d 'growth of the peak that is no regression (default 2%)'
+complete -c torchmem -n '_shtab_torchmem_using compare' -l json -d 'print one JSON document'
+complete -c torchmem -n '_shtab_torchmem_using compare' -l list -d 'list the summaries of your runs (root: of all users)'
+complete -c torchmem -n '_shtab_torchmem_using compare' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a preflight -d 'run a training script on a phantom GPU and report whether it fits'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l gpu-model -xka "v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000" -d 'a name from --list-gpu-models, or a size: 24GB (10^9), 22.5GiB (2^30)'
@@ -170,11 +177,20 @@ complete -c torchmem -n '_shtab_torchmem_using preflight' -l local-world-size -x
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l find-batch -x -d 'find the largest value of a script option that fits, such as batch-size=1..64 for --batch-size'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l ranks -x -d 'run each of these ranks of --world-size, such as 0..3,7'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l world-sizes -x -d 'run --rank with each of these world sizes, such as 8,64,1024'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l matrix -x -d 'run each combination, such as --matrix batch=8,16 gpu_model=24GB,a100-40gb; NAME is {NAME} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, or an option of the script'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l jobs -x -d 'combinations to run at a time (default: one per core, as far as RAM suffices)'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l resume -xka "(__fish_complete_path (commandline -ct))" -d 'keep the results of a matrix in FILE, and do not run those again that it has'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l csv -d 'print a matrix as CSV'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l bisect -x -d 'find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l setting -x -d 'compare this allocator setting instead of the default ones; can be repeated'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l gpu-models -x -d 'compare these GPU models instead of the next larger and smaller ones'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l snapshot -xka "(__fish_complete_path (commandline -ct))" -d 'keep the trace, for memory_viz and torchmem whatif'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l json -d 'print one JSON document; the script'"'"'s output goes to stderr'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory over the steps, as .png or .svg'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l save-baseline -xka "(__fish_complete_path (commandline -ct))" -d 'write what the run needs to a JSON file to be reviewed like a lock file'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l baseline -xka "(__fish_complete_path (commandline -ct))" -d 'compare with such a file: exit code 1, and what changed, if the run needs more'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l tolerance -x -d 'growth of the peak that is accepted, such as 2% (default 1%)'
+complete -c torchmem -n '_shtab_torchmem_using preflight' -l markdown -xka "(__fish_complete_path (commandline -ct))" -d 'write the comparison for the comment of a pull request'
 complete -c torchmem -n '_shtab_torchmem_using preflight; and test $_shtab_torchmem_npos -ge 0' -ka "(__torchmem_command)" -d 'the command to run'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a mcp -d 'serve read-only tools for AI assistants over the Model Context Protocol'
 complete -c torchmem -n '_shtab_torchmem_using mcp' -s h -l help -d 'show this help message and exit'
@@ -202,6 +218,18 @@ complete -c torchmem -n '_shtab_torchmem_using dashboards' -l token-file -xka "(
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l folder -x -d 'the folder in Grafana, made if it is missing (default: torchmem)'
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l datasource -x -d 'name or UID of the Prometheus data source (default: Grafana'"'"'s default)'
 complete -c torchmem -n '_shtab_torchmem_using dashboards' -l force -d 'replace dashboards that you may have changed'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a fleet -d 'report what GPU memory cost a fleet: lost, stranded and idle GPU-hours'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -s h -l help -d 'show this help message and exit'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l prometheus -x -d 'the store, also with USER:PASSWORD@ before the host'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l since -x -d 'such as 12h, 7d or 4w (default: 30d)'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l until -x -d 'such as 2026-03-02T06:00Z (default: now)'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l match -x -d 'only these series: '"'"'cluster="a"'"'"''
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'token (default: PROMETHEUS_TOKEN)'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l header -x -d 'a header of each request, such as X-Scope-OrgID:ml'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l timeout -x -d 'how long one query may take (default: 60)'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l rows -x -d 'rows of a table at most (default: 20)'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l json -d 'print everything as JSON'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'write a page with pictures (- for stdout)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a manifests -d 'write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …'
 complete -c torchmem -n '_shtab_torchmem_using manifests' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using manifests' -l out -xka "(__fish_complete_directories)" -d 'the directory to write to'

@@ -7,11 +7,13 @@
 _shtab_torchmem_commands() {
   local _commands=(
     capture:'record the memory history of a running process and save the snapshot'
+    compare:'say what changed between two runs, and whether it is a regression'
     completion:'print the completion script of a shell'
     dashboards:'write Grafana'"'"'s dashboards to files, or save them in a Grafana'
     demo:'run a simulated training job and show the memory of its ranks; needs no GPU'
     doctor:'check everything between a training process and Prometheus, and say what to fix'
     exporter:'serve allocator and NVML metrics of this node to Prometheus'
+    fleet:'report what GPU memory cost a fleet: lost, stranded and idle GPU-hours'
     manifests:'write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …'
     mcp:'serve read-only tools for AI assistants over the Model Context Protocol'
     oom:'explain why an instrumented process ran out of memory'
@@ -47,6 +49,19 @@ _shtab_torchmem_capture_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_capture_defaults_added=0
+
+_shtab_torchmem_compare_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--max-peak-increase[growth of the peak that is no regression (default 2\%)]:PERCENT:"
+  "--json[print one JSON document]"
+  "--list[list the summaries of your runs (root\: of all users)]"
+  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+  ":file or directory of the older run:"
+  ":file or directory of the newer run:"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_compare_defaults_added=0
 
 _shtab_torchmem_completion_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -108,6 +123,7 @@ _shtab_torchmem_exporter_options=(
   "--ttl-seconds[how long to keep the last values of a process that ended (default\: 900)]:N:"
   "--scrape-deadline-seconds[how long to wait for the driver (default\: 5)]:N:"
   {--pcie-throughput,--no-pcie-throughput}"[measure PCIe throughput, which takes 40 ms for each GPU and scrape]"
+  {--all-series,--no-all-series}"[also export the series of ranks that no rule or panel reads, and finer histograms]"
   "--processes-per-gpu[maximum number of processes to export for each GPU (default\: 32)]:N:"
   "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
   "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
@@ -119,6 +135,23 @@ _shtab_torchmem_exporter_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_exporter_defaults_added=0
+
+_shtab_torchmem_fleet_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--prometheus[the store, also with USER\:PASSWORD\@ before the host]:URL:"
+  "--since[such as 12h, 7d or 4w (default\: 30d)]:TIME:"
+  "--until[such as 2026-03-02T06\:00Z (default\: now)]:TIME:"
+  "--match[only these series\: \'cluster\=\"a\"\']:MATCHERS:"
+  "--token-file[token (default\: PROMETHEUS_TOKEN)]:FILE:_files"
+  "*--header[a header of each request, such as X-Scope-OrgID\:ml]:NAME:VALUE:"
+  "--timeout[how long one query may take (default\: 60)]:SECONDS:"
+  "--rows[rows of a table at most (default\: 20)]:N:"
+  "--json[print everything as JSON]"
+  "--html[write a page with pictures (- for stdout)]:FILE:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_fleet_defaults_added=0
 
 _shtab_torchmem_manifests_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -165,11 +198,20 @@ _shtab_torchmem_preflight_options=(
   "--find-batch[find the largest value of a script option that fits, such as batch-size\=1..64 for --batch-size]:NAME=LO..HI:"
   "--ranks[run each of these ranks of --world-size, such as 0..3,7]:LIST:"
   "--world-sizes[run --rank with each of these world sizes, such as 8,64,1024]:LIST:"
+  "*--matrix[run each combination, such as --matrix batch\=8,16 gpu_model\=24GB,a100-40gb\; NAME is \{NAME\} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, or an option of the script]:NAME=VALUES:"
+  "--jobs[combinations to run at a time (default\: one per core, as far as RAM suffices)]:N:"
+  "--resume[keep the results of a matrix in FILE, and do not run those again that it has]:FILE:_files"
+  "--csv[print a matrix as CSV]"
+  "--bisect[find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own]:GOOD..BAD:"
   "*--setting[compare this allocator setting instead of the default ones\; can be repeated]:CONF:"
   "--gpu-models[compare these GPU models instead of the next larger and smaller ones]:LIST:"
   "--snapshot[keep the trace, for memory_viz and torchmem whatif]:FILE:_files"
   "--json[print one JSON document\; the script\'s output goes to stderr]"
   "--plot[plot memory over the steps, as .png or .svg]:FILE:_files"
+  "--save-baseline[write what the run needs to a JSON file to be reviewed like a lock file]:FILE:_files"
+  "--baseline[compare with such a file\: exit code 1, and what changed, if the run needs more]:FILE:_files"
+  "--tolerance[growth of the peak that is accepted, such as 2\% (default 1\%)]:PERCENT:"
+  "--markdown[write the comparison for the comment of a pull request]:FILE:_files"
   "(-)*::the command to run:_torchmem_command"
 )
 
@@ -285,11 +327,13 @@ _shtab_torchmem() {
       curcontext="${curcontext%:*:*}:_shtab_torchmem-$line[1]:"
       case $line[1] in
         capture) _arguments -C -s $_shtab_torchmem_capture_options ;;
+        compare) _arguments -C -s $_shtab_torchmem_compare_options ;;
         completion) _arguments -C -s $_shtab_torchmem_completion_options ;;
         dashboards) _arguments -C -s $_shtab_torchmem_dashboards_options ;;
         demo) _arguments -C -s $_shtab_torchmem_demo_options ;;
         doctor) _arguments -C -s $_shtab_torchmem_doctor_options ;;
         exporter) _arguments -C -s $_shtab_torchmem_exporter_options ;;
+        fleet) _arguments -C -s $_shtab_torchmem_fleet_options ;;
         manifests) _arguments -C -s $_shtab_torchmem_manifests_options ;;
         mcp) _arguments -C -s $_shtab_torchmem_mcp_options ;;
         oom) _arguments -C -s $_shtab_torchmem_oom_options ;;

@@ -23,7 +23,9 @@ from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.scenarios import SCENARIOS, ScenarioEvent, SimulatedRank
 
 GRACE_SECONDS = 5.0
-END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Below nohup, the demo outlives its terminal.
+_HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT, *_HANGUP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,15 @@ from torchmem.top.loop import plain_console
 from torchmem.top.node import AwayError, Node, Rank, ask
 from torchmem.top.screen import Screen, picture, ratio
 from torchmem.top.signs import only_ascii
-from torchmem.top.view import out_of_memory
+from torchmem.top.view import is_live, out_of_memory
 from torchmem.top.viewer import Viewer
 
 REFRESH_SECONDS = 1.0
 PLAIN_SECONDS = 10.0
 KEY_SECONDS = 0.1
 NOTE_SECONDS = 20.0
+MAX_END_SECONDS = 10.0
+"""How long to wait for the exporter to notice that all ranks have ended."""
 
 
 def show(plan: DemoPlan, ranks: RankProcesses, url: str, note: str = "") -> None:
@@ -76,9 +78,14 @@ def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str, no
 def last_picture(url: str, console: Console, lines: int) -> Text | None:
     """Return the screen after the end without its keys, in at most `lines` lines; None if unknown.
 
-    It is about the rank that ran out of memory, if one did.
+    It is about the rank that ran out of memory, if one did. The ranks have ended, which the
+    exporter may notice a moment later.
     """
-    newest = asked(url, Newest(), None)
+    until = time.monotonic() + MAX_END_SECONDS
+    while (newest := asked(url, Newest(), None)).node and time.monotonic() < until:
+        if not any(is_live(rank) for gpu in newest.node.gpus for rank in gpu.ranks):
+            break
+        time.sleep(KEY_SECONDS)
     failed = out_of_memory(newest.node) if newest.node else []
     if failed:
         newest = asked(url, newest, failed[0])

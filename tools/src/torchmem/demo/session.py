@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         real.check()
     address = ExporterSettings(listen=arguments.listen).address
     with ExitStack() as stack:
-        stack.enter_context(_interrupted_by_sigterm())
+        stack.enter_context(_ended_by_signals())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchmem-demo-")))
         ranks = RankProcesses(plan, folder, real.real_rank if plan.real else simulated_rank)
         # From here on, only `show` accepts these signals: a KeyboardInterrupt while something
@@ -129,13 +130,17 @@ def demo_plan(arguments: argparse.Namespace) -> DemoPlan:
 
 
 @contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Treat SIGTERM, which `docker stop` sends, like Ctrl-C; end without a traceback on both."""
+def _ended_by_signals() -> Iterator[None]:
+    """Treat SIGTERM, which `docker stop` sends, and a closed terminal like Ctrl-C: no traceback."""
     try:
-        with interrupted_by(signal.SIGTERM):
+        with interrupted_by(*END_SIGNALS):
             yield
     except KeyboardInterrupt:
-        print("Stopped.")
+        with suppress(OSError):
+            print("Stopped.", flush=True)
+    except OSError as error:  # a terminal that is gone accepts no text
+        if error.errno != errno.EIO:
+            raise
 
 
 def _run_ranks(plan: DemoPlan, ranks: RankProcesses, url: str, note: str) -> None:

@@ -53,9 +53,7 @@ def _exporter(place: Place, get: Fetch) -> Iterator[Check]:
         return
     values = _values(answer)
     if answer.status != 200 or values is None:
-        found = f"{url} answers with status {answer.status} instead of torchmem's metrics"
-        step = "Another program uses this port: give the exporter another one with --listen."
-        yield Check("exporter", "problem", found, step)
+        yield _no_exporter(url, answer)
         return
     yield _exporter_version(url, values)
     yield from _exporter_problems(values)
@@ -64,6 +62,15 @@ def _exporter(place: Place, get: Fetch) -> Iterator[Check]:
             place.directory, values, lambda: _try(f"{address}/metrics", get)
         )
     yield _clock("exporter", answer)
+
+
+def _no_exporter(url: str, answer: HttpAnswer) -> Check:
+    if b"\nprometheus_build_info{" in answer.body:
+        step = f"Pass it as --prometheus {url}, and an exporter as --exporter http://HOST:9847."
+        return Check("exporter", "problem", f"{url} is Prometheus", step)
+    found = f"{url} answers with status {answer.status} instead of torchmem's metrics"
+    step = "Another program uses this port: give the exporter another one with --listen."
+    return Check("exporter", "problem", found, step)
 
 
 def _values(answer: HttpAnswer) -> Values | None:

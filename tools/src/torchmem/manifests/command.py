@@ -16,7 +16,7 @@ Kinds:
   kubernetes    kustomizations: the exporter, rules, dashboards, example jobs
   helm          the same as a Helm chart
   mixin         rules and dashboards as a monitoring mixin, for jsonnet
-  slurm         job scripts
+  slurm         job scripts, a prolog and an epilog
   prometheus    scrape configuration and rules
   alertmanager  routing and templates
   grafana       dashboards and their provisioning

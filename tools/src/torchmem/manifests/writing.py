@@ -49,7 +49,8 @@ def keep_executable(folder: Path, paths: list[str]) -> None:
 
 def report(folder: Path, count: int, replaced: list[str]) -> None:
     """Print how many files were written, and which of them had other content."""
-    print(f"Wrote {count} files to {folder}.")
+    where = "this folder" if folder == Path() else folder
+    print(f"Wrote {count} files to {where}.")
     if replaced:
         print(f"Replaced: {', '.join(replaced)}.")
 

@@ -1,7 +1,8 @@
 """A page in one file, with the live page's code: it opens from disk and needs no network.
 
 The content of a report is untrusted. It becomes text: escaped in the markup, or JSON that the
-page's code reads. The policy of the page allows only its own script and styles, by their hashes.
+page's code reads. A page without code is drawn as SVG. The policy of the page allows only its own
+script and styles, by their hashes.
 """
 
 from __future__ import annotations
@@ -53,17 +54,19 @@ _PAGE = """\
 <ul class="report-about">{about}</ul>
 </header>
 <main>
-<div id="drawn"></div>
+{drawn}
 <details id="text" class="card" open>
 <summary>The same as text</summary>
 <pre tabindex="0">{text}</pre>
 </details>
 </main>
 <footer>Written by torchmem {version}. This page is complete: it loads nothing.</footer>
+{scripts}</body>
+</html>
+"""
+_SCRIPTS = """\
 <script type="application/json" id="document">{document}</script>
 <script>{script}</script>
-</body>
-</html>
 """
 
 
@@ -112,23 +115,44 @@ def render(heading: Heading, text: str, document: Mapping[str, Any]) -> bytes:
     `document` is what the page's code draws (report_page.js), and `text` says the same for readers
     without JavaScript, or to copy.
     """
-    styles, code = _styles(), _code()
+    code = _code()
+    scripts = _SCRIPTS.format(document=embedded(document), script=code)
+    content = _Content('<div id="drawn"></div>', _styles(), scripts, _hash(code))
+    return _page(heading, text, content)
+
+
+def still(heading: Heading, text: str, drawn: str, styles: str) -> bytes:
+    """Return a page that needs no script: `drawn` is its markup, `styles` what it adds to CSS."""
+    return _page(heading, text, _Content(drawn, f"{_styles()}{styles}"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """The markup of a page's main part, its styles, and the scripts that its policy allows."""
+
+    drawn: str
+    styles: str
+    scripts: str = ""
+    allowed: str = "'none'"
+
+
+def _page(heading: Heading, text: str, content: _Content) -> bytes:
     policy = (
-        f"default-src 'none'; script-src {_hash(code)}; style-src {_hash(styles)}; "
+        f"default-src 'none'; script-src {content.allowed}; style-src {_hash(content.styles)}; "
         "base-uri 'none'; form-action 'none'"
     )
     return _PAGE.format(
         policy=policy,
         version=html.escape(version("torchmem")),
         title=html.escape(heading.title),
-        style=styles,
+        style=content.styles,
         state=html.escape(heading.state),
         kind=html.escape(heading.kind),
         headline=html.escape(heading.headline),
         about="".join(map(_item, heading.about)),
+        drawn=content.drawn,
         text=html.escape(text),
-        document=embedded(document),
-        script=code,
+        scripts=content.scripts,
     ).encode(errors="replace")
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,9 @@ from torchmem.cli.flags import add_flag
 from torchmem.sample.errors import TorchmemError
 
 if TYPE_CHECKING:
+    from torchmem.preflight.baseline import BaselineOptions, BaselineResult
+    from torchmem.preflight.matrix import Matrix
+    from torchmem.preflight.matrix_runs import Start
     from torchmem.preflight.options import PreflightOptions
     from torchmem.preflight.runner import RunFunction, Runner
     from torchmem.preflight.search import SearchRange
@@ -30,8 +34,12 @@ EPILOG = """\
 Examples:
   torchmem preflight --gpu-model h100-80gb -- python train.py
   torchmem preflight --gpu-model 24GB --find-batch batch=1..8 -- python train.py
+  torchmem preflight --matrix batch=8,16 gpu_model=24GB,40GB -- python train.py
+  torchmem preflight --gpu-model 24GB --bisect v1.0..HEAD -- python train.py
+  torchmem preflight --gpu-model 24GB --baseline memory.json -- python train.py
 
-Exit code: 0 if it fits, 1 if it does not or memory grows until it does not,
+Exit code: 0 if it fits, 1 if it does not, memory grows until it does not, or it
+needs more than the baseline,
 2 if there is no verdict because a flag is wrong, the script cannot be run, or
 it fails with its own error.
 """
@@ -51,23 +59,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_distributed_flags(parser.add_argument_group("one rank of a distributed run"))
     _add_table_flags(parser.add_argument_group("several runs, as a table"))
     _add_report_flags(parser.add_argument_group("the report"))
+    _add_baseline_flags(parser.add_argument_group("a baseline, to find changes that cost memory"))
 
 
 def run(
     arguments: argparse.Namespace,
     run_plan: RunFunction | None = None,
     clock: Callable[[], float] = time.monotonic,
+    start: Start | None = None,
 ) -> int:
     """Run the command and return its exit code.
 
-    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds.
+    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds. start: starts
+    one plan of a matrix, with a folder and a descriptor for its output.
 
     Raises:
         UsageError: a flag is wrong, or there is no verdict.
         InterruptedRunError: the run was interrupted by a signal.
     """
     from torchmem.cli.terminal import write_out
-    from torchmem.preflight import options, text
+    from torchmem.preflight import baseline, options, text
     from torchmem.preflight.run import run as real_run
     from torchmem.preflight.runner import Runner
 
@@ -75,9 +86,13 @@ def run(
         write_out(text.gpu_model_table())
         return 0
     checked = options.checked_options(arguments)
+    compared = baseline.checked_options(arguments)
     options.check_machine(os.environ, beside_gpu=arguments.beside_gpu)
     with _signals_as_interrupt(), _scratch_folder() as scratch:
-        return _run_checked(checked, Runner(run_plan or real_run, scratch, checked.json, clock))
+        if checked.matrix:
+            return _matrix(checked.matrix, arguments, scratch, start, clock)
+        runner = Runner(run_plan or real_run, scratch, checked.json, clock)
+        return _run_checked(checked, runner, compared)
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
@@ -152,6 +167,38 @@ def _add_table_flags(group: argparse._ArgumentGroup) -> None:
         metavar="LIST",
         help="run --rank with each of these world sizes, such as 8,64,1024",
     )
+    _add_matrix_flags(group)
+
+
+def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--matrix",
+        metavar="NAME=VALUES",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="run each combination, such as --matrix batch=8,16 gpu_model=24GB,a100-40gb; NAME is "
+        "{NAME} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, "
+        "or an option of the script",
+    )
+    group.add_argument(
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="combinations to run at a time (default: one per core, as far as RAM suffices)",
+    )
+    group.add_argument(
+        "--resume",
+        type=Path,
+        metavar="FILE",
+        help="keep the results of a matrix in FILE, and do not run those again that it has",
+    )
+    group.add_argument("--csv", action="store_true", help="print a matrix as CSV")
+    group.add_argument(
+        "--bisect",
+        metavar="GOOD..BAD",
+        help="find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own",
+    )
 
 
 def _add_report_flags(group: argparse._ArgumentGroup) -> None:
@@ -185,10 +232,42 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _run_checked(options: PreflightOptions, runner: Runner) -> int:
+def _add_baseline_flags(group: argparse._ArgumentGroup) -> None:
+    """Declare the flags."""
+    group.add_argument(
+        "--save-baseline",
+        metavar="FILE",
+        type=Path,
+        help="write what the run needs to a JSON file to be reviewed like a lock file",
+    )
+    group.add_argument(
+        "--baseline",
+        metavar="FILE",
+        type=Path,
+        help="compare with such a file: exit code 1, and what changed, if the run needs more",
+    )
+    group.add_argument(
+        "--tolerance",
+        metavar="PERCENT",
+        help="growth of the peak that is accepted, such as 2%% (default 1%%)",
+    )
+    group.add_argument(
+        "--markdown",
+        metavar="FILE",
+        type=Path,
+        help="write the comparison for the comment of a pull request",
+    )
+
+
+def _run_checked(
+    options: PreflightOptions, runner: Runner, compared: BaselineOptions | None
+) -> int:
+    if options.bisect:
+        return _bisect(options, options.bisect, runner)
     if options.search:
         return _find_batch(options, options.search, runner)
-    return _sweep(options, runner) if options.sweep else _single_run(options, runner)
+    run_one = _sweep if options.sweep else _single_run
+    return run_one(options, runner, compared)
 
 
 def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) -> int:
@@ -201,27 +280,75 @@ def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) 
     return 0 if result.fits else 1
 
 
-def _sweep(options: PreflightOptions, runner: Runner) -> int:
+def _bisect(options: PreflightOptions, commits: str, runner: Runner) -> int:
     from torchmem.cli.terminal import write_out
-    from torchmem.preflight import document, search, text
+    from torchmem.preflight import bisect_text
+    from torchmem.preflight.bisect import bisect
 
-    result = search.sweep(options.plan, options.sweep, runner)
-    write_out(document.sweep_document(result) if options.json else text.sweep_page(result))
+    result = bisect(options.plan, commits, runner, Path.cwd())
+    write_out(bisect_text.document(result) if options.json else bisect_text.page(result))
     return result.exit_code
 
 
-def _single_run(options: PreflightOptions, runner: Runner) -> int:
+def _sweep(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:
     from torchmem.cli.terminal import write_out
-    from torchmem.preflight import document, text
+    from torchmem.preflight import baseline, document, search, text
+
+    result = search.sweep(options.plan, options.sweep, runner)
+    runs = [(replace(options.plan, placement=rank.placement), rank.result) for rank in result.ranks]
+    against = baseline.check(compared, runs, runner) if compared else None
+    page = document.sweep_document(result, against) if options.json else text.sweep_page(result)
+    write_out(page)
+    return _closed(options, result.exit_code, against)
+
+
+def _matrix(
+    matrix: Matrix,
+    arguments: argparse.Namespace,
+    scratch: Path,
+    start: Start | None,
+    clock: Callable[[], float],
+) -> int:
+    from torchmem.cli.terminal import write_out
+    from torchmem.preflight import matrix_text
+    from torchmem.preflight.matrix_runs import MatrixRuns
+
+    runs = MatrixRuns(matrix, scratch, arguments.jobs, arguments.resume, clock)
+    result = runs.run() if start is None else runs.run(start)
+    if arguments.json:
+        write_out(matrix_text.document(result))
+    else:
+        write_out(matrix_text.table(result) if arguments.csv else matrix_text.page(result))
+    return result.exit_code
+
+
+def _single_run(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:
+    from torchmem.cli.terminal import write_out
+    from torchmem.preflight import baseline, document, text
     from torchmem.preflight.report import make_report
 
     report = make_report(options, runner)
-    write_out(document.run_document(report) if options.json else "\n" + text.run_page(report))
+    runs = [(options.plan, report.result)]
+    against = baseline.check(compared, runs, runner) if compared else None
+    page = document.run_document(report, against) if options.json else text.run_page(report)
+    write_out(page if options.json else f"\n{page}")
     if options.plot:
         from torchmem.preflight import plot
 
         plot.draw(report, options.plot)
-    return 0 if report.verdict.fits else 1
+    return _closed(options, 0 if report.verdict.fits else 1, against)
+
+
+def _closed(options: PreflightOptions, exit_code: int, against: BaselineResult | None) -> int:
+    """Print the comparison with the baseline, and return the exit code of both."""
+    from torchmem.cli.terminal import write_out
+
+    if against is None:
+        return exit_code
+    lines = list(against.lines())
+    if lines and not options.json:
+        write_out("\n" + "\n".join(lines) + "\n")
+    return exit_code or against.exit_code
 
 
 @contextmanager

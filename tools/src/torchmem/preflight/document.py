@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
+from torchmem.compare.usage import usage_values
+from torchmem.preflight.baseline import BaselineResult
 from torchmem.preflight.comparison import Comparison, GpuModelRow
 from torchmem.preflight.growth import kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
@@ -19,21 +21,22 @@ SCHEMA = 1
 STEP_COLUMNS = [column.name for column in fields(StepMemory)]
 
 
-def run_document(report: PreflightReport) -> str:
+def run_document(report: PreflightReport, against: BaselineResult | None = None) -> str:
     """Return the document of one run."""
     values = {
         "verdict": asdict(report.verdict),
-        "outcome": _result(report.result),
+        "outcome": result_values(report.result),
         "oom": asdict(report.oom) if report.oom else None,
-        "need": _result(report.larger_run) if report.larger_run else None,
+        "need": result_values(report.larger_run) if report.larger_run else None,
         "comparison": _comparison(report, report.comparison) if report.comparison else None,
         "no_comparison": report.no_comparison,
         "runs": report.runs,
         "seconds": report.seconds,
         "estimates": list(estimates(report.result)),
         "notes": list(notes(report)),
+        **_against(against),
     }
-    return _dump("run", report.plan, values)
+    return dump_document("run", report.plan, values)
 
 
 def search_document(result: SearchResult) -> str:
@@ -50,20 +53,25 @@ def search_document(result: SearchResult) -> str:
         "tries": [_search_run(run) for run in result.runs],
         "notes": [PHANTOM_NOTE],
     }
-    return _dump("find_batch", result.plan, values)
+    return dump_document("find_batch", result.plan, values)
 
 
-def sweep_document(result: SweepResult) -> str:
+def sweep_document(result: SweepResult, against: BaselineResult | None = None) -> str:
     """Return the document of a sweep over ranks or world sizes."""
     values = {
         "verdict": {"fits": _all_fit(result), "sentence": sweep_sentence(result)},
         "places": [_rank(rank) for rank in result.ranks],
         "notes": [PHANTOM_NOTE],
+        **_against(against),
     }
-    return _dump("sweep", result.plan, values)
+    return dump_document("sweep", result.plan, values)
 
 
-def _dump(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
+def _against(against: BaselineResult | None) -> dict[str, Any]:
+    return {"baseline": against.values()} if against else {}
+
+
+def dump_document(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
     """Return one line of JSON. `phantom` is always true and marks the figures as not measured."""
     head = {
         "schema": SCHEMA,
@@ -79,7 +87,7 @@ def _dump(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
     return json.dumps(head | values, ensure_ascii=True) + "\n"
 
 
-def _result(result: RunResult) -> dict[str, Any]:
+def result_values(result: RunResult) -> dict[str, Any]:
     """Return all fields but the files, which no longer exist when the document is read."""
     values = asdict(result)
     del values["snapshot"], values["oom_report"]
@@ -88,13 +96,20 @@ def _result(result: RunResult) -> dict[str, Any]:
 
 def _device(device: GpuMemory) -> dict[str, Any]:
     steps = {name: [getattr(step, name) for step in device.steps] for name in STEP_COLUMNS}
-    return asdict(device) | {
-        "headroom": device.headroom,
-        "growth_per_step": kept_per_step(device.steps),
-        "peak_growth_per_step": needed_per_step(device.steps),
-        "phase_peaks": dict(device.phase_peaks),
-        "steps": steps,
-    }
+    known = asdict(device)
+    del known["uses"]
+    uses = usage_values(device.usage).get("uses")
+    return (
+        known
+        | ({"uses": uses} if uses else {})
+        | {
+            "headroom": device.headroom,
+            "growth_per_step": kept_per_step(device.steps),
+            "peak_growth_per_step": needed_per_step(device.steps),
+            "phase_peaks": dict(device.phase_peaks),
+            "steps": steps,
+        }
+    )
 
 
 def _comparison(report: PreflightReport, comparison: Comparison) -> dict[str, Any]:
@@ -125,7 +140,7 @@ def _search_run(run: SearchRun) -> dict[str, Any]:
         "value": run.value,
         "steps": run.steps,
         "fits": run.fits,
-        "outcome": _result(run.result),
+        "outcome": result_values(run.result),
     }
 
 
@@ -133,7 +148,7 @@ def _rank(rank: RankResult) -> dict[str, Any]:
     return asdict(rank.placement) | {
         "fits": rank.fits,
         "error": str(rank.error) if rank.error else None,
-        "outcome": _result(rank.result),
+        "outcome": result_values(rank.result),
     }
 
 

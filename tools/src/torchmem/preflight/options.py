@@ -6,14 +6,16 @@ import argparse
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
 
 from torchmem.cli import plots
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import MAX_GPUS, GpuModel, parse_usable_gpu_model
-from torchmem.preflight.plan import Placement, RunPlan
+from torchmem.preflight.bisect import parse_range
+from torchmem.preflight.matrix import Axis, Cell, Matrix, applied, check_axes, combinations
+from torchmem.preflight.plan import MAX_RUNS, Placement, RunPlan
 from torchmem.preflight.search import SearchRange
 from torchmem.sample.errors import UsageError, program_advice
 from torchmem.sample.untrusted import sanitize_text
@@ -31,20 +33,22 @@ LAUNCHER_MODULES = frozenset(
     }
 )
 DEFAULT_RANKS_PER_NODE = 8
-MAX_RUNS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightOptions:
     """The checked flags.
 
-    plan: the run, or the first one of several. search, sweep: several runs instead of one; at most
-    one of the two is set. settings, GPUs: what to compare; empty for the default choice.
+    plan: the run, or the first one of several. search, sweep, matrix, bisect: several runs
+    instead of one; at most one of them is set. settings, GPUs: what to compare; empty for the
+    default choice.
     """
 
     plan: RunPlan
     search: SearchRange | None
     sweep: tuple[Placement, ...]
+    matrix: Matrix | None
+    bisect: str | None
     settings: tuple[str, ...]
     gpu_models: tuple[GpuModel, ...]
     snapshot: Path | None
@@ -54,6 +58,31 @@ class PreflightOptions:
 
 def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
     """Check the flags of the command line. Raises UsageError or MissingExtraError."""
+    _check_combination(arguments)
+    _check_files(arguments)
+    check_settings(arguments.setting)
+    if arguments.bisect:
+        parse_range(arguments.bisect)
+    matrix = _checked_matrix(arguments) if arguments.matrix else None
+    plan, sweep = _checked_plan(arguments) if matrix is None else (matrix.cells[0].plan, ())
+    gpu_models = (text for text in (arguments.gpu_models or "").split(",") if text.strip())
+    find = arguments.find_batch
+    return PreflightOptions(
+        plan=plan,
+        search=SearchRange.parse(find, plan.command) if find else None,
+        sweep=sweep,
+        matrix=matrix,
+        bisect=arguments.bisect,
+        settings=tuple(arguments.setting),
+        gpu_models=tuple(map(parse_usable_gpu_model, gpu_models)),
+        snapshot=arguments.snapshot,
+        json=arguments.json,
+        plot=arguments.plot,
+    )
+
+
+def _checked_plan(arguments: argparse.Namespace) -> tuple[RunPlan, tuple[Placement, ...]]:
+    """Return the run, or the first one of a sweep, and the placements of a sweep."""
     if not arguments.gpu_model:
         raise UsageError(
             "--gpu-model is missing: choose one from torchmem preflight --list-gpu-models, or give "
@@ -62,26 +91,25 @@ def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
     command = _checked_command(arguments.command)
     if arguments.steps < 1:
         raise UsageError(f"--steps {arguments.steps} is invalid: it must be at least 1.")
-    check_settings(arguments.setting)
     placement, sweep = _checked_placements(arguments)
-    search = SearchRange.parse(arguments.find_batch, command) if arguments.find_batch else None
-    _check_combination(arguments)
-    _check_files(arguments)
-    gpu, devices = (
-        parse_usable_gpu_model(arguments.gpu_model),
-        _devices(arguments.gpus, placement, sweep),
-    )
-    gpu_models = (text for text in (arguments.gpu_models or "").split(",") if text.strip())
-    return PreflightOptions(
-        plan=RunPlan(command, gpu, devices, arguments.steps, arguments.alloc_conf, placement),
-        search=search,
-        sweep=sweep,
-        settings=tuple(arguments.setting),
-        gpu_models=tuple(map(parse_usable_gpu_model, gpu_models)),
-        snapshot=arguments.snapshot,
-        json=arguments.json,
-        plot=arguments.plot,
-    )
+    gpu = parse_usable_gpu_model(arguments.gpu_model)
+    devices = _devices(arguments.gpus, placement, sweep)
+    plan = RunPlan(command, gpu, devices, arguments.steps, arguments.alloc_conf, placement)
+    return plan, sweep
+
+
+def _checked_matrix(arguments: argparse.Namespace) -> Matrix:
+    """Return the matrix; each combination is checked as if it had been given by itself."""
+    axes = tuple(map(Axis.parse, arguments.matrix))
+    check_axes(axes, arguments)
+
+    def plan_of(values: Sequence[str]) -> RunPlan:
+        own, environment, command = applied(axes, values, arguments.command)
+        changed = argparse.Namespace(**vars(arguments) | own | {"command": list(command)})
+        return replace(_checked_plan(changed)[0], environment=environment)
+
+    cells = (Cell(values, plan_of(values)) for values in combinations(axes))
+    return Matrix(_without_dashes(arguments.command), axes, tuple(cells))
 
 
 def check_machine(
@@ -109,7 +137,7 @@ def _has_gpu(root: Path) -> bool:
 
 
 def _checked_command(words: Sequence[str]) -> tuple[str, ...]:
-    command = tuple(words[1:] if words[:1] == ["--"] else words)
+    command = _without_dashes(words)
     if not command:
         raise UsageError("no command given: add one after --, for example -- python train.py.")
     launcher = _launcher(command)
@@ -122,6 +150,10 @@ def _checked_command(words: Sequence[str]) -> tuple[str, ...]:
         name = sanitize_text(command[0])
         raise UsageError(f"{name} is not a program: {program_advice(name)}")
     return command
+
+
+def _without_dashes(words: Sequence[str]) -> tuple[str, ...]:
+    return tuple(words[1:] if words[:1] == ["--"] else words)
 
 
 def _launcher(command: Sequence[str]) -> str | None:
@@ -207,7 +239,8 @@ def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Plac
 
 
 def _check_combination(arguments: argparse.Namespace) -> None:
-    tables = [flag for flag in ("find_batch", "ranks", "world_sizes") if getattr(arguments, flag)]
+    names = ("find_batch", "ranks", "world_sizes", "matrix", "bisect")
+    tables = [flag for flag in names if getattr(arguments, flag)]
     single = [
         flag for flag in ("setting", "gpu_models", "snapshot", "plot") if getattr(arguments, flag)
     ]
@@ -220,6 +253,13 @@ def _check_combination(arguments: argparse.Namespace) -> None:
             f"{_flag(single[0])} applies to a single run: do not combine it with "
             f"{_flag(tables[0])}."
         )
+    of_matrix = [flag for flag in ("jobs", "resume", "csv") if getattr(arguments, flag)]
+    if of_matrix and not arguments.matrix:
+        raise UsageError(f"{_flag(of_matrix[0])} applies to a matrix: add --matrix NAME=VALUES.")
+    if arguments.csv and arguments.json:
+        raise UsageError("--csv and --json are mutually exclusive: use only one.")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise UsageError(f"--jobs {arguments.jobs} is invalid: it must be at least 1.")
 
 
 def _flag(name: str) -> str:
@@ -229,7 +269,9 @@ def _flag(name: str) -> str:
 def _check_files(arguments: argparse.Namespace) -> None:
     if arguments.plot:
         plots.check(arguments.plot, "preflight")
-    if arguments.snapshot and not arguments.snapshot.parent.is_dir():
-        raise UsageError(
-            f"--snapshot: there is no directory {arguments.snapshot.parent}; create it first."
-        )
+    for flag in ("snapshot", "resume"):
+        path = getattr(arguments, flag)
+        if path and not path.parent.is_dir():
+            raise UsageError(
+                f"{_flag(flag)}: there is no directory {path.parent}; create it first."
+            )

@@ -11,6 +11,8 @@ from torchmem.phantom.gpus import GpuModel
 
 VARIABLE = "TORCHMEM_PREFLIGHT"
 """Environment variable that carries the `ChildConfig`."""
+MAX_RUNS = 256
+"""Runs of a script in one table."""
 PROGRESS_FILE = "progress"
 REPORT_SUFFIX = ".report.json"
 SNAPSHOT_SUFFIX = ".snapshot.pickle"
@@ -61,7 +63,9 @@ class RunPlan:
     command: program and arguments, run unchanged. devices: number of GPUs on the node. steps: the
     script is stopped after this many optimizer steps. alloc_conf: PYTORCH_CUDA_ALLOC_CONF, or None
     to keep the one in the environment. placement: None if the script is not distributed. run: the
-    label `run` of the published metrics, None for the name of the script.
+    label `run` of the published metrics, None for the name of the script. environment: variables
+    that are added to those of the caller. folder: where the command starts, None for the caller's
+    own.
     """
 
     command: tuple[str, ...]
@@ -71,6 +75,8 @@ class RunPlan:
     alloc_conf: str | None = None
     placement: Placement | None = None
     run: str | None = None
+    environment: tuple[tuple[str, str], ...] = ()
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Literal
 
 from torchmem.allocator.sizes import parse_size
 from torchmem.cli.terminal import counted
+from torchmem.compare.usage import Usage, Use
 from torchmem.preflight.plan import OOM_SUFFIX, PROGRESS_FILE, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import convert
@@ -58,7 +59,8 @@ class GpuMemory:
     setup. stranded: highest value of free bytes that could not be returned to the driver, from
     PyTorch's statistics; with expandable segments, which these exclude, from the ends of the steps
     or an exact replay of the trace. phase_peaks: highest allocated bytes by phase. steps:
-    one entry per step; the first is step 1.
+    one entry per step; the first is step 1. uses: what was allocated at the peak, which they add up
+    to; empty if that is unknown.
     """
 
     device: int
@@ -74,11 +76,17 @@ class GpuMemory:
     device_allocs: int
     phase_peaks: tuple[tuple[Phase, int], ...]
     steps: tuple[StepMemory, ...]
+    uses: tuple[Use, ...] = ()
 
     @property
     def headroom(self) -> int:
         """Bytes of the GPU left at the peak: total - outside - peak_reserved."""
         return self.total - self.outside - self.peak_reserved
+
+    @property
+    def usage(self) -> Usage:
+        """The peaks and what was allocated then."""
+        return Usage(self.peak_allocated, self.peak_reserved, uses=self.uses)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,14 +61,64 @@ def run(
     Raises:
         UsageError: the phantom GPU cannot be built, or the command cannot be started.
     """
-    started = time.monotonic()
-    script = ScriptProcess(plan.command, child_environment(plan, folder, os.environ))
+    running = RunningScript(plan, folder, progress)
     try:
-        script.start(stdout, stderr)
-        exit_code = _wait(script, plan, folder / PROGRESS_FILE, progress)
+        running.start(stdout, stderr)
+        while (result := running.poll()) is None:
+            time.sleep(POLL_SECONDS)
     finally:
-        script.end()
-    return read_result(folder, exit_code, time.monotonic() - started)
+        running.end()
+    return result
+
+
+class RunningScript:
+    """One run of a plan, for a caller that waits for several at once.
+
+    folder, progress: as for `run`.
+
+    Raises:
+        UsageError: the phantom GPU cannot be built.
+    """
+
+    def __init__(
+        self, plan: RunPlan, folder: Path, progress: Callable[[RunProgress], None]
+    ) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._progress = progress
+        self._reported = 0
+        self._started = time.monotonic()
+        environment = child_environment(plan, folder, os.environ)
+        self._script = ScriptProcess(plan.command, environment, plan.folder)
+
+    def start(self, stdout: int | None, stderr: int | None) -> None:
+        """Start the command. Raises UsageError."""
+        self._script.start(stdout, stderr)
+
+    def poll(self) -> RunResult | None:
+        """Report progress; return the result once the command and its processes have ended."""
+        exit_code = self._script.poll()
+        self._report()
+        if exit_code is None:
+            return None
+        self.end()
+        return read_result(self._folder, exit_code, time.monotonic() - self._started)
+
+    def ask_to_end(self) -> None:
+        """Send SIGTERM and do not wait, so that several can end at the same time."""
+        self._script.ask_to_end()
+
+    def end(self) -> None:
+        """End the command with all that it has started."""
+        self._script.end()
+
+    def _report(self) -> None:
+        path = self._folder / PROGRESS_FILE
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        for line in lines[self._reported :]:
+            step, allocated, reserved = map(int, line.split())
+            self._progress(RunProgress(step, self._plan.steps, allocated, reserved))
+        self._reported = len(lines)
 
 
 def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -79,7 +129,8 @@ def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> d
     removed = {*REMOVED_VARIABLES, *OUTPUT_VARIABLES}
     if plan.alloc_conf is not None:
         removed.add(OVERRIDING_VARIABLE)
-    kept = {name: value for name, value in base.items() if name not in removed}
+    given = {**base, **dict(plan.environment)}
+    kept = {name: value for name, value in given.items() if name not in removed}
     torch = cuda_build(plan.command, kept)
     environment = phantom_environment(plan.gpu, plan.devices, folder / "gpus", kept, torch)
     environment |= ChildConfig(folder, plan.steps, plan.placement).to_environment()
@@ -102,13 +153,17 @@ class ScriptProcess:
     """A command in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
     environment: contains the child configuration, which also identifies processes that have left
-    the session.
+    the session. folder: where the command starts, None for the folder of this process.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
+    ) -> None:
         self._command = command
         self._environment = environment
+        self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
+        self._has_ended = False
 
     def start(self, stdout: int | None, stderr: int | None) -> None:
         """Start the command. Raises UsageError.
@@ -120,6 +175,7 @@ class ScriptProcess:
                 self._process = subprocess.Popen(
                     self._command,
                     env=self._environment,
+                    cwd=self._folder,
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
@@ -137,12 +193,17 @@ class ScriptProcess:
         with DeferredSignals():
             return self._process.poll() if self._process else None
 
+    def ask_to_end(self) -> None:
+        """Send SIGTERM, unless the process was never started or has ended."""
+        if self.poll() is None and self._process is not None:
+            _signal_group(self._process.pid, signal.SIGTERM)
+
     def end(self) -> None:
         """End the process and all that it has started: SIGTERM, a grace period, SIGKILL.
 
         Another signal to this process ends the grace period.
         """
-        if self._process is None:
+        if self._process is None or self._has_ended:
             return
         with DeferredSignals() as deferred:
             _signal_group(self._process.pid, signal.SIGTERM)
@@ -150,6 +211,7 @@ class ScriptProcess:
             _signal_group(self._process.pid, signal.SIGKILL)
             self._process.wait()
             _kill_processes_with(f"{VARIABLE}={self._environment.get(VARIABLE)}")
+            self._has_ended = True
 
     def _wait(self, deferred: DeferredSignals) -> None:
         deadline = time.monotonic() + GRACE_SECONDS
@@ -195,23 +257,6 @@ class DeferredSignals:
 
     def _defer(self, number: int, _: FrameType | None) -> None:
         self.received.append(number)
-
-
-def _wait(
-    script: ScriptProcess, plan: RunPlan, path: Path, progress: Callable[[RunProgress], None]
-) -> int:
-    """Report progress until the script ends. Returns its exit code."""
-    reported = 0
-    while True:
-        exit_code = script.poll()
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        for line in lines[reported:]:
-            step, allocated, reserved = map(int, line.split())
-            progress(RunProgress(step, plan.steps, allocated, reserved))
-        reported = len(lines)
-        if exit_code is not None:
-            return exit_code
-        time.sleep(POLL_SECONDS)
 
 
 def _signal_group(group: int, number: int) -> None:

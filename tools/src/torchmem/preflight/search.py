@@ -9,6 +9,7 @@ from torchmem.preflight.growth import deciding_growth
 from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.result import RunResult, no_verdict_error
 from torchmem.preflight.runner import Runner
+from torchmem.preflight.script_options import option_of, with_value
 from torchmem.sample.errors import TorchmemError, UsageError
 
 MAX_VALUE = (1 << 31) - 1
@@ -21,7 +22,8 @@ CONFIRMED_FACTOR = 2
 class SearchRange:
     """A range of values of one of the script's options.
 
-    option: the option as the script spells it, such as "--batch-size" or, for Hydra, "batch_size".
+    option: the option as the command spells it: "--batch-size" or, for Hydra, "batch_size", or
+    "{batch_size}" where the command has that.
     """
 
     option: str
@@ -36,19 +38,11 @@ class SearchRange:
         is_range = dots and low.isdecimal() and high.isdecimal()
         if not (name.strip("-") and is_range and 0 < int(low) <= int(high) <= MAX_VALUE):
             raise UsageError(f"--find-batch {text[:60]!r} is not a range such as batch-size=1..64.")
-        return cls(_option(command, name), int(low), int(high))
+        return cls(option_of(command, name), int(low), int(high))
 
     def command_with(self, command: Sequence[str], value: int) -> tuple[str, ...]:
-        """Return the command with the option set to `value`, replaced or else appended."""
-        words = list(command)
-        for index, word in enumerate(words):
-            if word.startswith(f"{self.option}="):
-                words[index] = f"{self.option}={value}"
-                return tuple(words)
-            if word == self.option and index + 1 < len(words):
-                words[index + 1] = str(value)
-                return tuple(words)
-        return (*words, self.option, str(value))
+        """Return the command with the option set to `value`."""
+        return with_value(command, self.option, str(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +110,14 @@ class RankResult:
     @property
     def fits(self) -> bool | None:
         """Whether memory suffices, also if it grows; None if there is no verdict."""
-        if self.error:
-            return None
-        return self.result.ended != "oom" and deciding_growth(self.result) is None
+        return fits_gpu(self.result, self.error)
+
+
+def fits_gpu(result: RunResult, error: TorchmemError | None) -> bool | None:
+    """Return whether memory suffices, also if it grows; None if there is no verdict."""
+    if error:
+        return None
+    return result.ended != "oom" and deciding_growth(result) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +209,3 @@ def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> None:
             low = middle
         else:
             high = middle
-
-
-def _option(command: Sequence[str], name: str) -> str:
-    """Return `name` as given if it has dashes or the command has "name=", else "--name"."""
-    if name.startswith("-") or any(word.startswith(f"{name}=") for word in command):
-        return name
-    return f"--{name}"

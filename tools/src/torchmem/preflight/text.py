@@ -60,12 +60,12 @@ def search_page(result: SearchResult) -> str:
         ("  " + option, "steps", *TABLE_COLUMNS),
         *(_search_row(run, result) for run in result.runs),
     ]
-    total = _total([run.result for run in result.runs])
+    total = total_line([run.result for run in result.runs])
     steps = (
         f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}, and the "
         f"largest value that fits is confirmed in a longer one. {total}"
     )
-    return _table_page(what, result.plan, steps, rows, search_sentence(result))
+    return table_page(what, result.plan, steps, rows, search_sentence(result))
 
 
 def sweep_page(result: SweepResult) -> str:
@@ -73,9 +73,9 @@ def sweep_page(result: SweepResult) -> str:
     rows = [("  rank", "of", *TABLE_COLUMNS), *map(_rank_row, result.ranks)]
     steps = (
         f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}. "
-        f"{_total([rank.result for rank in result.ranks])}"
+        f"{total_line([rank.result for rank in result.ranks])}"
     )
-    return _table_page("one run per rank", result.plan, steps, rows, sweep_sentence(result))
+    return table_page("one run per rank", result.plan, steps, rows, sweep_sentence(result))
 
 
 def search_sentence(result: SearchResult) -> str:
@@ -259,14 +259,21 @@ def _gpu_figures(report: PreflightReport, row: GpuModelRow) -> list[str]:
     return [memory, *sizes, f"{result.retries:,}", word]
 
 
-def _total(results: Sequence[RunResult]) -> str:
+def total_line(results: Sequence[RunResult]) -> str:
+    """Return how long the runs took, and how many there were."""
     seconds = format_seconds(sum(result.seconds for result in results))
     return f"It took {seconds} in all, with {counted(len(results), 'run')} of the script."
 
 
-def _table_page(
-    what: str, plan: RunPlan, steps: str, rows: Sequence[Sequence[str]], conclusion: str
+def table_page(
+    what: str,
+    plan: RunPlan,
+    steps: str,
+    rows: Sequence[Sequence[str]],
+    conclusion: str,
+    *details: str,
 ) -> str:
+    """Return the page of several runs on one GPU model; details are lines after the conclusion."""
     command = sanitize_text(shlex.join(plan.command))
     gpu = f"{phantom_name(plan.gpu)} ({format_size(plan.gpu.memory_bytes)})"
     return joined(
@@ -274,6 +281,7 @@ def _table_page(
             [*wrapped(f"Preflight on a {gpu}, {what}: {command}"), *wrapped(steps)],
             list(aligned(rows)),
             wrapped(conclusion),
+            details,
             wrapped(PHANTOM_NOTE),
         ]
     )
@@ -281,17 +289,18 @@ def _table_page(
 
 def _search_row(run: SearchRun, result: SearchResult) -> tuple[str, ...]:
     mark = "* " if run is result.best else "  "
-    word = _word(run.fits, run.result)
-    return f"{mark}{run.value:,}", f"{run.result.steps:,}", *_table_figures(run.result, word)
+    word = table_word(run.fits, run.result)
+    return f"{mark}{run.value:,}", f"{run.result.steps:,}", *table_figures(run.result, word)
 
 
 def _rank_row(rank: RankResult) -> tuple[str, ...]:
-    word = _word(rank.fits, rank.result)
+    word = table_word(rank.fits, rank.result)
     numbers = f"  {rank.placement.rank:,}", f"{rank.placement.world_size:,}"
-    return (*numbers, *_table_figures(rank.result, word))
+    return (*numbers, *table_figures(rank.result, word))
 
 
-def _word(fits: bool | None, result: RunResult) -> str:
+def table_word(fits: bool | None, result: RunResult) -> str:
+    """Return the last cell of a row: whether the run fits."""
     if fits is None:
         return "no verdict"
     if result.ended != "oom" and deciding_growth(result):
@@ -299,7 +308,8 @@ def _word(fits: bool | None, result: RunResult) -> str:
     return "fits" if fits else "does not fit"
 
 
-def _table_figures(result: RunResult, word: str) -> tuple[str, ...]:
+def table_figures(result: RunResult, word: str) -> tuple[str, ...]:
+    """Return the cells of `TABLE_COLUMNS`."""
     seconds = f"{result.seconds:.1f}"
     if not result.devices:
         return "", "", "", "", seconds, word

@@ -122,7 +122,9 @@ def check(snapshot: object, file_bytes: int, *, needs_trace: bool = True) -> Con
     if not traces and (needs_trace or not devices):
         raise InvalidSnapshotError(_no_trace(has_segments=bool(devices)))
     return Content(
-        _with_allocations(traces, devices) if needs_trace else _checked_traces(traces, devices),
+        _with_allocations(traces, devices)
+        if needs_trace
+        else _checked_traces(traces, devices, lets_go=False),
         {device: of_device.segments for device, of_device in devices.items()},
         _settings(snapshot.get("allocator_settings", {})),
     )
@@ -162,10 +164,12 @@ def as_dict(snapshot: Any) -> Any:
 
 
 def _checked_traces(
-    traces: Mapping[int, list[object]], devices: Mapping[int, DeviceSegments]
+    traces: Mapping[int, list[object]], devices: Mapping[int, DeviceSegments], *, lets_go: bool
 ) -> dict[int, Columns]:
     return {
-        device: check_trace(trace, device, devices[device].has_stack if device in devices else {})
+        device: check_trace(
+            trace, device, devices[device].has_stack if device in devices else {}, lets_go=lets_go
+        )
         for device, trace in traces.items()
     }
 
@@ -173,7 +177,7 @@ def _checked_traces(
 def _with_allocations(
     traces: Mapping[int, list[object]], devices: Mapping[int, DeviceSegments]
 ) -> dict[int, Columns]:
-    checked = _checked_traces(traces, devices)
+    checked = _checked_traces(traces, devices, lets_go=True)
     columns = {device: column for device, column in checked.items() if column.has_allocations()}
     if not columns:
         raise InvalidSnapshotError(
@@ -192,8 +196,12 @@ def _no_trace(*, has_segments: bool) -> str:
     )
 
 
-def check_trace(trace: list[Any], device: int, has_stack: Mapping[int, bool]) -> Columns:
+def check_trace(
+    trace: list[Any], device: int, has_stack: Mapping[int, bool], *, lets_go: bool = False
+) -> Columns:
     """Return the columns of a trace, oldest event first. `has_stack` is as in `DeviceSegments`.
+
+    With `lets_go`, each event is removed from the trace, so that its memory serves for the columns.
 
     Raises:
         InvalidSnapshotError: the trace cannot be used.
@@ -202,6 +210,8 @@ def check_trace(trace: list[Any], device: int, has_stack: Mapping[int, bool]) ->
     live: set[int] = set()
     unmatched = False
     for number, element in enumerate(trace):
+        if lets_go:
+            trace[number] = None
         entry = _dict(element, f"event {number} of device {device}")
         action = entry.get("action")
         code = _CODES.get(action) if type(action) is str else None

@@ -41,6 +41,9 @@ def _xid_explanation() -> str:
     return f"{{{{ {branches}\nelse }}}}NVIDIA's XID catalog explains it.{{{{ end }}}}"
 
 
+# Labels of torchmem_process_info that name a team, the first one that is set counts.
+TEAM_LABELS = ("team", "slurm_job_account", "namespace")
+
 # Labels that identify the object of an alert.
 OBJECTS: Mapping[str, tuple[str, ...]] = {
     "device": ("instance", "uuid", "rank", "pid", "run"),
@@ -133,6 +136,13 @@ def _grown_component() -> str:
     )
 
 
+def _owner() -> str:
+    """Return the processes with the label `team`, which is the first of some labels that is set."""
+    teams = ", ".join(f'"{label}"' for label in TEAM_LABELS)
+    joined = f'label_join({catalog.PROCESS_INFO.name}, "team", ";", {teams})'
+    return f'label_replace({joined}, "team", "$1", "team", ";*([^;]*).*")'
+
+
 def _increases() -> Iterator[tuple[str, str]]:
     for window in counters.SECONDS:
         ooms, newest = catalog.OOMS.name, catalog.LAST_OOM_TIMESTAMP.name
@@ -161,6 +171,7 @@ TEXTS: Mapping[str, str] = {
     "kill cause": _kill_explanation(),
     "oom cause": _oom_explanation(),
     "oom onset": _onset(),
+    "owner": _owner(),
     "planned worth": prediction.planned_worth(),
     "prediction worth": prediction.worth(),
     "xid explanation": _xid_explanation(),

@@ -40,6 +40,7 @@ class DeviceCachingAllocator:
     """Allocates blocks of cached segments on one simulated GPU; safe to read from other threads.
 
     `order` is the order of free blocks of equal size, by default that of PyTorch 2.13 and newer.
+    The public attributes are its state, for a compiled replay that continues from there.
     """
 
     def __init__(
@@ -57,13 +58,13 @@ class DeviceCachingAllocator:
         self._mutex = RLock()
         self._stats = DeviceStats(max_split_size=config.max_split_size or UNLIMITED_SPLIT_SIZE)
         self._max_split_size = config.max_split_size or UNLIMITED
-        self._memory = DevicePools(gpu, device, config, self._stats, order)
+        self.memory = self._memory = DevicePools(gpu, device, config, self._stats, order)
         self._small_blocks = self._memory.small_blocks
         self._large_blocks = self._memory.large_blocks
         self._private_pools = self._memory.private_pools
-        self._events = OutstandingEvents(gpu, self.free_block)
+        self.outstanding_events = self._events = OutstandingEvents(gpu, self.free_block)
         self._cuda_events = self._events.cuda_events
-        self._active_blocks: set[Block] = set()
+        self.active_blocks: set[Block] = set()
         self._oom_observers: list[OomObserver] = []
         self._round_size = config.round_size if any(config.roundup_power2_divisions) else round_size
         self.set_memory_fraction(config.per_process_memory_fraction)
@@ -91,7 +92,7 @@ class DeviceCachingAllocator:
                 self._events.process_events()
             size = self._round_size(orig_size)
             pool = self.get_pool(size, stream)
-            block = pool.of_stream(stream).pop_best_fit(size) if self._takes_best_fit else None
+            block = pool.of_stream(stream).pop_best_fit(size) if self.takes_best_fit else None
             if block is None:
                 block = self._search_or_allocate(orig_size, size, pool, stream)
             if block is not None:
@@ -132,7 +133,7 @@ class DeviceCachingAllocator:
 
         `free` and the completion of events call this; users of the allocator call `free`.
         """
-        self._active_blocks.remove(block)
+        self.active_blocks.remove(block)
         size = block.size
         split_blocks = split_size = 0
         for neighbor in (block.prev, block.next):
@@ -196,7 +197,7 @@ class DeviceCachingAllocator:
         """Limit reserved memory to `limit` bytes; None removes the limit."""
         memory, config = self._memory, self.config
         memory.allowed_memory_maximum = limit
-        self._takes_best_fit = not (
+        self.takes_best_fit = not (
             config.expandable_segments
             or config.max_split_size is not None
             or memory.collects_garbage
@@ -251,7 +252,7 @@ class DeviceCachingAllocator:
     def memory_snapshot(self) -> list[SegmentInfo]:
         """Return `torch.cuda.memory_snapshot()` of this device: segments by address, no traces."""
         with self._mutex:
-            return segment_infos((*self._active_blocks, *self._memory.free_blocks()), self.device)
+            return segment_infos((*self.active_blocks, *self._memory.free_blocks()), self.device)
 
     def releasable_bytes(self) -> int:
         """Return the free bytes of the default pools that `empty_cache` would give back."""
@@ -295,7 +296,10 @@ class DeviceCachingAllocator:
         with self._mutex:
             numbers = {address: next(self._memory.counter) for address in oldest_first}
             blocks = list(restore_blocks(self._memory, segments, first_addresses, numbers))
-            self._active_blocks.update(blocks)
+            # Without the setting, PyTorch skips free blocks of expandable segments.
+            restored = (*blocks, *self._memory.free_blocks())
+            self.takes_best_fit &= all(block.expandable_segment is None for block in restored)
+            self.active_blocks.update(blocks)
             for block in blocks:
                 if block.stream_uses:
                     self._events.insert_events(block)
@@ -310,7 +314,7 @@ class DeviceCachingAllocator:
         params = AllocParams(
             orig_size, size, stream, pool, alloc_size, self.config.expandable_segments
         )
-        block = None if self._takes_best_fit else self._memory.get_free_block(params)
+        block = None if self.takes_best_fit else self._memory.get_free_block(params)
         return block or self._memory.get_new_block(params, self._events)
 
     def _alloc_found_block(self, block: Block, size: int, orig_size: int, *, split: bool) -> Block:
@@ -326,7 +330,7 @@ class DeviceCachingAllocator:
             inactive_split = (-1, -block.size)
         block.allocated = True
         block.requested_size = orig_size
-        self._active_blocks.add(block)
+        self.active_blocks.add(block)
         pool.stats.block_allocated(block.size, orig_size)
         if inactive_split is not None and block.expandable_segment is None:
             pool.inactive_split_changed(*inactive_split)

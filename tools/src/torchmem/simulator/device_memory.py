@@ -167,6 +167,7 @@ class DevicePools:
         self.device = device
         self.config = config
         self.stats = stats
+        self.order = order
         self.allowed_memory_maximum: int | None = None
         self.counter = counter = repeat(0) if order == "address" else count(1)
         numbers = counter if order == "block" else None

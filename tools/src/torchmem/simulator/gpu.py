@@ -88,7 +88,7 @@ class SimulatedGpu:
         self.use = use or GpuUse()
         self.events_held = False
         self._sizes: dict[int, int] = {}
-        self._next_address = self.first_address
+        self.next_address = self.first_address
         if not self.use.claim(context_bytes, total_bytes):
             raise RuntimeError(
                 "CUDA error: out of memory. "
@@ -119,8 +119,8 @@ class SimulatedGpu:
 
     def reserve_addresses(self, size: int) -> int:
         """Reserve `size` bytes of address space, like cuMemAddressReserve; return its start."""
-        address = self._next_address
-        self._next_address += -(-size // ALIGNMENT) * ALIGNMENT
+        address = self.next_address
+        self.next_address += -(-size // ALIGNMENT) * ALIGNMENT
         return address
 
     def mem_map(self, address: int, size: int) -> bool:  # noqa: ARG002 -- for subclasses

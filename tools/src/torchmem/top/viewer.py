@@ -79,6 +79,8 @@ class Viewer:
 
 
 def _size() -> os.terminal_size | None:
+    """Return the size of the terminal; None if it is unknown: many a pseudo-terminal reports 0."""
     with suppress(OSError):
-        return os.get_terminal_size(sys.stdout.fileno())
+        size = os.get_terminal_size(sys.stdout.fileno())
+        return size if min(size) > 0 else None
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
@@ -18,9 +19,10 @@ from torchmem.whatif.fidelity import (
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.mid_run import decide as decide_mid_run
 from torchmem.whatif.mid_run import is_switch, restart_all, switch_all
+from torchmem.whatif.program import Program
 from torchmem.whatif.recommendation import decide, no_recommendation
 from torchmem.whatif.recorded_run import RecordedRun, recorded_run
-from torchmem.whatif.replay import Program, Replayer
+from torchmem.whatif.replay import Replayer
 from torchmem.whatif.reproduction import Reproduction
 from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start, WhatIf
 from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed
@@ -147,13 +149,13 @@ def _replay_all(
     if run.gpu_bytes is not None and not run.fits_gpu:
         baseline = replayer.replay(OTHER_GPU, settings.conf, settings.config)
     progress.finish_replay()
-    replays = (
-        replayer.replay(setting.name, setting.conf, setting.config)
+    calls = [
+        partial(replayer.replay, setting.name, setting.conf, setting.config)
         if setting.refused is None
-        else ReplayResult(setting.name, setting.conf, setting.refused)
+        else partial(ReplayResult, setting.name, setting.conf, setting.refused)
         for setting in candidates
-    )
-    return baseline, tuple(progress.count(replays))
+    ]
+    return baseline, tuple(progress.count(replayer.all(calls)))
 
 
 def _with_line(recording: Recording, answer: WhatIf, versions: Mapping[str, str]) -> Recommendation:

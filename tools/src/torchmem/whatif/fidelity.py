@@ -63,9 +63,10 @@ class ReplayProgress:
         self.done += 1
 
     def count(self, replays: Iterable[T]) -> Iterator[T]:
-        """Yield the results of replays, which run one after the other."""
+        """Yield the results of replays, in their order."""
         for result in replays:
             self.finish_replay()
+            self.on_sample(0)  # replays in other processes report nothing themselves
             yield result
 
 

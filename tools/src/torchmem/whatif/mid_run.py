@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import format_size
@@ -40,13 +41,16 @@ ESTIMATE_MARGIN = 0.1
 def switch_all(
     run: RecordedRun, replayer: Replayer, candidates: Sequence[Candidate]
 ) -> Iterator[ReplayResult]:
-    """Yield what each setting would have done, switched where the trace begins."""
+    """Return what each setting would have done, one by one, switched where the trace begins."""
+    calls = []
     for setting in candidates:
+        name, conf = setting.name, setting.conf
         reason = setting.refused or switch_refusal(run.settings.config, setting.config)
         if reason is None:
-            yield replayer.switch(setting.name, setting.conf, setting.config)
+            calls.append(partial(replayer.switch, name, conf, setting.config))
         else:
-            yield ReplayResult(setting.name, setting.conf, reason)
+            calls.append(partial(ReplayResult, name, conf, reason))
+    return replayer.all(calls)
 
 
 def switch_refusal(recorded: AllocatorConfig, config: AllocatorConfig) -> str | None:
@@ -101,18 +105,20 @@ class RestartReplays:
 def restart_all(
     run: RecordedRun, replayer: Replayer, candidates: Sequence[Candidate], recorded: ReplayResult
 ) -> Iterator[Restart | None]:
-    """Yield what is known about a restart under each setting, None where nothing is."""
+    """Return what is known about a restart under each setting; None where nothing is."""
     settings = run.settings
     packed = replayer.replay(settings.name, settings.conf, settings.config)
     lifetime = run.recording.facts.allocated_peak_bytes or 0
     growth = max(1.0, lifetime / max(1, recorded.peak_allocated))
     replays = RestartReplays(packed, settings.config, growth)
-    for setting in candidates:
+
+    def restart(setting: Candidate) -> Restart | None:
         if setting.refused is not None:
-            yield None
-        else:
-            replayed = replayer.replay(setting.name, setting.conf, setting.config)
-            yield replays.result(replayed, setting.config)
+            return None
+        replayed = replayer.replay(setting.name, setting.conf, setting.config)
+        return replays.result(replayed, setting.config)
+
+    return replayer.all([partial(restart, setting) for setting in candidates])
 
 
 def decide(

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from enum import IntEnum
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
-from torchmem.allocator.fragmentation import measure
-from torchmem.allocator.oom_cause import OomEvidence, largest_free_blocks
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
-from torchmem.explain.verdict import Circumstances, judge
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
+from torchmem.simulator.compiled import library
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.snapshot import AWAITED_STREAM
+from torchmem.whatif.compiled_replay import MIN_INSTRUCTIONS, run_compiled
+from torchmem.whatif.failed_request import Refusal, failed_request
 from torchmem.whatif.inference import Inference
+from torchmem.whatif.parallel import in_processes
+from torchmem.whatif.program import Instruction, Operation, Program
 from torchmem.whatif.result import FailedRequest, ReplayResult, Start, TimelinePoint
+
+T = TypeVar("T")
 
 UNLIMITED_BYTES = 1 << 40
 """More than any GPU has; the memory of a GPU of unknown size."""
@@ -32,40 +36,6 @@ class NewGpu(SimulatedGpu):
     """A GPU whose addresses are above all that a recording may have."""
 
     first_address = 1 << 47  # user addresses of Linux end here
-
-
-class Operation(IntEnum):
-    """What a program does to an allocator.
-
-    TRY_MALLOC is a request that failed in the recording. If it succeeds in the replay, the block is
-    freed at once, because how long it would have been held is unknown. FREE_LATER and COMPLETE free
-    a block that other streams used, in two parts. RELEASE_POOL removes the last user of a private
-    pool, and EMPTY_POOL releases its cache.
-    """
-
-    MALLOC = 0
-    TRY_MALLOC = 1
-    FREE = 2
-    FREE_LATER = 3
-    COMPLETE = 4
-    EMPTY_CACHE = 5
-    RELEASE_POOL = 6
-    EMPTY_POOL = 7
-
-
-Instruction = tuple[Operation, int, int, int, int, PoolId]
-"""Operation, event number, recorded address, requested bytes, stream and pool.
-
-A plain tuple, because a program has millions of them.
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Program:
-    """Instructions in order, and the private pools that they use."""
-
-    instructions: list[Instruction]
-    pools: frozenset[PoolId]
 
 
 class ReplayEndedError(Exception):
@@ -125,12 +95,15 @@ class Executor:
         self.allocator.reset_accumulated_memory_stats()
 
     def run(self, program: Program) -> int:
-        """Execute a program, up to a request that fails; return the number of replayed events."""
+        """Execute a program, up to a request that fails; return the number of replayed events.
+
+        `run_compiled` does the same for long programs.
+        """
         handlers, stats = self._handlers, self.allocator.stats
         split = stats.inactive_split_bytes
         small, large = split.small_pool, split.large_pool
         try:
-            for instruction in program.instructions:
+            for instruction in program:
                 handlers[instruction[0]](instruction)
                 # As `stats.stranded_bytes`, without its calls: this is the hottest loop.
                 if small.current + large.current + stats.stranded_offset > self._stranded:
@@ -247,24 +220,19 @@ class Executor:
         self.sample(number)
         if self.oom is not None:
             return
-        stats, segments = self.allocator.stats, self.allocator.memory_snapshot()
-        layout = measure(segments, details.device, 0.0)
-        reserved = stats.reserved_bytes.current
-        evidence = OomEvidence(
-            requested=details.requested,
-            limit=details.allowed or self.limit or reserved + details.free,
-            driver_free=details.free,
-            cached_free=layout.releasable_bytes + layout.stranded_bytes,
-            reserved=reserved,
-            total=reserved + details.free,
-            private_free=layout.private_free_bytes,
-            large_segment=self.allocator.config.large_segment_size,
+        stats = self.allocator.stats
+        refusal = Refusal(
+            details.device,
+            details.requested,
+            details.free,
+            details.allowed,
+            self.limit,
+            stats.reserved_bytes.current,
+            stats.allocated_bytes.current,
+            self.allocator.config.large_segment_size,
         )
-        free = largest_free_blocks(segments, details.device, details.requested, stream)
-        verdict = judge(evidence, free, Circumstances(is_training=False))
-        allocated, stranded = stats.allocated_bytes.current, layout.stranded_bytes
-        found = verdict.cause, verdict.detail
-        self.oom = FailedRequest(number, size, reserved, allocated, stranded, *found)
+        segments = self.allocator.memory_snapshot()
+        self.oom = failed_request(number, size, stream, refusal, segments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +260,13 @@ class Replayer:
             return executor.result(name, conf, start, 0)
         return self._run(executor, name, conf, start)
 
+    def all(self, calls: Sequence[Callable[[], T]]) -> Iterator[T]:
+        """Yield the results of calls that replay this program, in parallel if that saves time."""
+        is_long = len(self.program) >= MIN_INSTRUCTIONS
+        if is_long and library() is None:
+            return in_processes(calls)
+        return (call() for call in calls)
+
     def switch(self, name: str, conf: str, config: AllocatorConfig) -> ReplayResult:
         """Return what the program would have done, had the setting been switched at its start.
 
@@ -307,6 +282,9 @@ class Replayer:
 
     def _run(self, executor: Executor, name: str, conf: str, start: Start) -> ReplayResult:
         executor.start_counting()
+        counted = run_compiled(executor, self.program, SAMPLES)
+        if counted is not None:
+            return replace(counted, name=name, conf=conf, start=start)
         replayed = executor.run(self.program)
         return executor.result(name, conf, start, replayed)
 
@@ -314,7 +292,7 @@ class Replayer:
         allocator = self._allocator(config)
         executor = Executor(allocator, self.gpu_bytes, self.events, on_sample=self.on_sample)
         segments = self.inference.before.segments
-        pools = self.program.pools | {segment["segment_pool_id"] for segment in segments}
+        pools = set(self.program.pool_ids) | {segment["segment_pool_id"] for segment in segments}
         executor.use_pools(sorted(pools - {DEFAULT_POOL}))
         return executor
 

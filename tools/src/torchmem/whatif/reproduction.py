@@ -21,14 +21,12 @@ from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.gpu import GpuUse
 from torchmem.simulator.snapshot import range_key
 from torchmem.whatif.inference import Inference
+from torchmem.whatif.program import Operation, Program
 from torchmem.whatif.recorded_run import RecordedRun
 from torchmem.whatif.replay import (
     UNLIMITED_BYTES,
     Executor,
-    Instruction,
     NewGpu,
-    Operation,
-    Program,
     ReplayEndedError,
 )
 
@@ -159,8 +157,7 @@ class Reproduction:
     executor: Executor
     gpu_bytes: int | None
     max_misses: int
-    instructions: list[Instruction] = field(default_factory=list)
-    pools: set[PoolId] = field(default_factory=set)
+    program: Program = field(default_factory=Program)
     released: set[PoolId] = field(default_factory=set)
     waiting: set[int] = field(default_factory=set)
     group: list[Event] = field(default_factory=list)
@@ -169,11 +166,6 @@ class Reproduction:
     landed: int = 0
     first_miss: int | None = None
     doubtful: int = 0
-
-    @property
-    def program(self) -> Program:
-        """What the recorded program did."""
-        return Program(self.instructions, frozenset(self.pools))
 
     @property
     def misses(self) -> int:
@@ -212,7 +204,7 @@ class Reproduction:
     ) -> None:
         place = (0, 0, 0) if event is None else (event.address, event.size, event.stream)
         instruction = (operation, number, *place, pool)
-        self.instructions.append(instruction)
+        self.program.append(instruction)
         self.executor.execute(instruction)
 
     def _free(self, number: int, event: Event) -> int:
@@ -263,8 +255,6 @@ class Reproduction:
         gpu.expected, gpu.fails = deque(self.group), operation is Operation.TRY_MALLOC
         gpu.driver_free = event.device_free
         gpu.later = partial(self._mapped_later, number - len(self.group), event)
-        if event.pool != DEFAULT_POOL:
-            self.pools.add(event.pool)
         try:
             self._execute(operation, number, event, event.pool)
         except ReplayEndedError:

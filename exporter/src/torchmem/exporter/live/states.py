@@ -27,19 +27,24 @@ COLLECTION_SHARE = 0.1
 """The largest share of the time that collections for clients of the live page take."""
 
 HISTORY_PAUSE_SECONDS = 10.0
-HISTORY_SHARE = 0.01
-"""The largest share of the time that collections for the history take while nobody looks."""
+"""The least time between two points while nobody looks; most come from scrapes."""
+OWN_HISTORY_PAUSE_SECONDS = 120.0
+"""How old the newest collection gets before one is made for the history alone."""
 
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 GZIP_LEVEL = 1
 
 
 class EncodedState:
-    """The state document of one collection. Each encoding is made once."""
+    """The state document of one collection. Each encoding is made once, if it is asked for."""
 
     def __init__(self, found: NodeReading, state: NodeState) -> None:
-        self.found = found
-        self.json = encode(state)
+        self.found, self._state = found, state
+
+    @cached_property
+    def json(self) -> bytes:
+        """The document as JSON."""
+        return encode(self._state)
 
     @cached_property
     def gzipped(self) -> bytes:
@@ -90,10 +95,9 @@ class States:
     async def keep_history(self) -> None:
         """Add to the history, forever, also while nobody scrapes or looks."""
         while True:
-            pause = max(HISTORY_PAUSE_SECONDS, self._collection_seconds / HISTORY_SHARE)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(HISTORY_PAUSE_SECONDS)
             try:
-                await self.newest(pause)
+                await self.newest(OWN_HISTORY_PAUSE_SECONDS)
             except Exception:  # noqa: BLE001 - a failure costs one point; it is logged
                 _log.exception("adding to the history failed")
 

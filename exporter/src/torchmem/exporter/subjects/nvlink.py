@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ _LINK_COUNT = 91  # NVML_FI_DEV_NVLINK_LINK_COUNT
 # NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES and _RCV_BYTES
 _TRAFFIC_FIELDS = (138, 139, 202, 204)
 _MAX_LINKS = 72
+ERRORS_SECONDS = 60.0
 # nvmlNvLinkErrorCounter_t 0 to 4
 _ERRORS = ("replay", "recovery", "crc_flit", "crc_data", "ecc_data")
 
@@ -29,10 +31,24 @@ LinkErrors = dict[tuple[int, str], int]
 
 
 class _LastErrors(DeviceState):
-    """The last error counters of each link, so that the sum does not fall when a link goes down."""
+    """The last error counters of each link, so that the sum does not fall when a link goes down.
+
+    They are read again after ERRORS_SECONDS, or when other links are up: they take half of all
+    calls of a scrape, and hardly ever change.
+    """
 
     def __init__(self) -> None:
         self.errors: LinkErrors = {}
+        self._active: Sequence[int] = ()
+        self._read_at = -math.inf
+
+    def update(self, gpu: NvmlDevice, active: Sequence[int]) -> LinkErrors:
+        """Return the counters of all links, of which these are up."""
+        now = gpu.nvml.monotonic()
+        if now - self._read_at >= ERRORS_SECONDS or active != self._active:
+            self.errors = {**self.errors, **_error_counters(gpu, active)}
+            self._read_at, self._active = now, active
+        return self.errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +72,7 @@ class NvLink(GpuValue):
             last.errors = {}
             return cls()
         active = [link for link, is_up in up.items() if is_up]
-        last.errors = {**last.errors, **_error_counters(gpu, active)}
-        return cls(up, last.errors, _transferred(gpu))
+        return cls(up, last.update(gpu, active), _transferred(gpu))
 
     def errors_by_kind(self) -> Mapping[str, int]:
         """Return the errors over all links: the errors of each link would be 72 series or more."""

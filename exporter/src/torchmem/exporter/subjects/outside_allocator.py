@@ -107,12 +107,13 @@ class OutsideBytes:
     uses: Mapping[tuple[str, int], ProcessUse] = field(default_factory=dict)
 
 
-def outside_families(found: OutsideBytes) -> Iterator[Metric]:
-    """Yield the bytes outside the allocator by GPU and rank, and the times of the values."""
+def outside_families(found: OutsideBytes, *, all_series: bool = True) -> Iterator[Metric]:
+    """Yield the bytes outside the allocator by GPU and rank; with all series, also their times."""
     known = [(row.labels, row.outside) for row in found.rows if row.outside]
     rows = [(labels, outside) for labels, outside in known if outside.timestamp]
     yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
-    yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
+    if all_series:
+        yield value_family(catalog.OUTSIDE_ALLOCATOR_TIMESTAMP, rows, lambda item: item.timestamp)
     unbacked = [(labels, outside.unbacked) for labels, outside in known if outside.unbacked]
     yield family(catalog.RESERVED_UNBACKED, unbacked)
     starts = [(row.labels, row.start) for row in found.rows if row.start is not None]

@@ -35,8 +35,9 @@ _log = logging.getLogger(__name__)
 XID = "xid"
 MAX_XIDS = 256
 UNLISTED_XID_HOLD_SECONDS = 60.0
-WAIT_SECONDS = 0.25  # of one wait within NVML, which cannot be interrupted
-_CLOSE_SECONDS = 1.0
+WAIT_SECONDS = 5.0
+"""Of one wait within NVML, which returns at once for an event and cannot be interrupted."""
+_CLOSE_SECONDS = 0.1
 # nvmlEventType of nvml.h. Single-bit errors, performance states and clocks are left out: they come
 # by the thousand.
 _KINDS = {
@@ -188,6 +189,7 @@ class EventWatcher:
         self._uuids: frozenset[str] = frozenset()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._stopped: threading.Thread | None = None
         self._supported = True
         self._closed = False
 
@@ -202,7 +204,7 @@ class EventWatcher:
         gpus, waiting = frozenset(uuids), self._thread is not None and self._thread.is_alive()
         is_watched = gpus <= self._uuids and (waiting or not self._supported)
         self._uuids = gpus if is_watched else frozenset()
-        if is_watched or self._closed or not self._has_ended():
+        if is_watched or self._closed or not self._has_left():
             return
         try:
             events = subscribe(list(uuids))
@@ -214,12 +216,12 @@ class EventWatcher:
             events.close()
 
     def stop(self) -> None:
-        """Ask the thread to end its subscription, which it does within `WAIT_SECONDS`."""
+        """End the subscription: its events count no more, and it is closed when the wait ends."""
         self._stop.set()
         self._uuids = frozenset()
 
     def close(self) -> None:
-        """Stop permanently; return after at most a second, even if NVML hangs."""
+        """Stop permanently, without waiting for a wait in NVML, which ends with the process."""
         with self._lock:
             self._closed = True
         self.stop()
@@ -227,15 +229,19 @@ class EventWatcher:
         if thread is not None:
             thread.join(_CLOSE_SECONDS)
 
-    def _has_ended(self) -> bool:
-        """Stop the thread and return whether it has ended; it may hang in NVML.
+    def _has_left(self) -> bool:
+        """Stop the thread, and return whether another one may take its place.
 
-        Two threads at once would count an event twice.
+        It stays in NVML until its wait ends, if that does not hang, and counts nothing from now on.
+        At most one such thread is left behind, so that a driver that hangs collects no threads.
         """
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(2 * WAIT_SECONDS)
-        return self._thread is None or not self._thread.is_alive()
+        if self._thread is not None and self._thread.is_alive():
+            if self._stopped is not None and self._stopped.is_alive():
+                return False
+            self._stopped = self._thread
+        self._thread = None
+        return True
 
     def _start(self, events: Events) -> bool:
         """Start the thread unless the watcher was closed in the meantime; return whether it did."""
@@ -257,7 +263,7 @@ class EventWatcher:
             while not stop.is_set():
                 event = events.wait(WAIT_SECONDS)
                 if event is not None:
-                    self._count(event)
+                    self._count(event, stop)
         except (GpuLostError, NvmlCallError, NvmlDownError) as error:
             _log.warning("waiting for events ended; the next reading starts it again: %s", error)
         except Exception:  # noqa: BLE001 - the next reading starts the thread again; it is logged
@@ -265,8 +271,11 @@ class EventWatcher:
         finally:
             events.close()
 
-    def _count(self, event: GpuEvent) -> None:
+    def _count(self, event: GpuEvent, stop: threading.Event) -> None:
+        """Count an event, unless another subscription counts it by now."""
         with self._lock:
+            if stop.is_set():
+                return
             self._counters.setdefault(event.uuid, EventCounter()).add(event, self._clock())
 
 

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-import bcrypt
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -184,6 +183,8 @@ def credentials(header: str | None) -> tuple[str, bytes] | None:
 
 def _check(password: bytes, hashed: str) -> bool:
     try:
+        import bcrypt  # only where there are passwords
+
         return bcrypt.checkpw(password[:_BCRYPT_BYTES], hashed.encode())
     except ValueError:
         return False

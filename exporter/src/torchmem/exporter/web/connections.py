@@ -76,6 +76,8 @@ class Connection:
     def enter(self, phase: Phase) -> None:
         """Start a phase."""
         self.phase, self.since = phase, time.monotonic()
+        if phase != "idle":
+            self._connections.watch()
 
     def on_data(self) -> None:
         """Note received bytes: the first bytes of a request start its clock, others do not."""
@@ -113,6 +115,12 @@ class Connection:
     def unsent_bytes(self) -> int:
         """Bytes of written pieces that the client has not received."""
         return self.transport.get_write_buffer_size() if self.transport else 0
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether only the limit for idle connections applies."""
+        is_closing = self.transport is not None and self.transport.is_closing()
+        return self.phase == "idle" and not self.unsent_bytes and not is_closing
 
     def is_overdue(self, limits: ConnectionLimits, now: float) -> bool:
         """Return whether the client or the answer took too long."""
@@ -162,6 +170,7 @@ class Connections:
         self._open: dict[Connection, None] = {}
         self._logged: set[str] = set()
         self._sent_until: dict[str, float] = {}
+        self._busy = asyncio.Event()
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until canceled."""
@@ -174,6 +183,10 @@ class Connections:
                 await self._accept_safely(listener)
         finally:
             sweeping.cancel()
+
+    def watch(self) -> None:
+        """Note that a connection is not idle, so that its time is limited."""
+        self._busy.set()
 
     async def close(self, seconds: float) -> None:
         """Close all connections, those that are being answered after their answer.
@@ -306,6 +319,17 @@ class Connections:
             now = time.monotonic()
             for connection in [item for item in self._open if item.is_overdue(self._limits, now)]:
                 connection.abort()
+            await self._next_sweep()
+
+    async def _next_sweep(self) -> None:
+        """Wait until a connection is not idle, or one has been idle for too long."""
+        self._busy.clear()
+        if not all(item.is_at_rest for item in self._open):
+            return
+        oldest = min((item.since for item in self._open), default=None)
+        due = None if oldest is None else oldest + self._limits.idle_seconds - time.monotonic()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._busy.wait(), due)
 
     def _log_once(self, reason: str) -> None:
         """Log each reason once, so that clients cannot fill the log."""

@@ -67,6 +67,13 @@ class ModuleNames:
                 self._by_code.setdefault(code, []).append(node)
                 self._by_file.setdefault(code.co_filename, {})[code] = _span(code)
 
+    def forget_modules(self) -> None:
+        """Keep the names only, so that the modules live no longer than without."""
+        for nodes in self._by_code.values():
+            for node in nodes:
+                for each in node.lineage():
+                    each.module = None
+
     def _is_over(self) -> bool:
         return self._clock() > self._deadline
 

@@ -61,7 +61,8 @@ def _call_step_callbacks(optimizer: object, *_: object) -> None:
 def _call_step_begin_callbacks(
     optimizer: object, arguments: tuple[object, ...], keywords: Mapping[str, object]
 ) -> None:
-    has_closure = any(map(callable, (*arguments, *keywords.values())))
+    has_arguments = len(arguments) > 0 or len(keywords) > 0
+    has_closure = has_arguments and any(map(callable, (*arguments, *keywords.values())))
     for callback in tuple(_step_begin_callbacks):
         callback(optimizer, has_closure)
 

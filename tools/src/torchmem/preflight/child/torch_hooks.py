@@ -127,3 +127,15 @@ def gpus_without_kernels() -> list[str]:
         for gpu in gpus
         if built and not any(major == gpu.major and minor <= gpu.minor for major, minor in built)
     ]
+
+
+def clear_cublas_workspaces() -> None:
+    """Free the workspaces that PyTorch keeps for cuBLAS once it was used (PyTorch 2.1 to 2.15)."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001
+    if clear is not None:
+        clear()
+
+
+def gpu_name(device: int) -> str:
+    """Return the product name of a GPU. CUDA must be initialized."""
+    return str(torch.cuda.get_device_name(device))

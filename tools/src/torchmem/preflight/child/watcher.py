@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.settings import NO_CACHING
@@ -21,12 +24,14 @@ from torchmem.preflight.child.exit import (
     write_report,
     write_trace,
 )
+from torchmem.preflight.child.moments import Moments
 from torchmem.preflight.child.phases import PhaseTracker, StepCounter
 from torchmem.preflight.child.torch_hooks import (
     WatchedBackend,
     gpus_without_kernels,
     is_out_of_memory,
 )
+from torchmem.preflight.child.uses import SourceLines, repository, with_rounding
 from torchmem.preflight.plan import PROGRESS_FILE, ChildConfig
 from torchmem.preflight.result import GpuMemory, Phase, ProcessReport, StepMemory
 from torchmem.sdk import Session
@@ -108,7 +113,8 @@ class StepWatcher:
     """Measures memory at PyTorch's hooks, in the script's own threads."""
 
     def __init__(self, backend: WatchedBackend, session: Session, config: ChildConfig) -> None:
-        self.phases = PhaseTracker(self._phase_ended)
+        self.phases = PhaseTracker(self._phase_changed)
+        self.moments = Moments(backend)
         self._backend = backend
         self._session = session
         self._config = config
@@ -118,7 +124,7 @@ class StepWatcher:
         self._lock = threading.RLock()
         self._step = 1
         self._ooms_at_step = 0
-        self._has_trace = False
+        self._has_trace = self._has_own_trace = False
         self._has_ended = False
         self._script_reports_steps = False
         self._stepped_in_backward = False
@@ -143,6 +149,7 @@ class StepWatcher:
         self._pid = os.getpid()
         if recording is False:
             self._backend.start_history(MAX_TRACE_EVENTS)
+            self._has_own_trace = True
         self._has_trace = bool(self._backend.history_enabled())
 
     def optimizer_stepped(self, optimizer: int) -> None:
@@ -178,6 +185,8 @@ class StepWatcher:
     def backward_ended(self) -> None:
         """Handle the end of a backward pass, which may be an inner one."""
         self.phases.backward_ends()
+        if self._is_own_process and not self.phases.in_backward:
+            self.moments.backward_ended()
         if self._stepped_in_backward and not self.phases.in_backward:
             self._stepped_in_backward = False
             self._end_step_if_complete()
@@ -217,6 +226,7 @@ class StepWatcher:
     def _end_step(self) -> None:
         self._step = self._counter.count
         self.phases.forward()
+        self.moments.step_ended()
         self._measure(self._counter.count)
         self._write_progress()
         self._step += 1
@@ -224,6 +234,11 @@ class StepWatcher:
             self._write(stopped=True)
             self._session.close()
             leave(0)
+
+    def _phase_changed(self, ended: Phase) -> None:
+        self._phase_ended(ended)
+        if self._is_own_process:
+            self.moments.phase_begins(self.phases.phase)
 
     def _phase_ended(self, phase: Phase) -> None:
         if not (self._is_own_process and self._backend.is_initialized()):
@@ -267,12 +282,14 @@ class StepWatcher:
 
     def _write(self, *, stopped: bool) -> None:
         """Write the trace, and then the report, which includes the RAM that the trace took."""
+        self.moments.note_tensors()
         snapshot = self._backend.full_snapshot(traces=True) if self._has_trace else None
         if snapshot is not None:
             write_trace(self._config.folder, snapshot)
         uncaught = getattr(sys, "last_value", None)
         ran_out = not stopped and self._ooms() > self._ooms_at_step
-        devices = (self._memory(meter) for meter in self._meters.values())
+        known = (self._memory(meter) for meter in self._meters.values())
+        devices = (device and self._with_uses(device, snapshot) for device in known)
         report = ProcessReport(
             stopped=stopped,
             steps=self._counter.count,
@@ -294,6 +311,14 @@ class StepWatcher:
             return None
         outside = total - free - int(stats["reserved_bytes"]["all"]["current"])
         return meter.memory(stats, total, outside)
+
+    def _with_uses(self, device: GpuMemory, snapshot: Mapping[str, Any] | None) -> GpuMemory:
+        """Return the figures with what was allocated at the peak, if this process has the trace."""
+        if snapshot is None or not self._has_own_trace:
+            return device
+        peak = self.moments.peak(snapshot, device.device, SourceLines(repository(Path.cwd())))
+        uses = with_rounding(peak.uses, device.peak_allocated) if peak else ()
+        return replace(device, uses=uses)
 
     def _ooms(self) -> int:
         all_stats = (self._backend.window_stats(index) for index in self._meters)

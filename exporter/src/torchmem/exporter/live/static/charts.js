@@ -2,6 +2,7 @@
 
 import { el } from "./dom.js";
 import { color, onTheme, style } from "./colors.js";
+import { lineNames } from "./file_charts.js";
 import { SECONDS } from "./history.js";
 
 /* global uPlot */
@@ -12,15 +13,18 @@ const AXIS_FONT = "11px system-ui, sans-serif";
 /**
  * Draw a chart into `element` and return {update(columns), remove()}.
  *
- * `series`: {label, color, width?, dash?} each, where `color` names a part or is CSS; `stacked`: fill
+ * `series`: {label, color, width?, dash?} each, where `color` names a part or a custom property; `stacked`: fill
  * areas, the first at the bottom; `isBytes`: the axis has steps of powers of two; `max`: the top of the scale if it is fixed; `format(value)`: for
  * the axis and the values under the pointer; `height`: in pixels, by default that of the element; `label`: what a screen reader calls the chart.
+ * Lines are named above the chart if there are several.
  */
 export function createChart(element, { series, stacked = false, max, format, isBytes = true, height, label, axes = true }) {
   element.classList.add("chart");
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", label);
   const readout = el("p", { class: "readout number", "aria-hidden": "true" });
+  const names = el("p", { class: "line-names", "aria-hidden": "true", hidden: stacked || series.length < 2 });
+  element.before(names);
   let columns = null;
   let chart = null;
   let isVisible = true;
@@ -29,6 +33,7 @@ export function createChart(element, { series, stacked = false, max, format, isB
     chart?.destroy();
     chart = null;
     if (!columns || !element.clientWidth) return;
+    names.replaceChildren(...lineNames(series.map((line) => ({ ...line, color: strokeOf(line) }))));
     chart = new uPlot(options(), shown(), element);
     element.append(readout);
   }
@@ -56,7 +61,7 @@ export function createChart(element, { series, stacked = false, max, format, isB
 
   function drawnSeries() {
     const drawn = series.map((line) => {
-      const stroke = color(line.color) || line.color;
+      const stroke = strokeOf(line);
       return stacked
         ? { fill: stroke, stroke, width: 0, points: { show: false } }
         : { stroke, width: line.width ?? 1.75, dash: line.dash, points: { show: false } };
@@ -111,6 +116,10 @@ export function createChart(element, { series, stacked = false, max, format, isB
       chart?.destroy();
     },
   };
+}
+
+function strokeOf({ color: name }) {
+  return name.startsWith("--") ? style(name) : color(name);
 }
 
 /** Return the length of the scale: as long as the known past, within bounds. */

@@ -21,13 +21,7 @@ export function lineChart(element, { title, x, xFormat, lines, format, isBytes, 
   element.append(el(heading, { class: "file-title" }, title), readout, box);
   let chart = null;
 
-  function names() {
-    return lines.map(({ label, color }) => {
-      const mark = el("i", { class: "file-mark" });
-      mark.style.background = color();
-      return el("span", {}, mark, label);
-    });
-  }
+  const names = () => lineNames(lines.map(({ label, color, dash }) => ({ label, color: color(), dash })));
 
   function read(plot) {
     const at = plot.cursor.idx;
@@ -92,6 +86,16 @@ export function lineChart(element, { title, x, xFormat, lines, format, isBytes, 
   }).observe(box);
   const endTheme = onTheme(() => (box.isConnected ? build() : endTheme()));
   return (index) => chart?.setCursor({ left: chart.valToPos(x[index], "x"), top: 0 });
+}
+
+/** Return the name of each line behind a piece of it; `lines`: {label, color, dash} each. */
+export function lineNames(lines) {
+  return lines.map(({ label, color, dash }) => {
+    const mark = el("i", { class: "line-mark" });
+    mark.style.borderTopColor = color;
+    if (dash) mark.style.borderTopStyle = dash[0] < dash[1] ? "dotted" : "dashed";
+    return el("span", {}, mark, label);
+  });
 }
 
 function described(lines, format) {

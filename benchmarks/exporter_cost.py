@@ -1,0 +1,142 @@
+"""Compare what the exporter costs with nvitop-exporter and with an earlier checkout, in one run.
+
+    python3 -m venv /tmp/peer && /tmp/peer/bin/pip install nvitop-exporter    # optional
+    git worktree add /tmp/before COMMIT                                       # optional
+    PYTHONPATH=tests python -m benchmarks.exporter_cost \\
+        --peer /tmp/peer/bin/nvitop-exporter --before /tmp/before
+
+All exporters read the same fake NVML and run at the same time. CPU time is what the kernel counts
+for all threads of a process: for two minutes without a scrape, then for two minutes with a scrape
+every 15 s as Prometheus scrapes, before each of which every rank publishes other values.
+Instructions per scrape are counted by callgrind, if valgrind is installed. Needs a C compiler, and
+no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.exporter_scrape import SCRAPE_INTERVAL
+from benchmarks.scrape import instructions
+from benchmarks.scrape.node import Node
+from benchmarks.scrape.server import Server, started
+from support.idle_processes import idle_processes
+
+PEER = "nvitop-exporter"
+ROOTS = ("sdk/src", "exporter/src", "tools/src")
+SETTLING_SECONDS = 10.0
+HEADER = (
+    "| GPUs | ranks | exporter | series | idle, % of a core | CPU s in 2 min | of the peer | "
+    "instructions per scrape, million | RSS MiB |"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """An exporter: how it is started, and its environment."""
+
+    command: list[str]
+    environment: Mapping[str, str]
+
+
+def programs(node: Node, arguments: argparse.Namespace) -> Iterator[tuple[str, Program]]:
+    """Yield the exporters to compare, by name."""
+    environment = node.environment()
+    flags = ["--listen", "127.0.0.1:PORT", "--run-dir", str(node.run_dir)]
+    command = [sys.executable, "-m", "torchmem.exporter", *flags]
+    yield "torchmem", Program(command, environment)
+    if arguments.before:
+        path = ":".join(str(arguments.before / root) for root in ROOTS)
+        yield "torchmem, before", Program(command, {**environment, "PYTHONPATH": path})
+    if arguments.peer:
+        yield PEER, Program([*shlex.split(arguments.peer), "--port", "PORT"], environment)
+
+
+@contextmanager
+def running(all_programs: Mapping[str, Program]) -> Iterator[dict[str, Server]]:
+    """Start the exporters, and wait until they are at rest."""
+    with ExitStack() as stack:
+        servers = {
+            name: stack.enter_context(started(program.command, program.environment))
+            for name, program in all_programs.items()
+        }
+        for _ in range(2):
+            for server in servers.values():
+                server.scrape()
+            time.sleep(SETTLING_SECONDS / 2)
+        yield servers
+
+
+def spent(servers: Mapping[str, Server], act: Callable[[], None]) -> dict[str, float]:
+    """Return the CPU seconds of each server while `act` runs."""
+    before = {name: server.cpu_seconds for name, server in servers.items()}
+    act()
+    return {name: server.cpu_seconds - before[name] for name, server in servers.items()}
+
+
+def scrape_for(servers: Mapping[str, Server], publish: Callable[[], None], seconds: float) -> None:
+    """Scrape all servers every 15 s."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        publish()
+        for server in servers.values():
+            server.scrape()
+        time.sleep(max(0.0, min(SCRAPE_INTERVAL, end - time.monotonic())))
+
+
+def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> None:
+    """Print a row for each exporter on one node."""
+    seconds: float = arguments.seconds
+    with tempfile.TemporaryDirectory() as folder, idle_processes(ranks) as pids:
+        node = Node(Path(folder), gpus, pids)
+        found = dict(programs(node, arguments))
+        with running(found) as servers:
+            idle = spent(servers, lambda: time.sleep(seconds))
+            scraped = spent(servers, lambda: scrape_for(servers, node.publish, seconds))
+            series = {name: server.scrape().series for name, server in servers.items()}
+            memory = {name: server.memory_bytes / 2**20 for name, server in servers.items()}
+        for name, program in found.items():
+            ratio = f"{scraped[name] / scraped[PEER]:.3f}" if scraped.get(PEER) else "–"
+            print(
+                f"| {gpus} | {ranks} | {name} | {series[name]:,} | {100 * idle[name] / seconds:.3f}"
+                f" | {scraped[name] * 120 / seconds:.2f} | {ratio} | "
+                f"{counted(program, node)} | {memory[name]:.0f} |",
+                flush=True,
+            )
+
+
+def counted(program: Program, node: Node) -> str:
+    """Return millions of instructions per scrape; those of a compiled peer are not counted."""
+    if instructions.missing() or "torchmem.exporter" not in program.command:
+        return "–"
+    count = instructions.per_scrape(program.command, program.environment, node.publish)
+    return f"{count / 1e6:.0f}"
+
+
+def main() -> None:
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--peer", help="command that starts nvitop-exporter")
+    parser.add_argument("--before", type=Path, help="an earlier checkout of torchmem")
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--seconds", type=float, default=120, help="of each phase (default: 120)")
+    arguments = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as installed: pip compiles a package
+    print(f"{HEADER}\n|{'---|' * (HEADER.count('|') - 1)}")
+    for gpus in arguments.gpus:
+        compare(gpus, gpus, arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""The row of the dashboard "Fleet" that shows what `torchmem fleet` reports, of the time range."""
+
+from __future__ import annotations
+
+from dashboards import recorded
+from dashboards.board import LINK_TO_RUN
+from dashboards.colors import ANY_IS_WRONG, Levels
+from dashboards.panels import Column, Panel, Query, Text, Unit, joined_table, stat_panel
+from dashboards.queries import RUN_ROW, WASTED_GPU_HOURS, select, with_texts
+
+from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
+from torchmem.fleet.report import MIN_FREE
+from torchmem.metrics.catalog import MetricSpec
+from torchmem.metrics.colors import CAUSES
+
+TITLE = "What was lost, and what ended runs?"
+OWNER_ROW = ("run", "user", "team")
+HELD = "Held: GPUs of ranks. "
+KINDS = (
+    "Lost: ranks that waited for one that ran out of memory, or started again after it. Stranded: "
+    "memory between tensors that no request fits into. Idle: memory held on a GPU without a kernel "
+    "for 10 minutes. Half of a GPU's memory for an hour is half a GPU-hour."
+)
+UNKNOWN = "–"
+NO_RULES = "No run, or the rules of this version are not loaded"
+
+
+def _hours(spec: MetricSpec) -> str:
+    """Return the GPUs of a series, added up over the time range: a value per minute."""
+    return f"sum_over_time({select(spec)}[$__range:1m]) / 60"
+
+
+def _by(labels: tuple[str, ...], spec: MetricSpec) -> str:
+    """Return GPU-hours by label. What is unknown has a name, because Grafana merges other rows."""
+    hours = f"sum by ({', '.join(labels)}) ({_hours(spec)})"
+    for label in labels:
+        hours = f'label_replace({hours}, "{label}", "{UNKNOWN}", "{label}", "")'
+    return hours
+
+
+def _total(title: str, question: str, spec: MetricSpec, levels: Levels | None = None) -> Panel:
+    panel = stat_panel(
+        Text(title, question, "–"),
+        Query(f"sum({_hours(spec)}) or 0 * {WASTED_GPU_HOURS}"),
+        Unit.COUNT,
+        levels=levels,
+    )
+    return panel.decimals(1).span(6)
+
+
+def _columns(labels: tuple[str, ...]) -> list[Column]:
+    kinds = {
+        "Held": recorded.RUN_GPUS,
+        "Lost": recorded.RUN_LOST_GPUS,
+        "Stranded": recorded.RUN_STRANDED_GPUS,
+        "Idle": recorded.RUN_IDLE_GPUS,
+    }
+    return [
+        Column(heading, _by(labels, spec), unit=Unit.COUNT, decimals=2)
+        for heading, spec in kinds.items()
+    ]
+
+
+def _by_run() -> Panel:
+    text = Text(
+        "GPU-hours by run",
+        f"What did each run cost within the time range? {HELD}{KINDS}",
+        NO_RULES,
+    )
+    columns = [
+        Column("Run", label="run", link=LINK_TO_RUN),
+        Column("User", label="user"),
+        Column("Team", label="team"),
+        *_columns(OWNER_ROW),
+    ]
+    table = joined_table(text, columns, sort="Held", descending=True)
+    return table.span(14).height(7).min_width(60)
+
+
+def _by_owner() -> Panel:
+    text = Text(
+        "GPU-hours by user and team",
+        f"Whose GPU memory was lost or unused within the time range? {HELD}{KINDS}",
+        NO_RULES,
+    )
+    owner = ("user", "team")
+    columns = [
+        Column("User", label="user"),
+        Column("Team", label="team"),
+        *_columns(owner),
+    ]
+    table = joined_table(text, columns, sort="Held", descending=True)
+    return table.span(10).height(7).min_width(60)
+
+
+def _ended() -> Panel:
+    text = Text(
+        "OOMs that ended ranks, by cause",
+        "Why did ranks die of an OutOfMemoryError within the time range, what had changed before, "
+        "and what would have saved them?",
+        "No rank ran out of memory",
+    )
+    ends = f"count by (cause, onset) (last_over_time({select(recorded.OOM_END, over='$__range')}))"
+    texts = {f"{cause} .*": remedy for cause, remedy in REMEDY_BY_CAUSE.items()}
+    texts |= {f"capacity {onset}": remedy for onset, remedy in REMEDY_BY_TREND.items()}
+    joined = f'label_join({ends}, "why", " ", "cause", "onset")'
+    query = f"max by (cause, onset, change) ({with_texts(joined, 'change', 'why', texts)})"
+    columns = [
+        Column("Cause", query, label="cause", colors=CAUSES, width=115, centered=True),
+        Column("What had changed", query, label="onset", width=140),
+        Column("Ranks", query, width=65),
+        Column("What would have saved them", query, label="change", wrap=True),
+    ]
+    table = joined_table(text, columns, sort="Ranks", descending=True)
+    return table.span(14).height(7).min_width(60)
+
+
+def _room() -> Panel:
+    text = Text(
+        "Room at the peak",
+        "Which runs would fit a smaller GPU or a larger batch? The need is that of the worst rank "
+        "at its peak, without PyTorch's cache; runs that ran out of memory are not listed. The "
+        f"batch could grow by this factor while {MIN_FREE:.0%} of the GPU stays free.",
+        "No run",
+    )
+    need = _extreme("max", recorded.RUN_PEAK_NEED)
+    total = _extreme("min", recorded.RUN_DEVICE_TOTAL)
+    step = _extreme("max", recorded.RUN_STEP_PEAK)
+    died = f"last_over_time({select(recorded.OOM_END, over='$__range')})"
+
+    def of_others(expression: str) -> str:
+        return f"{expression} unless on (run) {died}"
+
+    factor = f"1 + ({1 - MIN_FREE:g} * {total} - {need}) / {step} >= 1"
+    columns = [
+        Column("Run", label="run", link=LINK_TO_RUN),
+        Column("Needs", of_others(need), unit=Unit.BYTES),
+        Column("Of the GPU", of_others(f"{need} / {total}"), unit=Unit.RATIO, bar=True),
+        Column("Batch times", of_others(f"({factor})"), unit=Unit.COUNT, decimals=1),
+    ]
+    table = joined_table(text, columns, sort="Of the GPU")
+    return table.span(10).height(7).min_width(60)
+
+
+def _extreme(which: str, spec: MetricSpec) -> str:
+    over = select(spec, over="$__range")
+    return f"{which} by ({', '.join(RUN_ROW)}) ({which}_over_time({over}))"
+
+
+PANELS: list[Panel] = [
+    _total(
+        "GPU-hours of ranks",
+        "For how many GPU-hours did ranks hold GPUs within the time range?",
+        recorded.RUN_GPUS,
+    ),
+    _total(
+        "Lost to OOM restarts",
+        "How many GPU-hours did ranks wait for one that ran out of memory, or start again after "
+        "it, within the time range? What they repeat since the last checkpoint comes on top.",
+        recorded.RUN_LOST_GPUS,
+        ANY_IS_WRONG,
+    ),
+    _total(
+        "Stranded GPU-hours",
+        "How much memory of GPUs at work was stranded between tensors within the time range? Half "
+        "of a GPU's memory for an hour is half a GPU-hour.",
+        recorded.RUN_STRANDED_GPUS,
+    ),
+    _total(
+        "Idle GPU-hours",
+        "For how many GPU-hours was the memory of idle GPUs held within the time range?",
+        recorded.RUN_IDLE_GPUS,
+    ),
+    _by_run(),
+    _by_owner(),
+    _ended(),
+    _room(),
+]

@@ -1,0 +1,130 @@
+"""Baseline files, and what comparing with one says, as text and as Markdown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchmem.allocator.sizes import MIB
+from torchmem.compare import baseline, markdown
+from torchmem.compare.baseline import Baseline, Entry
+from torchmem.compare.text import change_lines, headline, held_lines
+from torchmem.compare.usage import SourceLine, Usage, Use
+from torchmem.sample.errors import UsageError
+
+LINE = SourceLine("model.py", 31, "forward", "weights = scores.softmax(-1)")
+USAGE = Usage(
+    100 * MIB,
+    120 * MIB,
+    uses=(
+        Use("parameters", 20 * MIB, "layers.*.up"),
+        Use("activations", 80 * MIB, "layers.*.attention", LINE),
+    ),
+)
+ENTRY = Entry(USAGE, "h100-80gb", "2.13.0+cu130")
+GROWN = replace(
+    ENTRY,
+    usage=Usage(
+        140 * MIB,
+        160 * MIB,
+        uses=(USAGE.uses[0], replace(USAGE.uses[1], bytes=120 * MIB)),
+    ),
+)
+
+
+def test_the_file_is_stable(tmp_path: Path) -> None:
+    """Saving the same again, in any order, gives the same bytes, and loading gives the entries."""
+    path = tmp_path / "gpu-memory.json"
+    baseline.save(path, {"b": ENTRY, "a": GROWN})
+    first = path.read_bytes()
+    baseline.save(path, {"a": GROWN})
+    baseline.save(path, {"b": ENTRY})
+    assert path.read_bytes() == first
+    assert baseline.load(path).entries == {"a": GROWN, "b": ENTRY}
+    assert json.loads(first)["schema"] == baseline.SCHEMA
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "there is no baseline"),
+        (b"{", "is not JSON: restore it, or save the baseline again."),
+        (b'{"schema": 99, "entries": {}}', "is not a baseline of schema 1"),
+        (b'{"schema": 1, "entries": {"a": {"torch": 1}}}', "is not a baseline of schema 1"),
+        (b"[" * 100_000, "is not JSON"),
+    ],
+)
+def test_refused(tmp_path: Path, content: bytes | None, sentence: str) -> None:
+    """A file that is no baseline is refused in one sentence."""
+    path = tmp_path / "gpu-memory.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        baseline.load(path)
+    assert sentence in str(caught.value)
+
+
+def test_tolerance() -> None:
+    """A tolerance is a percentage; within it a usage is the same, in both directions."""
+    assert baseline.parse_tolerance("2%") == 0.02
+    with pytest.raises(UsageError, match="in percent, such as 2%"):
+        baseline.parse_tolerance("2")
+    known = Baseline({"a": ENTRY})
+    assert known.compare("a", GROWN, 0.5).outcome == "same"
+    assert known.compare("a", GROWN, 0.1).outcome == "more"
+    assert Baseline({"a": GROWN}).compare("a", ENTRY, 0.1).outcome == "less"
+
+
+def test_what_does_not_compare() -> None:
+    """Another PyTorch, another GPU model and a new test are said to be so, not compared."""
+    known = Baseline({"a": ENTRY})
+    other = known.compare("a", replace(ENTRY, torch="2.14.0+cu130"))
+    assert (other.outcome, other.diff) == ("other", None)
+    assert "is of PyTorch 2.13.0+cu130, and this is PyTorch 2.14.0+cu130" in other.sentence
+    model = known.compare("a", replace(ENTRY, gpu_model="a100-40gb"))
+    assert "is of h100-80gb, and this is a100-40gb" in model.sentence
+    assert known.compare("b", ENTRY).outcome == "new"
+
+
+def test_a_regression_is_named() -> None:
+    """The sentence, the first words and the lines name what costs the memory."""
+    found = Baseline({"a": ENTRY}).compare("a", GROWN)
+    assert found.sentence == (
+        "a needs more memory: peak allocated 140.00 MiB instead of 100.00 MiB (+40.0%)."
+    )
+    assert found.diff is not None
+    assert headline(found.diff) == ("+40.00 MiB activations in layers.*.attention (model.py:31)")
+    assert list(change_lines(found.diff))[1:] == [
+        "    +40.00 MiB  activations  layers.*.attention  model.py:31  weights = scores.softmax(-1)"
+    ]
+    assert list(held_lines(GROWN.usage))[1:] == [
+        "    120.00 MiB  activations  layers.*.attention  model.py:31  " + LINE.code,
+        "     20.00 MiB  parameters   layers.*.up",
+    ]
+
+
+def test_variation() -> None:
+    """Runs of the same code that differ beyond the tolerance are said to vary, and by how much."""
+    assert baseline.variation([100 * MIB, 101 * MIB], 0.02) is None
+    assert "varies by 10.00 MiB (10.0%) between 2 runs" in str(
+        baseline.variation([110 * MIB, 100 * MIB], 0.02)
+    )
+
+
+def test_markdown() -> None:
+    """The comment starts with what needs more, has a chart, and no name can break the table."""
+    known = Baseline({"a|<b>`": ENTRY, "same": ENTRY})
+    compared = [known.compare("same", ENTRY), known.compare("a|<b>`", GROWN)]
+    page = markdown.page(compared, phantom=True)
+    assert page.startswith("### GPU memory: 1 need more, 1 unchanged\n")
+    rows = [line for line in page.splitlines() if line.startswith("| 🔴")]
+    assert len(rows) == 1
+    assert rows[0].count("|") == 7
+    assert "<b>" not in page
+    assert '"activations: before", "activations: now"' in page
+    assert "bar [20.00, 20.00, 80.00, 120.00]" in page
+    assert page.index("🔴") < page.index("| same |")

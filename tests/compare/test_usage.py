@@ -1,0 +1,116 @@
+"""What a run used, its JSON form, and the difference of two."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from torchmem.compare.usage import (
+    Change,
+    SourceLine,
+    Usage,
+    Use,
+    diff,
+    exceeds,
+    merged,
+    usage_of,
+    usage_values,
+)
+
+MIB = 1 << 20
+ATTENTION = SourceLine("model.py", 31, "forward", "weights = scores.softmax(-1)")
+UP = SourceLine("model.py", 40, "forward", "x = self.up(x)")
+USAGE = Usage(
+    peak_allocated=100 * MIB,
+    peak_reserved=120 * MIB,
+    leaked=0,
+    uses=(
+        Use("parameters", 20 * MIB, "up", SourceLine("model.py", 12, "__init__")),
+        Use("activations", 50 * MIB, "layers.*.attention", ATTENTION),
+        Use("activations", 29 * MIB, "layers.*.up", UP),
+        Use("rounding", 1 * MIB),
+    ),
+)
+
+
+def test_json_keeps_all() -> None:
+    """A usage is the same after a round trip through JSON, which leaves out what is unknown."""
+    text = json.dumps(usage_values(USAGE))
+    assert usage_of(json.loads(text)) == USAGE
+    assert usage_values(Usage(peak_reserved=5)) == {"peak_reserved": 5}
+    assert usage_of({}) == Usage()
+
+
+@pytest.mark.parametrize(
+    "values", [[], {"peak_allocated": "6 GiB"}, {"peak_reserved": -1}, {"uses": [{"bytes": 1}]}]
+)
+def test_json_refused(values: object) -> None:
+    """What is no usage is refused as a bad value."""
+    with pytest.raises(ValueError, match=r"\w"):
+        usage_of(values)
+
+
+def test_by_component() -> None:
+    """The components add up to the peak and have one order."""
+    shuffled = replace(USAGE, uses=USAGE.uses[::-1])
+    assert list(shuffled.by_component.items()) == [
+        ("parameters", 20 * MIB),
+        ("activations", 79 * MIB),
+        ("rounding", 1 * MIB),
+    ]
+
+
+def test_growth_is_named_by_component_module_and_line() -> None:
+    """The difference names what grew most first, with the place it has in the second usage."""
+    moved = replace(ATTENTION, line=35)
+    grown = replace(USAGE.uses[1], bytes=80 * MIB, line=moved)
+    shrunk = replace(USAGE.uses[2], bytes=19 * MIB)
+    after = replace(
+        USAGE, peak_allocated=120 * MIB, uses=(USAGE.uses[0], grown, shrunk, USAGE.uses[3])
+    )
+    found = diff(USAGE, after)
+    assert found.peak_allocated == 20 * MIB
+    assert found.peak_reserved == 0
+    assert found.by_component == (Change(79 * MIB, 99 * MIB, "activations"),)
+    sizes = (50 * MIB, 80 * MIB), (29 * MIB, 19 * MIB)
+    assert found.by_module == (
+        Change(*sizes[0], "activations", "layers.*.attention"),
+        Change(*sizes[1], "activations", "layers.*.up"),
+    )
+    assert found.by_line == (
+        Change(*sizes[0], "activations", "layers.*.attention", moved),
+        Change(*sizes[1], "activations", "layers.*.up", UP),
+    )
+
+
+def test_lines_that_only_moved_are_no_change() -> None:
+    """Lines that have other numbers, because of lines above them, are the same lines."""
+    lower = [
+        replace(use, line=replace(use.line, line=99)) if use.line and use.line.code else use
+        for use in USAGE.uses
+    ]
+    found = diff(USAGE, replace(USAGE, uses=tuple(lower)))
+    assert (found.by_component, found.by_module, found.by_line) == ((), (), ())
+
+
+def test_unknown_parts_are_not_compared() -> None:
+    """If it is unknown what used the memory in one of two runs, only peaks are compared."""
+    found = diff(replace(USAGE, uses=()), replace(USAGE, peak_reserved=None))
+    assert (found.by_component, found.peak_allocated, found.peak_reserved) == ((), 0, None)
+
+
+def test_condensed() -> None:
+    """Small uses are added up per component, so that the file of a large model stays short."""
+    small = tuple(Use("activations", 1000, f"layers.{index}") for index in range(500))
+    condensed = replace(USAGE, uses=(*USAGE.uses, *small)).condensed()
+    assert condensed.uses == merged((*USAGE.uses, Use("activations", 500_000)))
+    assert condensed.by_component["activations"] == 79 * MIB + 500_000
+
+
+def test_exceeds() -> None:
+    """A growth counts if it is above the tolerance, not at it."""
+    assert not exceeds(100, 102, 0.02)
+    assert exceeds(100, 103, 0.02)
+    assert not exceeds(100, 50, 0.0)

@@ -1,0 +1,137 @@
+"""`torchmem fleet` returns what is known exactly, from a real Prometheus and VictoriaMetrics."""
+
+from __future__ import annotations
+
+import html
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.fleet import END, GIB, HOUR, START, filled_prometheus, filled_victoria_metrics
+
+from torchmem.cli.main import main
+from torchmem.explain.remedies import REMEDY_BY_CAUSE
+
+UNTIL = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(END))
+STORES = {"prometheus": filled_prometheus, "victoria-metrics": filled_victoria_metrics}
+
+
+@pytest.fixture(scope="module", params=STORES)
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """Return the URL of a store with the three days of support.fleet."""
+    if not shutil.which(request.param):
+        pytest.skip(f"{request.param} is not on PATH: apt-get install {request.param}")
+    with STORES[request.param](tmp_path_factory.mktemp("store")) as url:
+        yield url
+
+
+def fleet(store: str, *flags: str) -> int:
+    """Run the command over the three days."""
+    return main(["fleet", "--prometheus", store, "--since", "3d", "--until", UNTIL, *flags])
+
+
+@pytest.fixture
+def document(store: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Return the report as JSON, with numbers rounded to six digits."""
+    assert fleet(store, "--json") == 0
+    loaded: dict[str, Any] = json.loads(
+        capsys.readouterr().out, parse_float=lambda text: round(float(text), 6)
+    )
+    return loaded
+
+
+def hours(bills: list[dict[str, Any]], name: str) -> dict[str, tuple[float, ...]]:
+    """Return held, lost, stranded and idle GPU-hours by run, user or team."""
+    kinds = ("used", "lost", "stranded", "idle")
+    return {bill[name]: tuple(bill[kind] for kind in kinds) for bill in bills}
+
+
+@pytest.mark.stack
+def test_gpu_hours_are_exact_by_run_user_and_team(document: dict[str, Any]) -> None:
+    """Each minute counts once, and all tables add up to the same total."""
+    gpt, probe = (38.5, 0.7, 1.0, 0.0), (24.0, 0.0, 2.0, 2.0)
+
+    assert hours(document["by_run"], "run") == {"probe": probe, "gpt": gpt}
+    assert hours(document["by_user"], "user") == {"leo": probe, "mia": gpt}
+    assert hours(document["by_team"], "team") == {"speech": probe, "vision": gpt}
+    assert hours([document["total"]], "run") == {"": (62.5, 0.7, 3.0, 2.0)}
+    assert document["all_gpus"] == 8 * 72
+    assert (document["idle_unattributed"], document["stranded_unattributed"]) == (3.0, 0.0)
+    assert sum(day["used"] for day in document["by_day"]) == 62.5
+    assert len(document["by_day"]) == 3 + (END % (24 * HOUR) != 0)
+
+
+@pytest.mark.stack
+def test_launches_end_as_their_ranks_did(document: dict[str, Any]) -> None:
+    """An OOM of one rank ended the launch; the run started again an hour later and finished."""
+    endings = [
+        (each["run"], each["outcome"], each["ranks"], each["gpu_hours"], each["back_seconds"])
+        for each in document["endings"]
+    ]
+    oom = document["endings"][-1]
+
+    assert endings == [
+        ("probe", "exited", 1, 24.0, None),
+        ("gpt", "exited", 2, 18.0, None),
+        ("gpt", "oom", 2, 20.0, 0.5 * HOUR),
+    ]
+    assert (oom["cause"], oom["onset"]) == ("fragmentation", "stranded")
+    assert (oom["start"], oom["end"]) == (START, START + 10.5 * HOUR)
+    assert document["outcomes"] == {"exited": 2, "oom": 1}
+    assert document["ooms"] == [{"cause": "fragmentation", "onset": "stranded", "launches": 1}]
+
+
+@pytest.mark.stack
+def test_the_setting_that_would_have_saved_a_launch_is_named(document: dict[str, Any]) -> None:
+    """Fragmentation is remedied by expandable segments, which would have saved 20 GPU-hours."""
+    (saving,) = document["savings"]
+
+    assert saving == {
+        "remedy": REMEDY_BY_CAUSE["fragmentation"],
+        "launches": 1,
+        "gpu_hours": 20.0,
+        "runs": ["gpt"],
+    }
+
+
+@pytest.mark.stack
+def test_only_a_run_with_room_fits_a_smaller_gpu(document: dict[str, Any]) -> None:
+    """A run that needs 20 of 80 GiB fits a GPU of 24 GB, or a batch of 1 + (72 - 20) / 10."""
+    (fit,) = document["fits"]
+
+    assert (fit["run"], fit["gpu"]) == ("probe", "NVIDIA GeForce RTX 4090")
+    assert (fit["need_bytes"], fit["total_bytes"]) == (20 * GIB, 80 * GIB)
+    assert fit["batch_factor"] == 6.2
+
+
+@pytest.mark.stack
+def test_the_page_and_the_text_say_the_same(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The page contains the Markdown, its tables and its pictures, and no script."""
+    assert fleet(store, "--html", str(tmp_path / "fleet.html")) == 0
+    text, written = capsys.readouterr().out, (tmp_path / "fleet.html").read_text()
+
+    assert "| gpt | mia | vision | 38.5 | 0.70 | 1.0 | 0 |" in text
+    assert (
+        "| **lost**: waiting for a rank that ran out of memory, and starting again | 0.70 |" in text
+    )
+    assert html.escape(text) in written
+    assert "<td class=words>gpt</td><td class=words>mia</td>" in written
+    assert [title for title in ("by day", "by run", "by user", "by team") if title in written]
+    assert written.count('class="fleet-picture"') == 6
+    assert "<script" not in written
+
+
+@pytest.mark.stack
+def test_matchers_restrict_the_report(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --match, only series with these labels count; without any, the error says so."""
+    assert fleet(store, "--match", 'job="other"') == 2
+    assert "has no series of torchmem in the last 3d" in capsys.readouterr().err
+    assert fleet(store, "--match", '{job="torchmem"}') == 0

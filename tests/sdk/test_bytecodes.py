@@ -1,0 +1,97 @@
+"""What a step and a tick execute: a check that needs no clock.
+
+The counts are those of the day they were recorded. If a change must execute more than a tenth more,
+measure `python -m benchmarks.sdk_overhead` and record the new count here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.bytecodes import allowed, bytecodes
+
+from torchmem.sdk.session import Session
+from torchmem.sdk.settings import resolve
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.gpu import SimulatedGpu
+
+STEP_BY_HAND = {(3, 10): 187, (3, 11): 193, (3, 12): 178, (3, 13): 182}
+STEP_OF_AN_OPTIMIZER = {(3, 10): 221, (3, 11): 229, (3, 12): 211, (3, 13): 218}
+TICK = {(3, 10): 10804, (3, 11): 11509, (3, 12): 10577, (3, 13): 10512}
+WARM_UP_STEPS = 200
+"""The first steps are read for the history of the run."""
+
+
+class HookedBackend(SimulatedBackend):
+    """Keeps what is to be called before and after each step of an optimizer."""
+
+    before: Callable[[object, bool], None]
+    after: Callable[[object], None]
+
+    def on_step_begin(self, callback: Callable[[object, bool], None]) -> Callable[[], None]:
+        """Keep the callback."""
+        self.before = callback
+        return lambda: None
+
+    def on_step(self, callback: Callable[[object], None]) -> Callable[[], None]:
+        """Keep the callback."""
+        self.after = callback
+        return lambda: None
+
+
+class Optimizer:
+    """An optimizer without parameters."""
+
+    def __init__(self) -> None:
+        self.param_groups: list[Any] = []
+        self.state: dict[Any, Any] = {}
+
+
+@pytest.fixture
+def backend() -> HookedBackend:
+    """Return a backend with one GPU."""
+    return HookedBackend([DeviceCachingAllocator(SimulatedGpu())])
+
+
+@pytest.fixture
+def session(backend: HookedBackend, tmp_path: Path) -> Any:
+    """Yield a session that reads only at its first step."""
+    with Session(resolve({"interval": 3600.0, "run_dir": tmp_path}, {}), backend, {}) as session:
+        session.step()
+        yield session
+
+
+def test_a_step_by_hand(session: Session) -> None:
+    """`session.step()` without a read executes no more than a tenth more than recorded."""
+    for _ in range(WARM_UP_STEPS):
+        session.step()
+    limit = allowed(STEP_BY_HAND)
+    assert limit is None or bytecodes(session.step) <= limit
+
+
+def test_a_step_of_an_optimizer(backend: HookedBackend, tmp_path: Path) -> None:
+    """The hooks before and after an optimizer's step execute no more than recorded."""
+    optimizer = Optimizer()
+
+    def step() -> None:
+        backend.before(optimizer, False)
+        backend.after(optimizer)
+
+    settings = resolve({"interval": 3600.0, "run_dir": tmp_path}, {})
+    with Session(settings, backend, {}):
+        for _ in range(WARM_UP_STEPS):
+            step()
+        limit = allowed(STEP_OF_AN_OPTIMIZER)
+        assert limit is None or bytecodes(step) <= limit
+
+
+def test_a_tick_without_news(session: Session) -> None:
+    """A tick of the background thread that finds no change executes no more than recorded."""
+    tick = session._monitor._tick
+    limit = allowed(TICK)
+    # The first one publishes, and one may come with a snapshot.
+    assert limit is None or min(bytecodes(tick) for _ in range(4)) <= limit

@@ -1,0 +1,185 @@
+"""Read the past of a fleet from a store."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torchmem.fleet import series
+from torchmem.fleet.launches import OomEnd, Process
+from torchmem.fleet.store import Query, Store, Window
+from torchmem.sample.errors import UsageError
+
+Labels = Mapping[str, str]
+Key = tuple[str, ...]
+
+RUN = ("job", "run")
+OWNER = ("job", "run", "user", "team")
+PROCESS = ("job", "instance", "rank", "pid", "run")
+CLUSTER = ("job",)
+
+Progress = Callable[[str, int, int], None]
+"""Is called with what is read, how many queries are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """GPU-hours by job, run, user and team, in all and by window."""
+
+    by_owner: Mapping[Key, float]
+    by_window: Mapping[Window, float]
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return sum(self.by_owner.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the store knows about a fleet in a time.
+
+    GPU-hours: `used` by ranks, `lost` to restarts after OOMs, `stranded`, `idle` while their memory
+    was held; `all_gpus`, `all_idle` and `all_wasted` with what belongs to no run or user. `need`,
+    `step_peak` and `device_total` are bytes of one GPU by job and run.
+    """
+
+    window: Window
+    processes: list[Process]
+    used: Hours
+    lost: Hours
+    stranded: Hours
+    idle: Hours
+    all_gpus: float
+    all_idle: float
+    all_wasted: float
+    need: Mapping[Key, float]
+    step_peak: Mapping[Key, float]
+    device_total: Mapping[Key, float]
+    is_partial: bool = False
+
+
+def _none(*_: object) -> None:
+    """Show no progress."""
+
+
+@dataclass(slots=True)
+class Reader:
+    """Reads a past from a store; `matchers` restrict the series, as in `cluster="a"`."""
+
+    store: Store
+    window: Window
+    matchers: str = ""
+    progress: Progress = _none
+    _done: int = field(default=0, init=False)
+
+    def past(self) -> Past:
+        """Return everything that the report needs. Raise UsageError."""
+        used = self._hours(series.GPUS)
+        processes = self._processes()
+        if processes and not used.by_owner:
+            raise UsageError(
+                f"the store has ranks, but not {series.GPUS}: load the recording rules of this "
+                "version (`torchmem rules`); the report covers the time since then."
+            )
+        return Past(
+            self.window,
+            processes,
+            used,
+            self._hours(series.LOST),
+            self._hours(series.STRANDED),
+            self._hours(series.IDLE),
+            self._hours(series.ALL_GPUS, CLUSTER).total,
+            self._hours(series.ALL_IDLE, CLUSTER).total,
+            self._hours(series.ALL_WASTED, CLUSTER).total,
+            self._merged(RUN, series.highest(self._select(series.NEED)), max),
+            self._merged(RUN, series.highest(self._select(series.STEP_PEAK)), max),
+            self._merged(RUN, series.lowest(self._select(series.DEVICE_TOTAL)), min),
+            self.store.is_partial,
+        )
+
+    def _select(self, name: str) -> str:
+        return f"{name}{{{self.matchers}}}"
+
+    def _hours(self, name: str, labels: Key = OWNER) -> Hours:
+        """Return GPU-hours; series that differ in other labels only are added up."""
+        by_owner, by_window = defaultdict[Key, float](float), dict[Window, float]()
+        for window, rows in self._over(series.hours(self._select(name))):
+            for found, value in rows:
+                by_owner[_key(found, labels)] += value
+            by_window[window] = sum(value for _, value in rows)
+        return Hours(by_owner, by_window)
+
+    def _merged(
+        self, labels: Key, query: Query, merge: Callable[[float, float], float]
+    ) -> dict[Key, float]:
+        merged: dict[Key, float] = {}
+        for _, rows in self._over(query):
+            for found, value in rows:
+                key = _key(found, labels)
+                merged[key] = merge(merged.get(key, value), value)
+        return merged
+
+    def _newest(self, name: str, equals: str = "") -> dict[Key, tuple[Labels, float]]:
+        """Return labels and value of the newest series of each process."""
+        found: dict[Key, tuple[Labels, float]] = {}
+        for _, rows in self._over(series.newest(self._select(name), equals)):
+            # Of two series of a process, the one with more labels knows more, such as an onset.
+            rows.sort(key=lambda row: len(row[0]))
+            found |= {_key(row[0], PROCESS): row for row in rows}
+        return found
+
+    def _processes(self) -> list[Process]:
+        states = self._newest(series.STATE, " == 1")
+        seen, started = self._newest(series.SEEN), self._newest(series.START)
+        steps, ooms = self._newest(series.STEPS), self._newest(series.OOM_END)
+        killed = self._newest(series.KILL_CAUSE, " == 1")
+
+        def process(key: Key, state: str) -> Process:
+            last = seen[key][1]
+            kill = killed.get(key)
+            return Process(
+                job=key[0],
+                run=key[4],
+                rank=key[2],
+                start=started[key][1] if key in started else last,
+                seen=last,
+                state=state,
+                steps=steps[key][1] if key in steps else None,
+                kill_cause=kill[0].get("cause") if kill else None,
+                oom=_oom(*ooms[key]) if key in ooms else None,
+            )
+
+        return [
+            process(key, labels.get("state", ""))
+            for key, (labels, _) in states.items()
+            if key in seen
+        ]
+
+    def _over(self, query: Query) -> list[tuple[Window, list[tuple[Labels, float]]]]:
+        answers = []
+        for window, rows in self.store.over(self.window, query):
+            answers.append((window, rows))
+            self.progress(
+                "asking the store", self._done + window.end - self.window.start, self._all
+            )
+        self._done += self.window.seconds
+        return answers
+
+    @property
+    def _all(self) -> int:
+        """The seconds of all queries together."""
+        return QUERIES * self.window.seconds
+
+
+QUERIES = 16
+"""How many times `Reader.past` asks about the whole time."""
+
+
+def _oom(labels: Labels, timestamp: float) -> OomEnd:
+    return OomEnd(timestamp, labels.get("cause", ""), labels.get("onset") or None)
+
+
+def _key(labels: Labels, names: Key) -> Key:
+    return tuple(labels.get(name, "") for name in names)

@@ -1,0 +1,304 @@
+"""The report of a fleet: what was lost and wasted, what ended runs, what would fit elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_KILL, REMEDY_BY_TREND
+from torchmem.fleet.launches import Launch, Outcome, launches
+from torchmem.fleet.reading import Hours, Key, Past
+from torchmem.phantom.gpus import CATALOG
+
+MIN_FREE = 0.1
+"""The share of a GPU that a run leaves free at its peak, where the report says that it fits."""
+MIN_STEPS = 10
+"""A run with fewer steps may not have reached its peak."""
+MIN_BATCH_FACTOR = 1.25
+"""A larger batch is mentioned from this factor on."""
+DAY = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """GPU-hours of a run, a user or a team; `run`, `user` and `team` are "" where unknown.
+
+    `used`: held by ranks. `lost`: waiting for a rank that ran out of memory, and starting again
+    after it. `stranded`: memory between tensors that no request fits into. `idle`: memory held on
+    a GPU that ran no kernel.
+    """
+
+    run: str
+    user: str
+    team: str
+    used: float
+    lost: float
+    stranded: float
+    idle: float
+
+    @property
+    def wasted(self) -> float:
+        """What it cost for nothing. Lost time of a rank can also be idle, so this is the sum."""
+        return self.lost + self.stranded + self.idle
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """GPU-hours of a day (UTC), as in `Bill`."""
+
+    date: str
+    used: float
+    lost: float
+    stranded: float
+    idle: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a launch of a run ended.
+
+    `start` and `end` are Unix seconds; `gpu_hours` is what its ranks had run, within the time of
+    the report and before the OOM. `cause` and `onset` are those of the OOM. `back_seconds` is how
+    long it took until the run was started again; None if it was not, or is not known.
+    """
+
+    run: str
+    user: str
+    team: str
+    start: float
+    end: float
+    outcome: Outcome
+    ranks: int
+    gpu_hours: float
+    cause: str | None = None
+    onset: str | None = None
+    kill_cause: str | None = None
+    back_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What would have saved some launches: the remedy, how many, their GPU-hours, and the runs."""
+
+    remedy: str
+    launches: int
+    gpu_hours: float
+    runs: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A run that needs less than its GPUs have.
+
+    `need_bytes`: the most that one of its ranks needed, beside the cache. `gpu`: the product with
+    the least memory in which that leaves MIN_FREE free, if it is smaller. `batch_factor`: by how
+    much the batch could grow in the GPU that it has; None if unknown.
+    """
+
+    run: str
+    user: str
+    team: str
+    gpu_hours: float
+    need_bytes: float
+    total_bytes: float
+    gpu: str | None
+    gpu_bytes: int | None
+    batch_factor: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReport:
+    """Everything that the report says about the time from `start` to `end`, in Unix seconds.
+
+    GPU-hours without an owner: `all_gpus` that were there, `idle_unattributed` and
+    `stranded_unattributed`.
+    """
+
+    start: int
+    end: int
+    total: Bill
+    all_gpus: float
+    idle_unattributed: float
+    stranded_unattributed: float
+    by_run: Sequence[Bill]
+    by_user: Sequence[Bill]
+    by_team: Sequence[Bill]
+    by_day: Sequence[Day]
+    endings: Sequence[Ending]
+    savings: Sequence[Saving]
+    fits: Sequence[Fit]
+    notes: Sequence[str]
+
+    def outcomes(self) -> Mapping[Outcome, int]:
+        """Return how many launches ended in each way."""
+        return Counter(ending.outcome for ending in self.endings)
+
+    def ooms(self) -> Mapping[tuple[str, str], int]:
+        """Return how many launches an OOM ended, by cause and onset ("" if unknown)."""
+        ended = (ending for ending in self.endings if ending.outcome == "oom")
+        return Counter((ending.cause or "", ending.onset or "") for ending in ended)
+
+
+def report(past: Past) -> FleetReport:
+    """Return the report of a past."""
+    by_run = _bills(past, lambda key: key[1:])
+    endings = list(_endings(past, {bill.run: bill for bill in reversed(by_run)}))
+    hours = (past.used, past.lost, past.stranded, past.idle)
+    stranded = past.all_wasted - past.all_idle
+    return FleetReport(
+        past.window.start,
+        past.window.end,
+        Bill("", "", "", *(each.total for each in hours)),
+        past.all_gpus,
+        _rest(past.all_idle, past.idle.total),
+        _rest(stranded, past.stranded.total),
+        by_run,
+        _bills(past, lambda key: ("", key[2], "")),
+        _bills(past, lambda key: ("", "", key[3])),
+        list(_days(past)),
+        endings,
+        _savings(endings),
+        _fits(past, by_run, endings),
+        list(_notes(past)),
+    )
+
+
+def _rest(whole: float, known: float) -> float:
+    """Return what is left of a sum; what is less than its rounding is nothing."""
+    rest = whole - known
+    return rest if rest > 1e-6 * max(1.0, whole) else 0.0
+
+
+def _bills(past: Past, group: Callable[[Key], Key]) -> list[Bill]:
+    """Return the bills of groups of job, run, user and team, the most wasteful one first."""
+    hours = (past.used, past.lost, past.stranded, past.idle)
+    sums: dict[Key, list[float]] = defaultdict(lambda: [0.0] * len(hours))
+    for number, each in enumerate(hours):
+        for key, value in each.by_owner.items():
+            sums[group(key)][number] += value
+    bills = [Bill(*key, *values) for key, values in sums.items() if any(values)]  # type: ignore[arg-type]
+    return sorted(bills, key=lambda bill: (-bill.wasted, -bill.used, bill.run, bill.user))
+
+
+def _days(past: Past) -> Iterator[Day]:
+    kinds = [_by_date(each) for each in (past.used, past.lost, past.stranded, past.idle)]
+    for date in sorted(set().union(*kinds)):
+        used, lost, stranded, idle = (kind.get(date, 0.0) for kind in kinds)
+        yield Day(date, used, lost, stranded, idle)
+
+
+def _by_date(hours: Hours) -> dict[str, float]:
+    """Return GPU-hours by day; no window is part of two."""
+    found = defaultdict[str, float](float)
+    for window, value in hours.by_window.items():
+        found[time.strftime("%Y-%m-%d", time.gmtime(window.start))] += value
+    return found
+
+
+def _endings(past: Past, bills: Mapping[str, Bill]) -> Iterator[Ending]:
+    """Yield how each launch ended; the newest end comes first."""
+    found = []
+    for of_run in launches(past.processes):
+        following: list[Launch | None] = [*of_run[1:], None]
+        for launch, after in zip(of_run, following, strict=True):
+            found.append(_ending(past, launch, after, bills))
+    yield from sorted(found, key=lambda ending: -ending.end)
+
+
+def _ending(past: Past, launch: Launch, after: Launch | None, bills: Mapping[str, Bill]) -> Ending:
+    run, oom = launch.processes[0].run, launch.oom
+    bill = bills.get(run)
+    killed = (process.kill_cause for process in launch.processes if process.kill_cause)
+    return Ending(
+        run,
+        bill.user if bill else "",
+        bill.team if bill else "",
+        launch.start,
+        launch.end,
+        launch.outcome(past.window.end),
+        len({process.rank for process in launch.processes}),
+        launch.gpu_hours(past.window.start),
+        oom.cause if oom else None,
+        oom.onset if oom else None,
+        next(killed, None),
+        max(0.0, after.start - launch.end) if after else None,
+    )
+
+
+def _savings(endings: Sequence[Ending]) -> list[Saving]:
+    groups: dict[str, list[Ending]] = defaultdict(list)
+    for ending in endings:
+        remedy = saved_by(ending)
+        if remedy:
+            groups[remedy].append(ending)
+    savings = [
+        Saving(
+            remedy,
+            len(group),
+            sum(ending.gpu_hours for ending in group),
+            sorted({ending.run for ending in group}),
+        )
+        for remedy, group in groups.items()
+    ]
+    return sorted(savings, key=lambda saving: (-saving.gpu_hours, -saving.launches))
+
+
+def saved_by(ending: Ending) -> str | None:
+    """Return what would have saved a launch, in one line; None if the report cannot know.
+
+    A cause other than capacity is itself the change that would have given room (docs/verdict.md).
+    With capacity, what had grown comes before a larger GPU.
+    """
+    if ending.outcome == "host_memory":
+        return REMEDY_BY_KILL["host_memory"]
+    if ending.outcome != "oom" or not ending.cause:
+        return None
+    trend = REMEDY_BY_TREND.get(ending.onset or "") if ending.cause == "capacity" else None
+    return trend or REMEDY_BY_CAUSE.get(ending.cause)
+
+
+def _fits(past: Past, bills: Sequence[Bill], endings: Sequence[Ending]) -> list[Fit]:
+    """Return runs with room, those that use most GPU-hours first; none that ran out of memory."""
+    out = {ending.run for ending in endings if ending.outcome == "oom"}
+    stepped = {process.run for process in past.processes if (process.steps or 0) >= MIN_STEPS}
+    found = []
+    for key, need in past.need.items():
+        run, total = key[1], past.device_total.get(key)
+        bill = next((bill for bill in bills if bill.run == run), None)
+        if total and bill and run in stepped - out:
+            found.append(_fit(bill, need, total, past.step_peak.get(key)))
+    fitting = (fit for fit in found if fit.gpu or fit.batch_factor)
+    return sorted(fitting, key=lambda fit: (-fit.gpu_hours, fit.run))
+
+
+def _fit(bill: Bill, need: float, total: float, step: float | None) -> Fit:
+    usable = 1 - MIN_FREE
+    smaller = [
+        gpu
+        for gpu in CATALOG
+        if need <= usable * gpu.memory_bytes and gpu.memory_bytes < usable * total
+    ]
+    gpu = min(smaller, key=lambda gpu: gpu.memory_bytes, default=None)
+    factor = 1 + (usable * total - need) / step if step else None
+    return Fit(
+        bill.run,
+        bill.user,
+        bill.team,
+        bill.used,
+        need,
+        total,
+        gpu.product if gpu else None,
+        gpu.memory_bytes if gpu else None,
+        factor if factor and factor >= MIN_BATCH_FACTOR else None,
+    )
+
+
+def _notes(past: Past) -> Iterator[str]:
+    if past.is_partial:
+        yield "The store said that its answers are partial, so these numbers are too low."
+    known = [window for window, value in past.used.by_window.items() if value]
+    if known and min(window.start for window in known) > past.window.start:
+        first = time.strftime("%Y-%m-%d", time.gmtime(min(window.start for window in known)))
+        yield f"The store has no ranks before {first}."

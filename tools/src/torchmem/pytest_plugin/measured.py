@@ -1,0 +1,53 @@
+"""What was measured of one test, as it travels between processes with the test's report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torchmem.compare.usage import Usage, usage_of, usage_values
+from torchmem.sample.untrusted import convert
+
+ATTRIBUTE = "gpu_memory"
+"""The attribute of a test's report that carries the values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """Where a test was measured, and what may explain its figures.
+
+    torch: PyTorch's version, "" if the test never imported it. values_read: how often it read
+    from a phantom GPU, whose values are zero. processes: how many processes it started.
+    """
+
+    gpu_model: str
+    torch: str
+    is_phantom: bool
+    values_read: int = 0
+    processes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a test used on each GPU, by PyTorch's index. left: what was leaked, if that matters."""
+
+    conditions: Conditions
+    usages: Mapping[int, Usage]
+    left: Mapping[int, Usage] = field(default_factory=dict)
+
+    @property
+    def fullest(self) -> Usage | None:
+        """The usage with the highest peak; None if the test used no GPU memory."""
+        return max(self.usages.values(), key=lambda each: each.peak_allocated or 0, default=None)
+
+    def values(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        usages = {str(device): usage_values(usage) for device, usage in self.usages.items()}
+        return {"conditions": asdict(self.conditions), "usages": usages}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Measured:
+        """Return what `values` returned. Raises ValueError."""
+        usages = {int(device): usage_of(usage) for device, usage in values["usages"].items()}
+        return cls(convert(values["conditions"], Conditions), usages)

@@ -1,0 +1,139 @@
+"""The hooks, options, marker and fixture of the plugin; see docs/memory-tests.md.
+
+It imports neither torch nor the rest of torchmem before a test is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from torchmem.pytest_plugin.session import MemorySession
+    from torchmem.pytest_plugin.used import Used
+
+NAME = "gpu_memory"
+MARKER = (
+    "gpu_memory(peak=None, reserved=None, leak=None, gpu_model=None, world_size=None, rank=0): "
+    "limit the GPU memory of a test, in bytes or as '6 GiB', with --gpu-memory"
+)
+DEFAULT_GPU_MODEL = "h100-80gb"
+_SESSION = pytest.StashKey["MemorySession"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare options and settings."""
+    group = parser.getgroup("torchmem", "GPU memory of tests (torchmem)")
+    group.addoption(
+        "--gpu-memory",
+        action="store_true",
+        help="measure the GPU memory of tests that have the marker or the fixture gpu_memory: on "
+        "this machine's GPU, or else on a phantom GPU",
+    )
+    group.addoption(
+        "--gpu-memory-report", action="store_true", help="print a table of all measured tests"
+    )
+    group.addoption(
+        "--gpu-memory-gpu-model",
+        metavar="MODEL",
+        help="the phantom GPU of tests that name none: see torchmem preflight --list-gpu-models "
+        f"(default: {DEFAULT_GPU_MODEL})",
+    )
+    group.addoption(
+        "--gpu-memory-save-baseline",
+        metavar="FILE",
+        help="write what the tests use to a JSON file to be reviewed like a lock file",
+    )
+    group.addoption(
+        "--gpu-memory-baseline",
+        metavar="FILE",
+        help="fail tests that use more than in such a file",
+    )
+    group.addoption(
+        "--gpu-memory-tolerance",
+        metavar="PERCENT",
+        help="growth of a peak that is accepted, such as 2%% (default: 1%%)",
+    )
+    group.addoption(
+        "--gpu-memory-markdown",
+        metavar="FILE",
+        help="write the comparison for the comment of a pull request",
+    )
+    parser.addini(NAME, "measure the GPU memory of tests (--gpu-memory)", "bool", default=False)
+    for name in ("gpu_model", "baseline", "tolerance"):
+        parser.addini(f"{NAME}_{name}", f"the default of --gpu-memory-{name.replace('_', '-')}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker and, if the plugin is switched on, what measures."""
+    config.addinivalue_line("markers", MARKER)
+    if config.getoption(NAME) or config.getini(NAME):
+        from torchmem.pytest_plugin.session import MemorySession, options_of
+        from torchmem.sample.errors import UsageError
+
+        try:
+            session = MemorySession(options_of(config), config)
+        except UsageError as error:
+            raise pytest.UsageError(str(error)) from None
+        config.stash[_SESSION] = session
+        config.pluginmanager.register(session, "torchmem_gpu_memory")
+
+
+@pytest.fixture
+def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
+    """Return what measures a block: `with gpu_memory(peak="2 GiB") as used: ...`."""
+    session = request.config.stash.get(_SESSION, None)
+    if session is None:
+        pytest.skip("measures GPU memory: run pytest with --gpu-memory")
+    return GpuMemory(session, request.node)
+
+
+class GpuMemory:
+    """The fixture: call it with limits, as the marker, for a context manager."""
+
+    def __init__(self, session: MemorySession, item: pytest.Item) -> None:
+        self._session = session
+        self._item = item
+
+    @property
+    def is_phantom(self) -> bool:
+        """Whether the test runs on a phantom GPU, which computes nothing: values are zero."""
+        from torchmem.pytest_plugin.measurement import is_on_phantom
+
+        return is_on_phantom()
+
+    @contextmanager
+    def __call__(self, **limits: Any) -> Iterator[Used]:
+        """Measure a block and limit it; afterwards, what it used is in the object.
+
+        limits: peak, reserved and leak, in bytes or as "2 GiB". Fails the test if a limit is
+        exceeded. Raises UsageError for other names.
+        """
+        with self._session.block(self._item, limits) as used:
+            yield used
+
+
+def is_measured(item: pytest.Item) -> bool:
+    """Return whether a test has the marker or the fixture."""
+    names: Sequence[str] = getattr(item, "fixturenames", ())
+    return item.get_closest_marker(NAME) is not None or NAME in names
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Refuse a module that skips its measured tests because this process has no GPU."""
+    report = yield
+    session = collector.config.stash.get(_SESSION, None)
+    if session is not None and report.skipped and session.needs_phantom:
+        from torchmem.pytest_plugin.session import skipped_at_import
+
+        problem = skipped_at_import(Path(collector.path))
+        if problem:
+            report.outcome, report.longrepr = "failed", problem
+    return report

@@ -1,0 +1,305 @@
+"""What the plugin does in one pytest session: measures, judges and reports."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchmem.compare import baseline as files
+from torchmem.compare import markdown
+from torchmem.compare.baseline import Baseline, Compared, Entry
+from torchmem.compare.usage import Usage
+from torchmem.preflight.options import check_machine
+from torchmem.pytest_plugin import text
+from torchmem.pytest_plugin.limits import Limits
+from torchmem.pytest_plugin.measured import ATTRIBUTE, Measured
+from torchmem.pytest_plugin.measurement import Measurement
+from torchmem.pytest_plugin.phantom_tests import PhantomTests
+from torchmem.pytest_plugin.plugin import DEFAULT_GPU_MODEL, NAME, is_measured
+from torchmem.pytest_plugin.used import Used
+from torchmem.sample.errors import UsageError
+
+_MEASUREMENT = pytest.StashKey[Measurement]()
+_RESULT = pytest.StashKey[Measured]()
+_AT_IMPORT = re.compile(r"is_available|device_count|allow_module_level")
+
+
+class GpuMemoryWarning(pytest.PytestWarning):
+    """A test whose figures need a word: it was not compared, or used no GPU memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The checked options."""
+
+    report: bool
+    gpu_model: str
+    save: Path | None
+    baseline: Baseline | None
+    tolerance: float
+    markdown: Path | None
+
+
+def options_of(config: pytest.Config) -> Options:
+    """Return the options and settings. Raises UsageError."""
+
+    def value(name: str) -> str:
+        given = config.getoption(f"{NAME}_{name}")
+        return str(given or config.getini(f"{NAME}_{name}") or "")
+
+    save, page = (config.getoption(f"{NAME}_{name}") for name in ("save_baseline", "markdown"))
+    for path in (save, page):
+        if path and not Path(path).absolute().parent.is_dir():
+            raise UsageError(f"there is no directory {Path(path).parent}: create it first.")
+    known, tolerance = value("baseline"), value("tolerance")
+    if known and config.getini(f"{NAME}_baseline") == known:
+        known = str(config.rootpath / known)
+    return Options(
+        report=config.getoption(f"{NAME}_report"),
+        gpu_model=value("gpu_model") or DEFAULT_GPU_MODEL,
+        save=Path(save).absolute() if save else None,
+        baseline=files.load(Path(known)) if known and not save else None,
+        tolerance=files.parse_tolerance(tolerance) if tolerance else files.DEFAULT_TOLERANCE,
+        markdown=Path(page).absolute() if page else None,
+    )
+
+
+def has_gpu() -> bool:
+    """Return whether this process sees a GPU, or runs on a phantom GPU already."""
+    try:
+        check_machine(os.environ, beside_gpu=False)
+    except UsageError:
+        return True
+    return False
+
+
+def skipped_at_import(path: Path) -> str | None:
+    """Return why a module that skipped itself cannot be measured, if its reason is the GPU."""
+    try:
+        source = path.read_text(errors="replace")
+    except OSError:
+        return None
+    if NAME not in source or not _AT_IMPORT.search(source):
+        return None
+    return (
+        f"{path.name} skips all its tests at import, because this process has no GPU: write the "
+        "condition as @pytest.mark.skipif with a function or as a skip in a fixture, which run on "
+        "the phantom GPU."
+    )
+
+
+class MemorySession:
+    """The hooks of a session with --gpu-memory."""
+
+    def __init__(self, options: Options, config: pytest.Config) -> None:
+        self.needs_phantom = not has_gpu()
+        self._options = options
+        self._root = config.rootpath
+        self._phantom = PhantomTests(options.gpu_model, config)
+        self._results: dict[str, tuple[Measured, Limits]] = {}
+        self._compared: dict[str, Compared] = {}
+        self._remarks: list[str] = []
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Check all markers before any test runs."""
+        for item in items:
+            _check_limits(item)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
+        """Run a measured test on the phantom GPU, if there is no other."""
+        if not is_measured(item) or self._phantom.is_child:
+            return None
+        limits = limits_of(item)
+        if not self.needs_phantom and limits.world_size is None:
+            return None
+        item.session._setupstate.teardown_exact(nextitem)  # noqa: SLF001 - other items' fixtures
+        hook = item.ihook
+        hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in list(self._phantom.reports(item, limits)):  # before it runs again
+            self._judge_again(item, limits, report)
+            hook.pytest_runtest_logreport(report=report)
+        hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Begin to measure before the fixtures of a test."""
+        if is_measured(item):
+            measurement = item.stash[_MEASUREMENT] = Measurement(self._root)
+            measurement.begin()
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
+        """Measure the call, and fail a test that exceeds its limits."""
+        measurement = item.stash.get(_MEASUREMENT, None)
+        if measurement is None:
+            return (yield)
+        limits = limits_of(item)
+        before, since = measurement.allocated(), measurement.positions()
+        try:
+            result = yield
+        finally:
+            measured = item.stash[_RESULT] = measurement.end(before, since, limits.leak)
+        failure = text.limit_failure(measured, limits)
+        if failure:
+            pytest.fail(failure, pytrace=False)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Attach what was measured to the report, which may travel to another process."""
+        report = yield
+        measured = item.stash.get(_RESULT, None)
+        if call.when == "call" and measured is not None:
+            setattr(report, ATTRIBUTE, measured.values())
+            remark = text.remark(measured, failed=report.failed)
+            if remark and report.failed:
+                report.sections.append(("GPU memory", remark))
+            if not self._phantom.is_child:
+                self._judge(item.nodeid, measured, report)
+        return report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep what was measured, also in another process, for the table and the files."""
+        values = getattr(report, ATTRIBUTE, None)
+        if values is None or self._phantom.is_child:
+            return
+        measured = Measured.of(values)
+        limits = Limits(**values["limits"]) if "limits" in values else Limits()
+        self._results[report.nodeid] = measured, limits
+        if not report.failed:
+            remark = text.remark(measured, failed=False)
+            self._remarks += [f"{report.nodeid}: {remark}"] if remark else []
+        for compared in self._compare(report.nodeid, measured):
+            self._compared[compared.name] = compared
+
+    @contextmanager
+    def block(self, item: pytest.Item, keywords: Mapping[str, Any]) -> Iterator[Used]:
+        """Measure a block of a test, see `plugin.GpuMemory`."""
+        limits, measurement, used = Limits.of(keywords), item.stash[_MEASUREMENT], Used()
+        before = measurement.allocated()
+        window, since = measurement.open_window()
+        yield used
+        measured = measurement.close_window(window, since, before)
+        used.usage = measured.fullest or Usage()
+        failure = text.limit_failure(measured, limits)
+        if failure:
+            pytest.fail(failure, pytrace=False)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print the table, the remarks, and what was compared."""
+        write = terminalreporter.write_line
+        if self._options.report and self._results:
+            rows = [
+                (name, measured, limits, self._compared.get(name))
+                for name, (measured, limits) in self._results.items()
+            ]
+            terminalreporter.section(text.conditions_line([row[1].conditions for row in rows]))
+            for line in text.table(rows):
+                write(line)
+        other = [each for each in self._compared.values() if each.outcome in {"new", "other"}]
+        for sentence in [*self._remarks, *(each.sentence for each in other)]:
+            write(f"GPU memory: {sentence}")
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Write the baseline and the page, in the process that has all reports."""
+        self._phantom.close()
+        if hasattr(session.config, "workerinput"):
+            return
+        if self._options.save:
+            files.save(self._options.save, self._entries())
+        if self._options.markdown:
+            is_phantom = any(each.conditions.is_phantom for each, _ in self._results.values())
+            page = markdown.page(list(self._compared.values()), phantom=is_phantom)
+            self._options.markdown.write_text(page)
+
+    def _entries(self) -> dict[str, Entry]:
+        return {
+            name: entry
+            for test, (measured, _) in self._results.items()
+            for name, entry in entries(test, measured).items()
+        }
+
+    def _compare(self, nodeid: str, measured: Measured) -> list[Compared]:
+        known = self._options.baseline
+        if known is None:
+            return []
+        return [
+            known.compare(name, entry, self._options.tolerance)
+            for name, entry in entries(nodeid, measured).items()
+        ]
+
+    def _judge(self, nodeid: str, measured: Measured, report: pytest.TestReport) -> None:
+        """Fail a test that passed and uses more than in the baseline."""
+        more = [each for each in self._compare(nodeid, measured) if each.outcome == "more"]
+        if more and report.passed:
+            report.outcome = "failed"
+            report.longrepr = text.baseline_failure(more[0], measured.conditions)
+
+    def _judge_again(self, item: pytest.Item, limits: Limits, report: pytest.TestReport) -> None:
+        """Judge the report of a test on the phantom GPU; repeat it if that is in doubt."""
+        values = getattr(report, ATTRIBUTE, None)
+        if values is None:
+            return
+        measured = Measured.of(values)
+        self._judge(item.nodeid, measured, report)
+        is_more = any(each.outcome == "more" for each in self._compare(item.nodeid, measured))
+        if is_more or (self._options.save and report.passed):
+            self._repeat(item, limits, report, measured, times=2 if is_more else 1)
+
+    def _repeat(
+        self,
+        item: pytest.Item,
+        limits: Limits,
+        report: pytest.TestReport,
+        measured: Measured,
+        *,
+        times: int,
+    ) -> None:
+        """Run a test again, and say by how much its peak varies."""
+        again = [self._phantom.measured_again(item, limits) for _ in range(times)]
+        runs = [measured, *(each for each in again if each)]
+        peaks = [(each.fullest or Usage()).peak_allocated or 0 for each in runs]
+        varies = files.variation(peaks, self._options.tolerance) if min(peaks) else None
+        if varies and report.failed:
+            report.longrepr = f"{report.longrepr}\nGPU memory: {varies}"
+        elif varies:
+            self._remarks.append(f"{item.nodeid}: {varies}")
+
+
+def limits_of(item: pytest.Item) -> Limits:
+    """Return the limits of a test's marker. Raises UsageError."""
+    marker = item.get_closest_marker(NAME)
+    return Limits.of(marker.kwargs, marker.args) if marker else Limits()
+
+
+def _check_limits(item: pytest.Item) -> None:
+    try:
+        limits_of(item)
+    except UsageError as error:
+        raise pytest.UsageError(f"{item.nodeid}: {error}") from None
+
+
+def entries(nodeid: str, measured: Measured) -> dict[str, Entry]:
+    """Return what a test used, by its id and, if there are several, by GPU."""
+    several = len(measured.usages) > 1
+    place = measured.conditions
+    return {
+        f"{nodeid} on cuda:{device}" if several else nodeid: Entry(
+            usage, place.gpu_model, place.torch
+        )
+        for device, usage in measured.usages.items()
+    }
