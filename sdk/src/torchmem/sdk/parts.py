@@ -7,6 +7,7 @@ the map, the recording, and the parts that may release memory. They end in the r
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from torchmem.sdk.capture.capture import Capture
 from torchmem.sdk.capture.line_history import LineHistory
@@ -59,16 +60,22 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
         is_pending=lambda: monitor.oom_pending,
         hurry=monitor.reader.hurry,
     )
-    if settings.capture_on_oom == "trace":
-        stacks = settings.history is True
-        yield OomTrace(history, path, lambda: context.is_exiting, with_stacks=stacks)
-    elif settings.capture_on_oom:
-        yield OomSnapshot(backend, path)
+    yield from _recordings(context, path, history)
     if settings.history:
         yield lines
     yield ReleasePart(release, path, context.clock, snapshot_after_release)
     yield Capture(history, path, errors, before_start=lines.make_way)
     yield from _outputs(context, monitor)
+
+
+def _recordings(context: Context, path: Path, history: RecordedHistory) -> Iterator[Part]:
+    """Yield the part that saves what led to an OOM."""
+    settings = context.settings
+    if settings.capture_on_oom == "trace":
+        stacks = settings.history is True
+        yield OomTrace(history, path, lambda: context.is_exiting, with_stacks=stacks)
+    elif settings.capture_on_oom:
+        yield OomSnapshot(context.backend, path)
 
 
 def _outputs(context: Context, monitor: Monitor) -> Iterator[Part]:
