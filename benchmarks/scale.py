@@ -87,7 +87,7 @@ def _cost(nodes: int, interval: int, intervals: int) -> Cost:
         panels, spent = _panels(watcher, pids["victoria-metrics"][0])
         return Cost(
             _last(watcher, "cluster:nvml_gpus:count", interval),
-            _last(watcher, 'count({__name__=~"(nvml|torchmem)_.+"})', interval),
+            watcher.own()["vm_cache_entries"]['{type="storage/hour_metric_ids"}'],
             _last(watcher, "sum(scrape_samples_scraped)", interval),
             cpu,
             memory,

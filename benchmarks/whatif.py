@@ -6,7 +6,7 @@
 The trace is that of a job whose batches vary in length, on the simulated allocator, in the form of
 `torch.cuda.memory._dump_snapshot` without stacks. Each measurement is the command in a process of
 its own. CPU time is that of all its processes. Memory is the highest sum of the resident memory of
-all processes, looked at every 20 ms, where pages that several of them share count once for each.
+all processes, looked at every 20 ms; each has its share of the pages that several of them use.
 """
 
 from __future__ import annotations
@@ -146,10 +146,10 @@ def _tree(pid: int) -> Iterator[int]:
 
 def _resident(pid: int) -> int:
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    return pages * resource.getpagesize()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def _children_cpu() -> float:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, Column
+from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, ScreenColumn
 from torchmem.top.keys import KEYS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,7 +36,7 @@ def _tables() -> Iterator[tuple[str, Sequence[str]]]:
     yield "parts", _table(("letter", "part", "meaning"), parts)
 
 
-def _explained(columns: Iterable[Column]) -> list[str]:
+def _explained(columns: Iterable[ScreenColumn]) -> list[str]:
     rows = ((f"`{column.name}`", column.meaning) for column in columns)
     return _table(("column", "meaning"), rows)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from deploy.links import in_repository, rewritten
 from deploy.site.check import problems
-from deploy.site.navigation import Entry, navigation, site_path
+from deploy.site.navigation import PageEntry, navigation, site_path
 from deploy.urls import project_urls
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,7 @@ def _palette(scheme: str, other: str) -> dict[str, Any]:
     }
 
 
-def configuration(entries: list[Entry], urls: dict[str, str]) -> str:
+def configuration(entries: list[PageEntry], urls: dict[str, str]) -> str:
     """Return the configuration of the generator as YAML, of which JSON is a part.
 
     urls: [project.urls] of pyproject.toml. Fonts are the system's, so that a page loads nothing
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
 
 
-def _nav(entry: Entry) -> Any:
+def _nav(entry: PageEntry) -> Any:
     if entry.entries:
         first, *rest = entry.entries
         nested = first.title == entry.title

@@ -15,7 +15,7 @@ _SECTION = re.compile(r"^## (.+)\n", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class PageEntry:
     """A page, or a section: a title and the entries in it, of which the first is its own page.
 
     source: the path of the page in the repository, with /; empty for a section without its own.
@@ -23,7 +23,7 @@ class Entry:
 
     title: str
     source: str = ""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[PageEntry, ...] = ()
 
     def sources(self) -> Iterator[str]:
         """Yield the pages of this entry."""
@@ -33,18 +33,18 @@ class Entry:
             yield from entry.sources()
 
 
-def navigation(root: Path) -> list[Entry]:
+def navigation(root: Path) -> list[PageEntry]:
     """Return the front page, docs/README.md, and its sections with the pages that they link to.
 
     A page has its place where it is linked first. The index of a folder, such as
     docs/runbooks/README.md, is followed by the other pages of the folder. Raises ValueError if a
     page under docs/ has no place.
     """
-    entries = [Entry("Home", FRONT), Entry("All documentation", INDEX)]
+    entries = [PageEntry("Home", FRONT), PageEntry("All documentation", INDEX)]
     seen = {FRONT, INDEX}
     _, *parts = _SECTION.split((root / INDEX).read_text(encoding="utf-8"))
     for title, text in zip(parts[::2], parts[1::2], strict=True):
-        entries.append(Entry(title, entries=tuple(_linked(root, INDEX, text, seen))))
+        entries.append(PageEntry(title, entries=tuple(_linked(root, INDEX, text, seen))))
     pages = {path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md")}
     if missing := sorted(pages - seen):
         raise ValueError(f"{INDEX} has no link to {', '.join(missing)}: add one to a section.")
@@ -64,17 +64,19 @@ def site_path(source: str) -> str:
     return path if source.startswith("docs/") else path.lower()
 
 
-def _linked(root: Path, page: str, text: str, seen: set[str]) -> Iterator[Entry]:
+def _linked(root: Path, page: str, text: str, seen: set[str]) -> Iterator[PageEntry]:
     for title, link in _LINK.findall(text):
         source = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
         if source not in seen:
             seen.add(source)
             name = (title[0].upper() + title[1:]).replace("`", "")
             rest = tuple(_folder(root, source, seen)) if _is_index(source) else ()
-            yield Entry(name, "" if rest else source, (Entry(name, source), *rest) if rest else ())
+            yield PageEntry(
+                name, "" if rest else source, (PageEntry(name, source), *rest) if rest else ()
+            )
 
 
-def _folder(root: Path, index: str, seen: set[str]) -> Iterator[Entry]:
+def _folder(root: Path, index: str, seen: set[str]) -> Iterator[PageEntry]:
     """Yield the other pages of the folder: those that its index links to, then the others."""
     folder = posixpath.dirname(index)
     text = (root / index).read_text(encoding="utf-8")

@@ -96,7 +96,8 @@ def test_fails_with_a_leak(request: Any) -> None:
 def test_fails_because_of_values() -> None:
     import torch
 
-    assert torch.ones(3, device="cuda").sum().item() == 3
+    total = torch.randn(3, device="cuda").sum().item()
+    assert total != 0
 
 
 @pytest.mark.gpu_memory

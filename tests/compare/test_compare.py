@@ -215,6 +215,26 @@ def test_tables_are_compared_by_part(
     assert "  - Only after: rank 3 of 8." in stdout
 
 
+def test_the_worst_part_comes_first() -> None:
+    """One that does not fit any more is worse than a peak that doubled."""
+
+    def side(peaks: dict[str, int], missing: str = "") -> Side:
+        parts = {
+            label: Measured(Usage(peak * GIB), fits=label != missing)
+            for label, peak in peaks.items()
+        }
+        return Side("m.json", "a matrix of preflights", "matrix", parts)
+
+    before = side({"batch=8": 1, "batch=16": 2, "batch=32": 3})
+    found = compare(before, side({"batch=8": 1, "batch=16": 4, "batch=32": 3}, "batch=32"), 0.02)
+
+    assert [(part.label, part.outcome) for part in found.parts] == [
+        ("batch=32", "regression"),
+        ("batch=16", "regression"),
+        ("batch=8", "unchanged"),
+    ]
+
+
 def test_directories_compare_rank_by_rank(tmp_path: Path, torchmem: Callable[..., Page]) -> None:
     """The newest process of each rank counts, also one that has left only its sample."""
     for name, peak in (("before", 50), ("after", 60)):

@@ -24,7 +24,7 @@ from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.demo.screen import plain, show
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.simulator.scenarios import SCENARIOS
-from torchmem.top.node import Gpu, Node, Rank, Use
+from torchmem.top.node import Gpu, MemoryShare, Node, Rank
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo", "--listen", "127.0.0.1:0"]
 
@@ -194,7 +194,7 @@ def test_what_to_do_after_the_end(tmp_path: Path, has_oom: bool) -> None:
 
 def test_without_a_terminal_each_rank_has_a_line() -> None:
     """A line has the state and sizes of a rank; unknown values are dashes."""
-    parts = (Use("parameters", 20 * GIB), Use("stranded", 3 * GIB))
+    parts = (MemoryShare("parameters", 20 * GIB), MemoryShare("stranded", 3 * GIB))
     known = Rank(
         rank=1,
         pid=12,

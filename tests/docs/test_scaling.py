@@ -1,4 +1,4 @@
-"""The configuration for large fleets: complete, accepted by its programs, as docs/scaling.md says."""
+"""The configuration for large fleets is complete, and accepted by its programs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ import pytest
 import yaml
 from deploy.site import build
 from deploy.site.check import problems
-from deploy.site.navigation import Entry, navigation, site_path
+from deploy.site.navigation import PageEntry, navigation, site_path
 
 from torchmem.explain.thresholds import Thresholds, defaults
 from torchmem.rules.render import render
@@ -46,8 +46,10 @@ def test_the_navigation_is_that_of_the_index(tmp_path: Path) -> None:
     _, _, *sections = navigation(tree(tmp_path, README=index, a="# A", b="# B"))
 
     assert sections == [
-        Entry("First", entries=(Entry("The a", "docs/a.md"),)),
-        Entry("Second", entries=(Entry("B", "docs/b.md"), Entry("changes", "CHANGELOG.md"))),
+        PageEntry("First", entries=(PageEntry("The a", "docs/a.md"),)),
+        PageEntry(
+            "Second", entries=(PageEntry("B", "docs/b.md"), PageEntry("changes", "CHANGELOG.md"))
+        ),
     ]
 
 

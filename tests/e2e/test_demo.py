@@ -237,11 +237,11 @@ def test_it_ends_by_itself(tmp_path: Path) -> None:
 ENDED = re.compile(rb'"state":"(oom|exited)"')
 
 
-def _until_browser(screen: IO[bytes]) -> str:
-    """Return the lines up to the one with the page's address."""
+def _lines_before(text: bytes, screen: IO[bytes]) -> str:
+    """Return the lines up to the one with a text, which is read, too."""
     lines = iter(screen.readline, b"")
-    found = [line.decode() for line in takewhile(lambda line: b"in a browser" not in line, lines)]
-    return "".join(found)
+    before = list(takewhile(lambda line: text not in line, lines))
+    return b"".join(before).decode()
 
 
 def test_on_a_terminal_the_page_stays() -> None:
@@ -254,9 +254,9 @@ def test_on_a_terminal_the_page_stays() -> None:
         os.close(theirs)  # so that reading fails when the demo ends
         try:
             assert f"Open http://{address} in" in screen.readline().decode()
-            screens = b"".join(takewhile(lambda line: b"until Ctrl-C" not in line, screen))
-            assert b"running" not in screens.rpartition(b"\x1b[?1049l")[2]
-            assert f"top --exporter http://{address}" in _until_browser(screen)
+            screens = _lines_before(b"until Ctrl-C", screen)
+            assert "running" not in screens.rpartition("\x1b[?1049l")[2]
+            assert f"top --exporter http://{address}" in _lines_before(b"in a browser", screen)
             until(lambda: ENDED.search(get(f"http://{address}/api/v1/state")))
         finally:
             process.send_signal(signal.SIGINT)

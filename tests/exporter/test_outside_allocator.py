@@ -99,7 +99,7 @@ def read_sample(*devices: DeviceSample, **changes: Any) -> Sample:
 @pytest.fixture
 def scrape_with(open_exporter: OpenExporter) -> ScrapeWith:
     """A function that scrapes once with these GPUs."""
-    return lambda *fake_gpus: scrape(open_exporter(FakeNvml.of(*fake_gpus)))
+    return lambda *fake_gpus: scrape(open_exporter(FakeNvml.of(*fake_gpus), all_series=True))
 
 
 def test_it_is_the_difference(run_dir: Path, scrape_with: ScrapeWith) -> None:

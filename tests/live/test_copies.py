@@ -32,9 +32,9 @@ def test_the_page_has_the_allocators_sizes(file: str, name: str, size: int) -> N
 @pytest.mark.parametrize(
     ("read", "served"),
     [
-        (node.Use, parts.UseState),
+        (node.MemoryShare, parts.UseState),
         (node.LegendRow, parts.LegendEntry),
-        (node.Why, state.Reason),
+        (node.Why, state.ThreatText),
         (node.Rank, state.RankState),
         (node.Gpu, state.GpuState),
         (node.NvmlStatus, state.NvmlState),

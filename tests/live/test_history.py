@@ -26,8 +26,8 @@ from torchmem.exporter.live.history import (
     MAX_SERIES,
     SECONDS,
     SPACING_SECONDS,
-    History,
-    Series,
+    HistorySeries,
+    NodeHistory,
 )
 from torchmem.exporter.live.parts import GROUPS, LEGEND, UseState, group_bytes
 from torchmem.exporter.live.state import GpuState, NodeState, NvmlState, RankState
@@ -72,7 +72,7 @@ def rank(time: float, id_: str = "a", state: State = "running", **more: object) 
 @given(st.lists(st.floats(0.1, 400), max_size=300))
 def test_a_series_is_bounded_and_ends_with_the_newest_point(pauses: list[float]) -> None:
     """It keeps the newest point, none older than ten minutes, and never more than MAX_POINTS."""
-    series, now = Series(("one",)), 0.0
+    series, now = HistorySeries(("one",)), 0.0
     for pause in pauses:
         now += pause
         series.add(now, [now])
@@ -89,7 +89,7 @@ def test_a_series_is_bounded_and_ends_with_the_newest_point(pauses: list[float])
 
 def test_a_rank_that_died_keeps_its_last_minutes() -> None:
     """Its last point is what it published at its end, however long ago that was."""
-    history = History()
+    history = NodeHistory()
     for time in range(0, 700, 10):
         history.add(node(time, rank(time)))
     for time in range(700, 1500, 10):
@@ -103,7 +103,7 @@ def test_a_rank_that_died_keeps_its_last_minutes() -> None:
 
 def test_what_is_gone_is_forgotten() -> None:
     """A rank that the node no longer publishes has no history, and neither has a removed GPU."""
-    history = History()
+    history = NodeHistory()
     history.add(node(1, rank(1), gpus=2))
     history.add(node(2))
 
@@ -119,10 +119,10 @@ def test_the_budget() -> None:
         for user in range(users)
         for number in range(2 * MAX_RANKS_PER_USER)
     ]
-    history = History()
+    history = NodeHistory()
     history.add(node(1, *ranks, gpus=200))
     kept = [r.uid for r in ranks if len(history.of_rank("GPU-0", r.id).times)]
-    series = Series(("a", "b", "c", "d", "e"))
+    series = HistorySeries(("a", "b", "c", "d", "e"))
     for time in range(5000):
         series.add(time, [1.0] * 5)
 
@@ -132,7 +132,7 @@ def test_the_budget() -> None:
     assert sum(map(sys.getsizeof, arrays(series))) <= 8 << 10
 
 
-def arrays(series: Series) -> Iterator[object]:
+def arrays(series: HistorySeries) -> Iterator[object]:
     """Yield the columns of a series as they are kept."""
     columns = series.columns
     yield from (memory_of(columns.times), *map(memory_of, columns.values.values()))

@@ -18,7 +18,7 @@ from torchmem.mcp.answer import (
     MAX_DATA_BYTES,
     MAX_TEXT_BYTES,
     NOTE,
-    Answer,
+    ToolAnswer,
     fitted,
     fitted_text,
     without_series,
@@ -104,7 +104,7 @@ def test_series_and_unknown_values_are_left_out() -> None:
 
 def test_an_error_has_no_data() -> None:
     """An answer without data has none, and starts with the note about names all the same."""
-    assert Answer("text").bounded() == {"text": f"({NOTE})\n\ntext", "data": None}
+    assert ToolAnswer("text").bounded() == {"text": f"({NOTE})\n\ntext", "data": None}
 
 
 def test_many_ranks_are_cut(tmp_path: Path) -> None:

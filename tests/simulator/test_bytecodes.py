@@ -11,12 +11,12 @@ from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.gpu import SimulatedGpu
 
-PER_EVENT = {(3, 10): 541, (3, 11): 549, (3, 12): 511, (3, 13): 498}
-LIVE, EVENTS = 200, 2000
+PER_EVENT = {(3, 10): 551, (3, 11): 559, (3, 12): 521, (3, 13): 505}
+LIVE, EVENTS = 100, 600
 
 
 def program() -> None:
-    """Allocate and free, with about 200 blocks in use."""
+    """Allocate and free, with about 100 blocks in use."""
     allocator, chance = DeviceCachingAllocator(SimulatedGpu()), Random(0)
     slots: list[Block | None] = [None] * LIVE
     for _ in range(EVENTS // 2):

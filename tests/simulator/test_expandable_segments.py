@@ -111,3 +111,16 @@ def test_small_pages_have_2_mib(expandable: DeviceCachingAllocator) -> None:
         expandable.malloc(MIB)
     assert reserved(expandable) == 4
     assert layout(expandable) == [[(1, "acti"), (1, "acti"), (1, "acti"), (1, "inac")]]
+
+
+def test_free_blocks_are_skipped_after_the_setting_was_switched_off() -> None:
+    """Without the setting, a request gets new memory, not a free block of an expandable segment."""
+    recorded = DeviceCachingAllocator(
+        SimulatedGpu(), config=AllocatorConfig(expandable_segments=True)
+    )
+    recorded.free(recorded.malloc(20 * MIB))
+    switched = DeviceCachingAllocator(SimulatedGpu())
+    switched.restore(recorded.memory_snapshot())
+    block = switched.malloc(20 * MIB)
+    assert block.expandable_segment is None
+    assert switched.stats.num_device_alloc == 1

@@ -62,7 +62,8 @@ def series() -> dict[str, set[str]]:
     known |= {spec.name: set(spec.labels) for spec in ENGINES_OWN}
     for spec in CATALOG.values():
         known |= _scraped(spec)
-    for rule in rules("record"):
+    # Twice, because rules read those of files whose names come later.
+    for rule in 2 * rules("record"):
         labels = _result_labels(promql_parser.parse(rule["expr"]), known)
         known.setdefault(rule["record"], set()).update(labels, rule.get("labels", {}))
     return known

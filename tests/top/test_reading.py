@@ -17,7 +17,7 @@ from torchmem.exporter.live.state import encode, node_state
 from torchmem.exporter.live.why import rank_why
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.report import text as report_text
-from torchmem.top.node import Answer, Gpu, Rank, ask_rank, read
+from torchmem.top.node import Gpu, Rank, RankAnswer, ask_rank, read
 from torchmem.top.reading import rank_lines
 
 
@@ -57,6 +57,6 @@ def test_a_chart_that_cannot_be_drawn() -> None:
     body = json.dumps({"heading": ["run a"], "run": chart}).encode()
     answer = ask_rank("http://x", "", "", lambda _: HttpAnswer(200, None, body))
 
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, RankAnswer)
     assert answer.run is not None
     assert "whole run" not in "".join(rank_lines(Gpu(), Rank(), answer, None, 80))

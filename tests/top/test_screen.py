@@ -19,9 +19,9 @@ from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import PARTS
 from torchmem.top.bars import LETTERS, UseStyles, scaled
 from torchmem.top.columns import COLUMNS, GPU_VALUES
-from torchmem.top.history import SECONDS, History
+from torchmem.top.history import SECONDS, SeenHistory
 from torchmem.top.keys import KEYS
-from torchmem.top.node import Answer, AwayError, Node, Use, ask_rank, read
+from torchmem.top.node import AwayError, MemoryShare, Node, RankAnswer, ask_rank, read
 from torchmem.top.screen import Screen, drawn, last_line, page, picture
 from torchmem.top.start import EXPORTER_WAYS, RANK_WAYS
 from torchmem.top.view import ORDERS, RankKey, View, keys, out_of_memory, press
@@ -39,7 +39,7 @@ def node() -> Node:
     return read(RECORDED)
 
 
-def answers(node: Node) -> dict[RankKey, Answer]:
+def answers(node: Node) -> dict[RankKey, RankAnswer]:
     """Return what the exporter answered about the rank that ran out of memory."""
     (key,) = out_of_memory(node)
     answer = ask_rank(URL, *key, lambda _: HttpAnswer(200, None, ANSWER))
@@ -59,9 +59,9 @@ def with_ranks(number: int) -> dict[str, Any]:
     return document
 
 
-def seen(document: dict[str, Any], polls: int) -> tuple[Node, History]:
+def seen(document: dict[str, Any], polls: int) -> tuple[Node, SeenHistory]:
     """Return the state after a number of polls, one in 5 seconds, and what was seen of it."""
-    history, start = History(), document["time"]
+    history, start = SeenHistory(), document["time"]
     for poll in range(polls):
         node = read(json.dumps(document | {"time": start + 5 * poll}).encode())
         history.add(node)
@@ -166,7 +166,7 @@ def test_a_bar_adds_up_to_its_width(sizes: list[int], rest: int, width: int) -> 
     """A bar is exactly as wide as asked, and no part is off by more than a column."""
     total = sum(sizes) + rest
     names = [f"part{at}" for at in range(len(sizes))]
-    columns = scaled([Use(*pair) for pair in zip(names, sizes, strict=True)], total, width)
+    columns = scaled([MemoryShare(*pair) for pair in zip(names, sizes, strict=True)], total, width)
 
     assert len(columns) == width
     for name, size in zip(names, sizes, strict=True):
@@ -176,7 +176,7 @@ def test_a_bar_adds_up_to_its_width(sizes: list[int], rest: int, width: int) -> 
 def test_a_bar_has_the_colors_of_the_legend() -> None:
     """Parts are drawn in the colors of the dashboards; half columns have both neighbors' colors."""
     looks = UseStyles([], has_colors=True)
-    bar = looks.bar([Use("stranded", 3), Use("driver", 5)], 8, 4)
+    bar = looks.bar([MemoryShare("stranded", 3), MemoryShare("driver", 5)], 8, 4)
     used = [
         (str(span.style.color and span.style.color.name), _background(span.style))
         for span in bar.spans

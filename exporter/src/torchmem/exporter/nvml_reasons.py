@@ -12,44 +12,46 @@ _UNKNOWN_STEP = "`nvidia-smi` shows the driver's own message."
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class NvmlReason:
     """Why NVML does not respond: `words` continue a sentence; `next_step` is a sentence."""
 
     words: str
     next_step: str = _UNKNOWN_STEP
 
 
-REASONS: Mapping[str, Reason] = {
-    "library_not_found": Reason(
+REASONS: Mapping[str, NvmlReason] = {
+    "library_not_found": NvmlReason(
         "the driver's library libnvidia-ml.so.1 was not found",
         "Install the driver, or in a container run it with --gpus all and "
         "NVIDIA_DRIVER_CAPABILITIES=utility.",
     ),
-    "driver_not_loaded": Reason(
+    "driver_not_loaded": NvmlReason(
         "the NVIDIA driver is not loaded", "Load the driver: `nvidia-smi` must work."
     ),
-    "driver_library_version_mismatch": Reason(
+    "driver_library_version_mismatch": NvmlReason(
         "the loaded driver and its library have different versions",
         "The driver was updated while it was loaded: reboot, or reload its modules.",
     ),
-    "no_permission": Reason(
+    "no_permission": NvmlReason(
         "this user may not use the GPUs",
         "Give this user access to /dev/nvidiactl and /dev/nvidia0.",
     ),
-    "function_not_found": Reason(
+    "function_not_found": NvmlReason(
         "the driver is too old for NVML's nvmlInit_v2", "Update the driver."
     ),
-    "gpu_is_lost": Reason(
+    "gpu_is_lost": NvmlReason(
         "a GPU is lost", "Drain the node and reset the GPU: see the runbook TorchmemGpuLost."
     ),
-    "operating_system": Reason("the operating system blocks the GPUs"),
-    "uninitialized": Reason("NVML was shut down by another part of the process"),
-    "unknown_error": Reason("the driver reports an unknown error"),
-    "unexpected_error": Reason(
+    "operating_system": NvmlReason("the operating system blocks the GPUs"),
+    "uninitialized": NvmlReason("NVML was shut down by another part of the process"),
+    "unknown_error": NvmlReason("the driver reports an unknown error"),
+    "unexpected_error": NvmlReason(
         "reading it failed unexpectedly", "The exporter's log has the traceback."
     ),
-    "timeout": Reason("the driver did not respond in time", "Check whether `nvidia-smi` responds."),
-    "pynvml_not_installed": Reason(
+    "timeout": NvmlReason(
+        "the driver did not respond in time", "Check whether `nvidia-smi` responds."
+    ),
+    "pynvml_not_installed": NvmlReason(
         "the Python package nvidia-ml-py is not installed", "pip install 'torchmem[exporter]'"
     ),
 }

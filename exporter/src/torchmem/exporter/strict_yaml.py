@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class YamlEntry:
     """A value and its line. `value` is a scalar, a list of entries or a mapping of str to Entry."""
 
     value: Any
@@ -43,7 +43,7 @@ class Section:
     def __init__(
         self,
         file: Path,
-        entries: Mapping[str, Entry],
+        entries: Mapping[str, YamlEntry],
         known: Collection[str] | None,
         name: str = "",
     ) -> None:
@@ -99,7 +99,7 @@ class Section:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings; empty when the key is absent."""
-        entries: list[Entry] = self._get(
+        entries: list[YamlEntry] = self._get(
             key, [], lambda value: isinstance(value, list), "give a list of text."
         )
         for entry in entries:
@@ -117,7 +117,7 @@ class Section:
 
     def section(self, key: str, known: Collection[str] | None) -> Section:
         """Return the mapping below `key`; an empty one when the key is absent."""
-        empty: dict[str, Entry] = {}
+        empty: dict[str, YamlEntry] = {}
         entries = self._get(
             key, empty, lambda value: isinstance(value, dict), "give `key: value` lines below it."
         )
@@ -146,11 +146,11 @@ def read_plain(file: Path) -> dict[str, Any]:
 
     Raises UsageError.
     """
-    plain: dict[str, Any] = _plain(Entry(_entries(file), 1), {})
+    plain: dict[str, Any] = _plain(YamlEntry(_entries(file), 1), {})
     return plain
 
 
-def _plain(entry: Entry, converted: dict[int, Any]) -> Any:
+def _plain(entry: YamlEntry, converted: dict[int, Any]) -> Any:
     """Convert an entry and everything below it, each once: aliases share one value."""
     if id(entry.value) not in converted:
         value = entry.value
@@ -162,7 +162,7 @@ def _plain(entry: Entry, converted: dict[int, Any]) -> Any:
     return converted[id(entry.value)]
 
 
-def _entries(file: Path) -> dict[str, Entry]:
+def _entries(file: Path) -> dict[str, YamlEntry]:
     try:
         content = read_bytes(file)
     except OSError as error:
@@ -188,7 +188,7 @@ def read_bytes(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def _parse(content: bytes, file: Path) -> Entry:
+def _parse(content: bytes, file: Path) -> YamlEntry:
     """Parse YAML. Constructing a scalar that its tag does not fit raises any of these errors."""
     import yaml  # only where there is a file to read: it takes a megabyte
 
@@ -196,7 +196,7 @@ def _parse(content: bytes, file: Path) -> Entry:
         loader = yaml.SafeLoader(content)
         try:
             node = loader.get_single_node()
-            return Entry(None, 1) if node is None else _Converter(loader, file).entry(node)
+            return YamlEntry(None, 1) if node is None else _Converter(loader, file).entry(node)
         finally:
             loader.dispose()
     except (
@@ -218,12 +218,12 @@ class _Converter:
 
     def __init__(self, loader: yaml.SafeLoader, file: Path) -> None:
         self._loader, self._file = loader, file
-        self._converted: dict[int, Entry] = {}
+        self._converted: dict[int, YamlEntry] = {}
 
-    def entry(self, node: yaml.Node) -> Entry:
+    def entry(self, node: yaml.Node) -> YamlEntry:
         """Return the entry of a node and everything below it."""
         if id(node) not in self._converted:
-            self._converted[id(node)] = Entry(self._value(node), node.start_mark.line + 1)
+            self._converted[id(node)] = YamlEntry(self._value(node), node.start_mark.line + 1)
         return self._converted[id(node)]
 
     def _value(self, node: yaml.Node) -> Any:
@@ -238,10 +238,10 @@ class _Converter:
             raise UsageError(f"the number in {self._file}, line {line}, is too long: correct it.")
         return self._loader.construct_object(node)
 
-    def _mapping(self, node: yaml.MappingNode) -> dict[str, Entry]:
+    def _mapping(self, node: yaml.MappingNode) -> dict[str, YamlEntry]:
         import yaml
 
-        entries: dict[str, Entry] = {}
+        entries: dict[str, YamlEntry] = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
             if not isinstance(key, yaml.ScalarNode):

@@ -86,7 +86,7 @@ def compare(before: Side, after: Side, tolerance: float) -> Comparison:
         )
     labels = {label for label, _, _ in pairs}
     parts = [_part(*pair, tolerance) for pair in pairs]
-    parts.sort(key=lambda part: (ORDER.index(part.outcome), -abs(part.change or 0)))
+    parts.sort(key=_rank)
     is_one = len(before.parts) == len(after.parts) == 1
     return Comparison(
         before,
@@ -96,6 +96,12 @@ def compare(before: Side, after: Side, tolerance: float) -> Comparison:
         () if is_one else tuple(label for label in before.parts if label not in labels),
         () if is_one else tuple(label for label in after.parts if label not in labels),
     )
+
+
+def _rank(part: PartResult) -> tuple[int, bool, float]:
+    """Return a key that puts the worst part first: one that does not fit, then the largest peak."""
+    fits_as_before = part.after.fits is not False or part.before.fits is False
+    return ORDER.index(part.outcome), fits_as_before, -abs(part.change or 0)
 
 
 def _pairs(before: Side, after: Side) -> Iterator[tuple[str, Measured, Measured]]:

@@ -67,7 +67,7 @@ _shtab_torchmem_demo___scenario_choices=(amp-accumulate-checkpoint checkpointing
 _shtab_torchmem_whatif___gpu_model_choices=(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)
 _shtab_torchmem_snapshot___at_choices=(end peak oom)
 _shtab_torchmem_preflight___gpu_model_choices=(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)
-_shtab_torchmem_manifests_pos_0_choices=(systemd kubernetes helm mixin slurm prometheus alertmanager grafana image compose stack)
+_shtab_torchmem_manifests_pos_0_choices=(systemd kubernetes helm mixin slurm prometheus scale alertmanager grafana image compose stack)
 _shtab_torchmem_completion_pos_0_choices=(bash zsh fish)
 _shtab_torchmem_pos_0_choices=(exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards fleet manifests completion)
 

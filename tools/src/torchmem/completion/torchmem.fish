@@ -234,7 +234,7 @@ complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -
 complete -c torchmem -n '_shtab_torchmem_using manifests' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using manifests' -l out -xka "(__fish_complete_directories)" -d 'the directory to write to'
 complete -c torchmem -n '_shtab_torchmem_using manifests' -l force -d 'replace files that you changed'
-complete -c torchmem -n '_shtab_torchmem_using manifests; and test $_shtab_torchmem_npos -eq 0' -ka "systemd kubernetes helm mixin slurm prometheus alertmanager grafana image compose stack" -d 'what to write'
+complete -c torchmem -n '_shtab_torchmem_using manifests; and test $_shtab_torchmem_npos -eq 0' -ka "systemd kubernetes helm mixin slurm prometheus scale alertmanager grafana image compose stack" -d 'what to write'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a completion -d 'print the completion script of a shell'
 complete -c torchmem -n '_shtab_torchmem_using completion' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using completion; and test $_shtab_torchmem_npos -eq 0' -ka "bash zsh fish" -d 'the shell'

@@ -157,7 +157,7 @@ _shtab_torchmem_manifests_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--out[the directory to write to]:DIR:_files -/"
   "--force[replace files that you changed]"
-  ":what to write:(systemd kubernetes helm mixin slurm prometheus alertmanager grafana image compose stack)"
+  ":what to write:(systemd kubernetes helm mixin slurm prometheus scale alertmanager grafana image compose stack)"
 )
 
 # guard to ensure default positional specs are added only once per session

@@ -18,6 +18,7 @@ Kinds:
   mixin         rules and dashboards as a monitoring mixin, for jsonnet
   slurm         job scripts, a prolog and an epilog
   prometheus    scrape configuration and rules
+  scale         several Prometheus servers and a store, for large fleets
   alertmanager  routing and templates
   grafana       dashboards and their provisioning
   compose       Docker Compose: exporter, Prometheus, Alertmanager and Grafana
@@ -43,6 +44,8 @@ NEXT = {
     "slurm": "Start a job with: sbatch {out}/deploy/slurm/srun.sh",
     "prometheus": "List your nodes in {out}/prometheus/targets/exporters.yml, then run: "
     "promtool check config {out}/prometheus/prometheus.yml",
+    "scale": "Name your store and nodes in {out}/deploy/scale and in "
+    "{out}/prometheus/targets/exporters.yml; docs/scaling.md explains the files.",
     "alertmanager": "Set a receiver in {out}/alertmanager/alertmanager.yml, then run: "
     "amtool check-config {out}/alertmanager/alertmanager.yml",
     "grafana": "Start Grafana with GF_PATHS_PROVISIONING={out}/dashboards/provisioning, "

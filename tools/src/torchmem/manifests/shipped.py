@@ -36,6 +36,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "mixin": ("deploy/mixin", "prometheus/rules", "dashboards/json"),
     "slurm": ("deploy/slurm",),
     "prometheus": _PROMETHEUS,
+    "scale": ("deploy/scale", "prometheus/rules", "prometheus/targets"),
     "alertmanager": _ALERTMANAGER,
     "grafana": _GRAFANA,
     "image": _IMAGE,

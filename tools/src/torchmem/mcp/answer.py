@@ -26,7 +26,7 @@ _CUT = "… the rest is left out: an answer has at most {} KiB of text. {}"
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ToolAnswer:
     """What a tool answers. `narrow` says how to ask for less, if the answer is too long."""
 
     text: str

@@ -19,7 +19,7 @@ from torchmem.explain.memory_use import COMPONENT_NAMES, MemoryUse, device_uses
 from torchmem.explain.oom_report import OomReport, format_seconds
 from torchmem.explain.rank_report import heading
 from torchmem.mcp import ranks
-from torchmem.mcp.answer import Answer
+from torchmem.mcp.answer import ToolAnswer
 from torchmem.oom import command as oom
 from torchmem.oom import text as oom_text
 from torchmem.oom.recorded import recorded_leaks
@@ -46,17 +46,17 @@ class LocalNode:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def list_ranks(self, run: str | None = None) -> Answer:
+    def list_ranks(self, run: str | None = None) -> ToolAnswer:
         """Return the ranks, one for each GPU that they use."""
         rows = ranks.of_run_directory(self._directory)
         return ranks.answer(rows, f"the run directory {self._directory}", run)
 
-    def rank_report(self, selected: ProcessFilter) -> Answer:
+    def rank_report(self, selected: ProcessFilter) -> ToolAnswer:
         """Return what `torchmem report` prints about a rank."""
         found = report.reported(self._directory, selected)
-        return Answer(found.page(), found.document())
+        return ToolAnswer(found.page(), found.document())
 
-    def what_holds_memory(self, selected: ProcessFilter) -> Answer:
+    def what_holds_memory(self, selected: ProcessFilter) -> ToolAnswer:
         """Return the parts of a rank's memory, and the lines that hold it as far as known."""
         process = find_process(self._directory, selected, or_ended=True)
         sample, now, gpus = report.load(process), time.time(), gpu_indices()
@@ -71,7 +71,7 @@ class LocalNode:
             "devices": [_holder_data(sample, device) for device in sample.devices],
             "recordings": [path for path, _ in recordings],
         }
-        return Answer(joined([*parts, lines, found]), data)
+        return ToolAnswer(joined([*parts, lines, found]), data)
 
     def _lines(self, sample: Path, now: float) -> Iterator[str]:
         """Yield the lines that held memory at the newest OOM of a process, if they are known."""
@@ -82,15 +82,15 @@ class LocalNode:
                 yield from held_lines(found)
                 return
 
-    def oom_reports(self, run: str | None = None) -> Answer:
+    def oom_reports(self, run: str | None = None) -> ToolAnswer:
         """Return the newest reports, of a run or of all."""
         newest = oom.load_all(self._directory, limit=MAX_REPORTS)
         reports = [(path, found) for path, found in newest if run in {None, found.process.run}]
         data = {"reports": [_summary(path, found) for path, found in reports]}
         none = f"None of the newest {MAX_REPORTS} reports is of run {sanitize_text(str(run))}.\n"
-        return Answer(oom_text.table(reports) or none, data, "Pass `run`.")
+        return ToolAnswer(oom_text.table(reports) or none, data, "Pass `run`.")
 
-    def explain_oom(self, file: str | None, selected: ProcessFilter) -> Answer:
+    def explain_oom(self, file: str | None, selected: ProcessFilter) -> ToolAnswer:
         """Return what `torchmem oom` prints: about a file, or the newest report of a rank."""
         if file is not None:
             path = Path(file)
@@ -101,7 +101,7 @@ class LocalNode:
         words = oom_text.page(path, found, gpu_indices(), leaking)
         whole = oom.document(found, leaking)
         verdict_first = {"file": str(path), "verdict": whole.pop("verdict"), **whole}
-        return Answer(words, verdict_first)
+        return ToolAnswer(words, verdict_first)
 
     def _newest(self, selected: ProcessFilter) -> tuple[Path, OomReport]:
         for path, found in oom.load_all(self._directory, limit=MAX_REPORTS):

@@ -17,7 +17,7 @@ from torchmem.explain.rank_report import ending
 from torchmem.explain.threats import threats
 from torchmem.explain.thresholds import Limits
 from torchmem.host.process_table import ProcessStatus, process_state
-from torchmem.mcp.answer import Answer
+from torchmem.mcp.answer import ToolAnswer
 from torchmem.report.command import chosen_thresholds, load
 from torchmem.sample.errors import UsageError
 from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample, State
@@ -29,7 +29,7 @@ NO_RANKS = "No ranks: start one with `torchmem run -- python train.py`."
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RankRow:
     """One rank on one GPU; what is unknown is None.
 
     `gpu` is NVML's index. `headroom_bytes` is the largest request that succeeds, if need be after a
@@ -53,7 +53,7 @@ class Row:
     verdict: tuple[str, ...] = ()
 
 
-def answer(rows: Iterable[Row], source: str, run: str | None) -> Answer:
+def answer(rows: Iterable[RankRow], source: str, run: str | None) -> ToolAnswer:
     """Return the ranks of a run, or of all, those that have ended last."""
     chosen = sorted(
         (row for row in rows if run in {None, row.run}),
@@ -63,14 +63,14 @@ def answer(rows: Iterable[Row], source: str, run: str | None) -> Answer:
     table = list(aligned([HEADER, *map(_cells, chosen)])) if chosen else [NO_RANKS]
     sections = [[f"Ranks of {source}"], table, threatened and ["Verdicts", *threatened]]
     data = {"source": source, "ranks": [asdict(row) for row in chosen]}
-    return Answer(joined(sections), data, "Pass `run`.")
+    return ToolAnswer(joined(sections), data, "Pass `run`.")
 
 
-def _who(row: Row) -> str:
+def _who(row: RankRow) -> str:
     return f"rank {_text(row.rank)} of run {row.run}, GPU {_text(row.gpu)}"
 
 
-def _cells(row: Row) -> Sequence[str]:
+def _cells(row: RankRow) -> Sequence[str]:
     ratio = row.fragmentation_ratio
     return (
         row.run,
@@ -93,7 +93,7 @@ def _size(size: int | None) -> str:
     return "-" if size is None else format_size(size)
 
 
-def of_run_directory(directory: Path) -> Iterator[Row]:
+def of_run_directory(directory: Path) -> Iterator[RankRow]:
     """Yield the ranks of this user; of root, those of all users. Raise UsageError."""
     gpus, thresholds, now = gpu_indices(), chosen_thresholds(None), time.time()
     for process in training_processes(directory):
@@ -111,11 +111,11 @@ def _local(  # noqa: PLR0913, PLR0917 - what a row is made of
     now: float,
     gpus: Mapping[str, int],
     limits: Limits,
-) -> Row:
+) -> RankRow:
     allocator, layout = device.allocator, device.layout
     status = ProcessStatus(process.alive, process.pid)
     state = process_state(sample, status, now, now - sample.timestamp)
-    return Row(
+    return RankRow(
         run=sample.process.run,
         rank=sample.process.rank,
         world_size=sample.process.world_size,
@@ -139,14 +139,14 @@ def _verdict(sample: Sample, device: DeviceSample, state: State, limits: Limits)
     return (ended,) if ended else tuple(each.text for each in threats(sample, device, limits))
 
 
-def of_node(node: Node) -> Iterator[Row]:
+def of_node(node: Node) -> Iterator[RankRow]:
     """Yield the ranks that an exporter knows."""
     yield from (_remote(gpu, rank) for gpu in node.gpus for rank in gpu.ranks)
     yield from (_remote(Gpu(), rank) for rank in node.waiting)
 
 
-def _remote(gpu: Gpu, rank: Rank) -> Row:
-    return Row(
+def _remote(gpu: Gpu, rank: Rank) -> RankRow:
+    return RankRow(
         run=rank.run,
         rank=rank.rank,
         world_size=rank.world_size,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from torchmem.mcp.answer import Answer
+from torchmem.mcp.answer import ToolAnswer
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.snapshot import command as snapshot
@@ -28,7 +28,7 @@ NARROW = "Pass `gpu` or fewer `rows`."
 
 def read_snapshot(
     file: str, at: Moment | None, gpu: int | None, rows: int, *, only_leaks: bool
-) -> Answer:
+) -> ToolAnswer:
     """Return what `torchmem snapshot` prints. Raise UsageError."""
     path = _checked(file, "snapshot")
     pages, documents = [], []
@@ -41,10 +41,12 @@ def read_snapshot(
         else:
             pages.append(text.page(found, rows))
             documents.append(document.document(found))
-    return Answer("\n".join(pages), {"gpus": [json.loads(each) for each in documents]}, NARROW)
+    return ToolAnswer("\n".join(pages), {"gpus": [json.loads(each) for each in documents]}, NARROW)
 
 
-def what_if(file: str, settings: Sequence[str], gpu_model: str | None, gpu: int | None) -> Answer:
+def what_if(
+    file: str, settings: Sequence[str], gpu_model: str | None, gpu: int | None
+) -> ToolAnswer:
     """Return what `torchmem whatif` prints. Raise UsageError."""
     path = _checked(file, "whatif")
     whatif.check_settings(settings)
@@ -52,7 +54,7 @@ def what_if(file: str, settings: Sequence[str], gpu_model: str | None, gpu: int 
     options = whatif.WhatIfOptions(gpu, model, tuple(settings), plot=None, json=False)
     results = list(whatif.results(path, options))
     pages = map(whatif_text.page, results)
-    return Answer("\n".join(pages), {"gpus": list(map(whatif_values, results))}, "Pass `gpu`.")
+    return ToolAnswer("\n".join(pages), {"gpus": list(map(whatif_values, results))}, "Pass `gpu`.")
 
 
 def _checked(file: str, command: str) -> Path:

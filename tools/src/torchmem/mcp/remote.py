@@ -15,12 +15,22 @@ from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.oom_report import format_seconds
 from torchmem.mcp import ranks
-from torchmem.mcp.answer import Answer
+from torchmem.mcp.answer import ToolAnswer
 from torchmem.metrics.memory_parts import PARTS
 from torchmem.oom.text import advice_lines, memory_lines
 from torchmem.sample.errors import TorchmemError, UsageError
-from torchmem.top.node import Answer as RankAnswer
-from torchmem.top.node import AwayError, Gpu, LastOom, Node, Oom, Rank, Use, ask, ask_rank
+from torchmem.top.node import (
+    AwayError,
+    ExplainedOom,
+    Gpu,
+    MemoryShare,
+    NewestOom,
+    Node,
+    Rank,
+    RankAnswer,
+    ask,
+    ask_rank,
+)
 from torchmem.top.reading import rank_lines
 from torchmem.top.start import START
 from torchmem.top.view import is_live
@@ -44,11 +54,11 @@ class ExporterNode:
         self._url = url
         self._name = without_credentials(url)
 
-    def list_ranks(self, run: str | None = None) -> Answer:
+    def list_ranks(self, run: str | None = None) -> ToolAnswer:
         """Return the ranks, one for each GPU that they use."""
         return ranks.answer(ranks.of_node(self._node()), self._name, run)
 
-    def rank_report(self, selected: ProcessFilter) -> Answer:
+    def rank_report(self, selected: ProcessFilter) -> ToolAnswer:
         """Return what the live page shows about a rank, which `torchmem report` prints."""
         found = self._find(selected)
         answers = [(each, self._why(each)) for each in found]
@@ -60,17 +70,17 @@ class ExporterNode:
             {**_data(each), "why": msgspec.to_builtins(msgspec.structs.replace(why, run=None))}
             for each, why in answers
         ]
-        return Answer("\n".join(pages), {"devices": devices})
+        return ToolAnswer("\n".join(pages), {"devices": devices})
 
-    def what_holds_memory(self, selected: ProcessFilter) -> Answer:
+    def what_holds_memory(self, selected: ProcessFilter) -> ToolAnswer:
         """Return the parts of a rank's memory."""
         found = self._find(selected)
         pages = [
             joined([_heading(each), [*_rank_parts(each)], [*_gpu_parts(each)]]) for each in found
         ]
-        return Answer("\n".join(pages), {"devices": list(map(_data, found))})
+        return ToolAnswer("\n".join(pages), {"devices": list(map(_data, found))})
 
-    def oom_reports(self, run: str | None = None) -> Answer:
+    def oom_reports(self, run: str | None = None) -> ToolAnswer:
         """Return the newest OutOfMemoryError of each rank."""
         found = _out_of_memory(_matching(_all(self._node()), ProcessFilter(run=run)))
         lines = [_oom_line(each, oom) for each, oom in found]
@@ -84,9 +94,9 @@ class ExporterNode:
             }
             for each, oom in found
         ]
-        return Answer(joined([lines or [none]]), {"reports": data}, "Pass `run`.")
+        return ToolAnswer(joined([lines or [none]]), {"reports": data}, "Pass `run`.")
 
-    def explain_oom(self, file: str | None, selected: ProcessFilter) -> Answer:
+    def explain_oom(self, file: str | None, selected: ProcessFilter) -> ToolAnswer:
         """Return the report of the newest OutOfMemoryError of the ranks that match."""
         if file is not None:
             raise UsageError("an exporter shows no files: pass `run` and `rank` instead of `file`.")
@@ -94,7 +104,7 @@ class ExporterNode:
             oom = self._why(each).oom
             if oom:
                 data = {**_data(each), "oom": msgspec.to_builtins(oom)}
-                return Answer(_oom_page(each, oom), data)
+                return ToolAnswer(_oom_page(each, oom), data)
         raise UsageError(f"{self._name} has no OOM report of such a rank: call oom_reports.")
 
     def _node(self) -> Node:
@@ -138,7 +148,7 @@ def _matching(found: Sequence[_Found], selected: ProcessFilter) -> list[_Found]:
     ]
 
 
-def _out_of_memory(found: Iterable[_Found]) -> list[tuple[_Found, LastOom]]:
+def _out_of_memory(found: Iterable[_Found]) -> list[tuple[_Found, NewestOom]]:
     """Return those that ran out of memory, the newest error first."""
     failed = [(each, each.rank.last_oom) for each in found if each.rank.last_oom]
     return sorted(failed, key=lambda item: -(item[1].timestamp or 0.0))
@@ -174,7 +184,7 @@ def _gpu_parts(found: _Found) -> Iterator[str]:
     yield from memory_lines(found.gpu.total_bytes, _labeled(found.gpu.parts))
 
 
-def _labeled(parts: Iterable[Use]) -> list[tuple[str, int]]:
+def _labeled(parts: Iterable[MemoryShare]) -> list[tuple[str, int]]:
     return [(use.label or _words(use.name), use.bytes) for use in parts]
 
 
@@ -183,14 +193,14 @@ def _words(name: str) -> str:
     return known.words if known else name
 
 
-def _oom_line(found: _Found, oom: LastOom) -> str:
+def _oom_line(found: _Found, oom: NewestOom) -> str:
     ago = format_seconds(max(0.0, found.time - (oom.timestamp or found.time)))
     size = "" if oom.requested_bytes is None else f", {format_size(oom.requested_bytes)} requested"
     line = f" at {oom.line}" if oom.line else ""
     return f"{_name(found)}: {oom.cause}{size}{line}, {ago} ago"
 
 
-def _oom_page(found: _Found, oom: Oom) -> str:
+def _oom_page(found: _Found, oom: ExplainedOom) -> str:
     sections = [
         [*wrapped(f"{oom.summary}.", width=WIDTH), *_heading(found)],
         *_listings(oom),
@@ -202,7 +212,7 @@ def _oom_page(found: _Found, oom: Oom) -> str:
     return joined(sections)
 
 
-def _listings(oom: Oom) -> Iterator[list[str]]:
+def _listings(oom: ExplainedOom) -> Iterator[list[str]]:
     for listing in oom.listings:
         yield [listing.title, *(f"  {line}" for line in listing.text.splitlines())]
     if oom.hidden:

@@ -7,18 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from torchmem.capture.processes import ProcessFilter
-from torchmem.mcp.answer import Answer
+from torchmem.mcp.answer import ToolAnswer
 from torchmem.mcp.local import LocalNode
 
 Arguments = Mapping[str, Any]
 
 
-def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> Answer:
+def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> ToolAnswer:
     """Return the answer of a tool. Raise TorchmemError."""
     from torchmem.mcp.remote import ExporterNode
 
     node = LocalNode(Path(run_dir)) if exporter is None else ExporterNode(exporter)
-    about_node: dict[str, Callable[[], Answer]] = {
+    about_node: dict[str, Callable[[], ToolAnswer]] = {
         "list_ranks": lambda: node.list_ranks(arguments["run"]),
         "rank_report": lambda: node.rank_report(_selected(arguments)),
         "what_holds_memory": lambda: node.what_holds_memory(_selected(arguments)),
@@ -29,7 +29,7 @@ def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) 
         return about_node[tool]()
     from torchmem.mcp import recordings
 
-    about_file: dict[str, Callable[..., Answer]] = {
+    about_file: dict[str, Callable[..., ToolAnswer]] = {
         "read_snapshot": recordings.read_snapshot,
         "what_if": recordings.what_if,
     }

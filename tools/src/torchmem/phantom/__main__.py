@@ -28,7 +28,7 @@ MAX_MACHINE = 255
 ADDRESS_ORDER = re.compile(r"reuse|ascending|descending|random:\d{1,19}")
 
 
-class Parser(argparse.ArgumentParser):
+class PhantomParser(argparse.ArgumentParser):
     """An argument parser that raises UsageError."""
 
     def error(self, message: str) -> NoReturn:
@@ -102,9 +102,9 @@ def _address_order(text: str) -> str:
     return text
 
 
-def _parser() -> Parser:
+def _parser() -> PhantomParser:
     """Return the parser. Defaults come from the environment, so that nested runs share a GPU."""
-    parser = Parser(
+    parser = PhantomParser(
         prog="python -m torchmem.phantom",
         description=__doc__,
         usage=(
@@ -131,7 +131,7 @@ def _parser() -> Parser:
     return parser
 
 
-def _add_machine(parser: Parser) -> None:
+def _add_machine(parser: PhantomParser) -> None:
     """Declare the flags that describe the machine, except its GPUs."""
     parser.add_argument(
         "--state",

@@ -12,8 +12,8 @@ import pytest
 from torchmem.preflight.options import DEFAULT_RANKS_PER_NODE
 from torchmem.preflight.plan import Placement
 from torchmem.pytest_plugin.limits import Limits
+from torchmem.pytest_plugin.marker import is_measured
 from torchmem.pytest_plugin.measured import ATTRIBUTE, Measured
-from torchmem.pytest_plugin.plugin import is_measured
 from torchmem.pytest_plugin.server import PhantomServer, PytestStart, ending
 from torchmem.sample.errors import UsageError
 

@@ -5,23 +5,23 @@ It imports neither torch nor the rest of torchmem before a test is measured.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from torchmem.pytest_plugin.marker import DEFAULT_GPU_MODEL, NAME
+
 if TYPE_CHECKING:
     from torchmem.pytest_plugin.session import MemorySession
     from torchmem.pytest_plugin.used import Used
 
-NAME = "gpu_memory"
 MARKER = (
     "gpu_memory(peak=None, reserved=None, leak=None, gpu_model=None, world_size=None, rank=0): "
     "limit the GPU memory of a test, in bytes or as '6 GiB', with --gpu-memory"
 )
-DEFAULT_GPU_MODEL = "h100-80gb"
 _SESSION = pytest.StashKey["MemorySession"]()
 
 
@@ -115,12 +115,6 @@ class GpuMemory:
         """
         with self._session.block(self._item, limits) as used:
             yield used
-
-
-def is_measured(item: pytest.Item) -> bool:
-    """Return whether a test has the marker or the fixture."""
-    names: Sequence[str] = getattr(item, "fixturenames", ())
-    return item.get_closest_marker(NAME) is not None or NAME in names
 
 
 @pytest.hookimpl(wrapper=True)

@@ -19,10 +19,10 @@ from torchmem.compare.usage import Usage
 from torchmem.preflight.options import check_machine
 from torchmem.pytest_plugin import text
 from torchmem.pytest_plugin.limits import Limits
+from torchmem.pytest_plugin.marker import DEFAULT_GPU_MODEL, NAME, is_measured
 from torchmem.pytest_plugin.measured import ATTRIBUTE, Measured
 from torchmem.pytest_plugin.measurement import Measurement
 from torchmem.pytest_plugin.phantom_tests import PhantomTests
-from torchmem.pytest_plugin.plugin import DEFAULT_GPU_MODEL, NAME, is_measured
 from torchmem.pytest_plugin.used import Used
 from torchmem.sample.errors import UsageError
 

@@ -53,7 +53,7 @@ class InvalidSnapshotError(Exception):
 
 
 @dataclass(slots=True)
-class Columns:
+class EventColumns:
     """The events of one device, one array per field.
 
     `codes` are indexes into ACTIONS. `pools` are indexes into `pool_ids`, or -1 if the event has no
@@ -94,7 +94,7 @@ class DeviceSegments:
 class Content:
     """The traces of the devices that have one, the segments by device, and the settings."""
 
-    traces: Mapping[int, Columns]
+    traces: Mapping[int, EventColumns]
     segments: Mapping[int, list[RecordedSegment]]
     settings: Mapping[str, object]
 
@@ -165,7 +165,7 @@ def as_dict(snapshot: Any) -> Any:
 
 def _checked_traces(
     traces: Mapping[int, list[object]], devices: Mapping[int, DeviceSegments], *, lets_go: bool
-) -> dict[int, Columns]:
+) -> dict[int, EventColumns]:
     return {
         device: check_trace(
             trace, device, devices[device].has_stack if device in devices else {}, lets_go=lets_go
@@ -176,7 +176,7 @@ def _checked_traces(
 
 def _with_allocations(
     traces: Mapping[int, list[object]], devices: Mapping[int, DeviceSegments]
-) -> dict[int, Columns]:
+) -> dict[int, EventColumns]:
     checked = _checked_traces(traces, devices, lets_go=True)
     columns = {device: column for device, column in checked.items() if column.has_allocations()}
     if not columns:
@@ -198,7 +198,7 @@ def _no_trace(*, has_segments: bool) -> str:
 
 def check_trace(
     trace: list[Any], device: int, has_stack: Mapping[int, bool], *, lets_go: bool = False
-) -> Columns:
+) -> EventColumns:
     """Return the columns of a trace, oldest event first. `has_stack` is as in `DeviceSegments`.
 
     With `lets_go`, each event is removed from the trace, so that its memory serves for the columns.
@@ -206,7 +206,7 @@ def check_trace(
     Raises:
         InvalidSnapshotError: the trace cannot be used.
     """
-    columns = Columns()
+    columns = EventColumns()
     live: set[int] = set()
     unmatched = False
     for number, element in enumerate(trace):
@@ -230,7 +230,9 @@ def check_trace(
     return columns
 
 
-def _append(columns: Columns, code: int, entry: dict[Any, Any], device: int, number: int) -> None:
+def _append(
+    columns: EventColumns, code: int, entry: dict[Any, Any], device: int, number: int
+) -> None:
     """Append one event; written for speed, because a long trace has millions of them."""
     size, stream = entry.get("size"), entry.get("stream", 0)
     address, pool = entry.get("addr"), entry.get("pool_id")
@@ -257,7 +259,7 @@ def _append(columns: Columns, code: int, entry: dict[Any, Any], device: int, num
     columns.pools.append(-1 if pool is None else _pool_index(columns, pool, number))
 
 
-def _pool_index(columns: Columns, pool: object, number: int) -> int:
+def _pool_index(columns: EventColumns, pool: object, number: int) -> int:
     return columns.pool_ids.setdefault(_pool(pool, f"event {number}"), len(columns.pool_ids))
 
 
@@ -272,7 +274,7 @@ def _check_ignorable(entry: dict[Any, Any], device: int, number: int) -> None:
         )
 
 
-def _check_frees(columns: Columns) -> None:
+def _check_frees(columns: EventColumns) -> None:
     if columns.codes.count(_FREE_REQUESTED) and not columns.codes.count(_FREE_COMPLETED):
         raise InvalidSnapshotError(
             "has no free_completed events, so it is unknown when memory was free again: record "

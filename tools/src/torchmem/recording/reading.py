@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import torchmem
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId, without_collector
-from torchmem.recording.content import ACTIONS, Columns
+from torchmem.recording.content import ACTIONS, EventColumns
 from torchmem.recording.recording import (
     CaptureFacts,
     Event,
@@ -65,7 +65,7 @@ class StackedTrace:
     name: str
     device: int
     segments: tuple[RecordedSegment, ...]
-    columns: Columns
+    columns: EventColumns
     events: EventStacks
     blocks: Mapping[int, int]
     stacks: Stacks
@@ -123,16 +123,16 @@ def _stacked_traces(header: dict[str, Any], answer: IO[bytes], name: str) -> Ite
             name=name,
             device=device,
             segments=tuple(map(_segment, rows.get(device, ()))),
-            columns=columns.get(device, Columns()),
+            columns=columns.get(device, EventColumns()),
             events=events.get(device, EventStacks()),
             blocks=dict(header["stacks"]["blocks"]),
             stacks=table,
         )
 
 
-def _columns(trace: dict[str, Any], answer: IO[bytes], name: str) -> Columns:
+def _columns(trace: dict[str, Any], answer: IO[bytes], name: str) -> EventColumns:
     """Return the events of the next trace of the answer."""
-    columns = Columns()
+    columns = EventColumns()
     _fill_all(columns.arrays(), answer, trace["events"], name)
     columns.device_free = dict(trace["device_free"])
     columns.pool_ids = {(pool[0], pool[1]): number for number, pool in enumerate(trace["pools"])}
@@ -265,7 +265,7 @@ def _segment(row: list[Any]) -> RecordedSegment:
     )
 
 
-def _events(columns: Columns, segments: Sequence[RecordedSegment]) -> tuple[Event, ...]:
+def _events(columns: EventColumns, segments: Sequence[RecordedSegment]) -> tuple[Event, ...]:
     """Return the events. PyTorch before 2.12 records no pool: it is that of the final segment."""
     pools: Iterator[PoolId]
     if columns.pool_ids:

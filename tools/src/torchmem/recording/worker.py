@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 from torchmem.recording.capture_facts import check_facts
 from torchmem.recording.content import (
     HOW_TO_RECORD,
-    Columns,
     Content,
+    EventColumns,
     InvalidSnapshotError,
     as_dict,
     check,
@@ -151,7 +151,7 @@ def _facts(facts: CaptureFacts | None) -> dict[str, Any]:
     return asdict(facts) | {"block_sizes": list(facts.block_sizes.items())}
 
 
-def _trace_header(device: int, columns: Columns) -> dict[str, Any]:
+def _trace_header(device: int, columns: EventColumns) -> dict[str, Any]:
     return {
         "device": device,
         "events": len(columns.codes),

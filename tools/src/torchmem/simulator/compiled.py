@@ -11,12 +11,12 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from torchmem.allocator.settings import DIVISION_ENTRIES
+from torchmem.allocator.settings import DEFAULT_CONFIG, DIVISION_ENTRIES
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId, SegmentInfo
 from torchmem.phantom.build import shared_library
 from torchmem.sample.errors import TorchmemError
@@ -30,6 +30,20 @@ DONE, OOM, REJECTED, UNSUPPORTED = range(4)
 """Why a replay stopped."""
 NO_LIMIT = (1 << 64) - 1
 ONLY_STREAM = 2
+KNOWN_SETTINGS = frozenset(
+    {
+        "known",
+        "expandable_segments",
+        "max_split_size",
+        "max_non_split_rounding_size",
+        "large_segment_size",
+        "roundup_power2_divisions",
+        "throw_on_cudamalloc_oom",
+        "garbage_collection_threshold",
+        "per_process_memory_fraction",
+    }
+)
+"""Fields of `AllocatorConfig` that replay.c implements."""
 _ORDERS: tuple[BlockOrder, ...] = ("address", "segment", "block")
 
 
@@ -315,6 +329,9 @@ def _settings(
     allocator: DeviceCachingAllocator, pools: int, events: int, samples: int
 ) -> _Settings:
     config, memory, gpu = allocator.config, allocator.memory, allocator.gpu
+    unknown = (each.name for each in fields(config) if each.name not in KNOWN_SETTINGS)
+    if any(getattr(config, name) != getattr(DEFAULT_CONFIG, name) for name in unknown):
+        raise UnsupportedError
     allowed = memory.allowed_memory_maximum
     threshold, rejection = NO_LIMIT, NO_LIMIT
     if allowed is not None and memory.collects_garbage:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from torchmem.snapshot.holders import Group, Holders, LineGrowth
+from torchmem.snapshot.holders import HolderGroup, Holders, LineGrowth
 from torchmem.snapshot.leaks import Leak
 
 TABLES = ("by_line", "by_module", "by_size", "by_age", "by_pool")
@@ -57,7 +57,7 @@ def _heading(found: Holders) -> dict[str, Any]:
     }
 
 
-def _groups(groups: Sequence[Group]) -> list[dict[str, Any]]:
+def _groups(groups: Sequence[HolderGroup]) -> list[dict[str, Any]]:
     return [
         {
             **(asdict(group.line) if group.line else {"key": group.key}),

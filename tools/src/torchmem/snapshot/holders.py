@@ -42,7 +42,7 @@ class SourceLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class HolderGroup:
     """Allocations with one key: requested bytes, and number of blocks."""
 
     key: str
@@ -69,12 +69,12 @@ class Holders:
     size_bytes: int
     blocks: int
     rounding_bytes: int | None
-    by_line: tuple[Group, ...]
-    by_module: tuple[Group, ...]
-    by_size: tuple[Group, ...]
-    by_age: tuple[Group, ...]
-    by_pool: tuple[Group, ...]
-    request: Group | None = None
+    by_line: tuple[HolderGroup, ...]
+    by_module: tuple[HolderGroup, ...]
+    by_size: tuple[HolderGroup, ...]
+    by_age: tuple[HolderGroup, ...]
+    by_pool: tuple[HolderGroup, ...]
+    request: HolderGroup | None = None
     has_stacks: bool = True
 
 
@@ -117,7 +117,7 @@ def holders(lifetimes: Lifetimes, at: At) -> Holders | None:
     times = lifetimes.trace.events.times
     now = lifetimes.time(moment)
 
-    def grouped(key: Callable[[int], str]) -> tuple[Group, ...]:
+    def grouped(key: Callable[[int], str]) -> tuple[HolderGroup, ...]:
         return largest_first(groups(lifetimes, numbers, key))
 
     by_age = {group.key: group for group in grouped(lambda n: _age(lifetimes, n, moment))}
@@ -143,13 +143,15 @@ def holders(lifetimes: Lifetimes, at: At) -> Holders | None:
     )
 
 
-def _request(lifetimes: Lifetimes, moment: int, lines: LineFinder) -> Group:
+def _request(lifetimes: Lifetimes, moment: int, lines: LineFinder) -> HolderGroup:
     size = lifetimes.trace.columns.sizes[moment]
     line = lines.line(lifetimes.trace.events.numbers[moment])
-    return Group(line.text, size, 1, line if line.line else None)
+    return HolderGroup(line.text, size, 1, line if line.line else None)
 
 
-def by_line(lifetimes: Lifetimes, numbers: Iterable[int], lines: LineFinder) -> tuple[Group, ...]:
+def by_line(
+    lifetimes: Lifetimes, numbers: Iterable[int], lines: LineFinder
+) -> tuple[HolderGroup, ...]:
     """Return the allocations by line, the largest first."""
     found: dict[SourceLine, list[int]] = {}
     for number in numbers:
@@ -157,21 +159,21 @@ def by_line(lifetimes: Lifetimes, numbers: Iterable[int], lines: LineFinder) -> 
         line = lines.line(lifetimes.stacks[number], is_before=is_before)
         found.setdefault(line, []).append(lifetimes.sizes[number])
     return largest_first(
-        Group(line.text, sum(sizes), len(sizes), line) for line, sizes in found.items()
+        HolderGroup(line.text, sum(sizes), len(sizes), line) for line, sizes in found.items()
     )
 
 
 def groups(
     lifetimes: Lifetimes, numbers: Iterable[int], key: Callable[[int], str]
-) -> Iterable[Group]:
+) -> Iterable[HolderGroup]:
     """Return the allocations by a key."""
     found: dict[str, list[int]] = {}
     for number in numbers:
         found.setdefault(key(number), []).append(lifetimes.sizes[number])
-    return (Group(name, sum(sizes), len(sizes)) for name, sizes in found.items())
+    return (HolderGroup(name, sum(sizes), len(sizes)) for name, sizes in found.items())
 
 
-def largest_first(found: Iterable[Group]) -> tuple[Group, ...]:
+def largest_first(found: Iterable[HolderGroup]) -> tuple[HolderGroup, ...]:
     """Return the groups by bytes, and by name among equals."""
     return tuple(sorted(found, key=lambda group: (-group.size_bytes, group.key)))
 
@@ -181,8 +183,8 @@ class LineGrowth:
     """Bytes and blocks of one line in two snapshots."""
 
     line: SourceLine
-    before: Group | None
-    after: Group | None
+    before: HolderGroup | None
+    after: HolderGroup | None
 
     @property
     def size_bytes(self) -> int:
@@ -202,11 +204,11 @@ def growth(before: Holders, after: Holders) -> tuple[LineGrowth, ...]:
     )
 
 
-def _lines(found: Holders) -> Mapping[SourceLine, Group]:
+def _lines(found: Holders) -> Mapping[SourceLine, HolderGroup]:
     return {group.line: group for group in found.by_line if group.line}
 
 
-def _bytes(group: Group | None) -> int:
+def _bytes(group: HolderGroup | None) -> int:
     return group.size_bytes if group else 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import aligned, joined, wrapped
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.snapshot.holders import Group, Holders, LineGrowth
+from torchmem.snapshot.holders import HolderGroup, Holders, LineGrowth
 from torchmem.snapshot.leaks import PARTS, WARMUP_PARTS, Leak
 from torchmem.snapshot.lifetimes import At
 
@@ -115,7 +115,7 @@ def _heading(found: Holders) -> Iterator[str]:
         yield "  without a trace of events, so neither age nor peak is known"
 
 
-def _table(groups: Sequence[Group], total: int, rows: int) -> Iterator[str]:
+def _table(groups: Sequence[HolderGroup], total: int, rows: int) -> Iterator[str]:
     table = [
         [
             f"  {_key(group.key)}",

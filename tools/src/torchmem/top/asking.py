@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from torchmem.top.node import Answer, AwayError, Node, SilentError, ask, ask_rank
+from torchmem.top.node import AwayError, Node, RankAnswer, SilentError, ask, ask_rank
 from torchmem.top.view import RankKey
 
 
@@ -24,7 +24,7 @@ class Newest:
     """
 
     node: Node | None = None
-    answers: Mapping[RankKey, Answer] = field(default_factory=dict)
+    answers: Mapping[RankKey, RankAnswer] = field(default_factory=dict)
     away: str | None = None
     since: float = math.inf
     is_silent: bool = False

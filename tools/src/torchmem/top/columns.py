@@ -11,7 +11,7 @@ from torchmem.metrics.memory_parts import COMPONENTS, PARTS, MemoryPart
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ScreenColumn:
     """One column of the ranks.
 
     `width` is negative for text, which is left-aligned, and 0 for the run, which has what is left.
@@ -37,22 +37,22 @@ class Column:
 
 
 COLUMNS = (
-    Column("rank", 4, "global rank of the process"),
-    Column("run", 0, "name of the run"),
-    Column("pid", 7, "process ID on the node", dropped=5),
-    Column("state", -7, "", catalog.PROCESS_STATE, dropped=2),
-    Column("tensors", 7, "", catalog.ALLOCATED, dropped=4),
-    Column("reserved", 8, "", catalog.RESERVED, dropped=3),
-    Column("headroom", 8, "", catalog.HEADROOM, '{flush="true"}', dropped=1),
-    Column("FI", 4, "fragmentation index", catalog.FRAGMENTATION),
-    Column("retries", 7, "", catalog.ALLOC_RETRIES),
-    Column("OOMs", 4, "OutOfMemoryErrors", catalog.OOMS),
+    ScreenColumn("rank", 4, "global rank of the process"),
+    ScreenColumn("run", 0, "name of the run"),
+    ScreenColumn("pid", 7, "process ID on the node", dropped=5),
+    ScreenColumn("state", -7, "", catalog.PROCESS_STATE, dropped=2),
+    ScreenColumn("tensors", 7, "", catalog.ALLOCATED, dropped=4),
+    ScreenColumn("reserved", 8, "", catalog.RESERVED, dropped=3),
+    ScreenColumn("headroom", 8, "", catalog.HEADROOM, '{flush="true"}', dropped=1),
+    ScreenColumn("FI", 4, "fragmentation index", catalog.FRAGMENTATION),
+    ScreenColumn("retries", 7, "", catalog.ALLOC_RETRIES),
+    ScreenColumn("OOMs", 4, "OutOfMemoryErrors", catalog.OOMS),
 )
 GPU_VALUES = (
-    Column("free", 0, "", catalog.NVML_MEMORY_FREE),
-    Column("°C", 0, "", catalog.NVML_TEMPERATURE, '{sensor="gpu"}'),
-    Column("W", 0, "", catalog.NVML_POWER),
-    Column("%", 0, "", catalog.NVML_UTILIZATION, '{engine="gpu"}'),
+    ScreenColumn("free", 0, "", catalog.NVML_MEMORY_FREE),
+    ScreenColumn("°C", 0, "", catalog.NVML_TEMPERATURE, '{sensor="gpu"}'),
+    ScreenColumn("W", 0, "", catalog.NVML_POWER),
+    ScreenColumn("%", 0, "", catalog.NVML_UTILIZATION, '{engine="gpu"}'),
 )
 """The numbers beside the bar of a GPU."""
 
@@ -62,12 +62,12 @@ MARK_COLUMNS = 2
 """The columns before the first one, for the mark of the selected rank."""
 
 
-def fixed_width(columns: Iterable[Column]) -> int:
+def fixed_width(columns: Iterable[ScreenColumn]) -> int:
     """Return how many characters a line takes without the run."""
     return MARK_COLUMNS - 1 + sum(abs(column.width) + 1 for column in columns)
 
 
-def fitting(width: int) -> tuple[Column, ...]:
+def fitting(width: int) -> tuple[ScreenColumn, ...]:
     """Return the columns to show in `width` characters."""
     shown = list(COLUMNS)
     while fixed_width(shown) + MIN_RUN_COLUMNS > width:

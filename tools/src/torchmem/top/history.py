@@ -1,4 +1,4 @@
-"""What `torchmem top` has seen of each rank since it was started; the exporter keeps nothing."""
+"""What `torchmem top` has seen of each rank since it was started."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_POINTS = int(SECONDS / MIN_PAUSE_SECONDS)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SeenPoint:
     """A rank's bytes at a time in Unix seconds; None if unknown."""
 
     time: float
@@ -23,11 +23,11 @@ class Point:
     headroom_bytes: int | None
 
 
-class History:
+class SeenHistory:
     """The last SECONDS of the ranks of a node."""
 
     def __init__(self) -> None:
-        self._points: dict[RankKey, deque[Point]] = {}
+        self._points: dict[RankKey, deque[SeenPoint]] = {}
 
     def add(self, node: Node) -> None:
         """Remember the values of all ranks, and forget ranks that are gone."""
@@ -38,10 +38,10 @@ class History:
         for key, rank in ranks.items():
             points = self._points[key]
             if not points or node.time >= points[-1].time + MIN_PAUSE_SECONDS:
-                points.append(Point(node.time, rank.reserved_bytes, rank.headroom_flush_bytes))
+                points.append(SeenPoint(node.time, rank.reserved_bytes, rank.headroom_flush_bytes))
             while points[0].time < node.time - SECONDS:
                 points.popleft()
 
-    def of(self, key: RankKey) -> Sequence[Point]:
+    def of(self, key: RankKey) -> Sequence[SeenPoint]:
         """Return the points of a rank, the oldest first."""
         return self._points.get(key, ())

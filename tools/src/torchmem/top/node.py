@@ -27,7 +27,7 @@ RANK_PATH = "/api/v1/rank"
 D = TypeVar("D")
 
 
-class Use(msgspec.Struct, frozen=True):
+class MemoryShare(msgspec.Struct, frozen=True):
     """A part of memory, in bytes; `label` is a name that the script gave."""
 
     name: str = ""
@@ -49,7 +49,7 @@ class Why(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-class LastOom(msgspec.Struct, frozen=True):
+class NewestOom(msgspec.Struct, frozen=True):
     """The newest OutOfMemoryError of a rank; its time in Unix seconds."""
 
     timestamp: float | None = None
@@ -72,7 +72,7 @@ class Rank(msgspec.Struct, frozen=True):
     sample_time: float | None = None
     stats_time: float | None = None
     snapshot_time: float | None = None
-    parts: tuple[Use, ...] = ()
+    parts: tuple[MemoryShare, ...] = ()
     tensor_bytes: int | None = None
     allocated_bytes: int | None = None
     reserved_bytes: int | None = None
@@ -81,7 +81,7 @@ class Rank(msgspec.Struct, frozen=True):
     headroom_flush_bytes: int | None = None
     alloc_retries: int | None = None
     ooms: dict[str, int] | None = None
-    last_oom: LastOom | None = None
+    last_oom: NewestOom | None = None
     steps: int | None = None
     step_seconds: float | None = None
     why: tuple[Why, ...] = ()
@@ -95,7 +95,7 @@ class Gpu(msgspec.Struct, frozen=True):
     name: str | None = None
     up: bool = True
     total_bytes: int | None = None
-    parts: tuple[Use, ...] = ()
+    parts: tuple[MemoryShare, ...] = ()
     ranks: tuple[Rank, ...] = ()
     temperature_celsius: float | None = None
     power_watts: float | None = None
@@ -128,7 +128,7 @@ class Labeled(msgspec.Struct, frozen=True):
     bytes: int = 0
 
 
-class Oom(msgspec.Struct, frozen=True):
+class ExplainedOom(msgspec.Struct, frozen=True):
     """An OOM report in words: the verdict in one sentence, the reason in several, and the advice.
 
     `time` is in Unix seconds, and `parts` the use of the GPU at that time. `listings`: the lines
@@ -140,13 +140,13 @@ class Oom(msgspec.Struct, frozen=True):
     summary: str = ""
     reason: str = ""
     before: str = ""
-    parts: tuple[Use, ...] = ()
+    parts: tuple[MemoryShare, ...] = ()
     advice: tuple[Remedy, ...] = ()
     listings: tuple[Listing, ...] = ()
     hidden: bool | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class RankAnswer(msgspec.Struct, frozen=True):
     """The answer about one rank, as in `torchmem.exporter.live.why.RankWhy`."""
 
     heading: tuple[str, ...] = ()
@@ -157,7 +157,7 @@ class Answer(msgspec.Struct, frozen=True):
     advice: tuple[Remedy, ...] = ()
     facts: tuple[Fact, ...] = ()
     run: Chart | None = None
-    oom: Oom | None = None
+    oom: ExplainedOom | None = None
 
 
 class AwayError(Exception):
@@ -191,14 +191,14 @@ def _is_prometheus(url: str, get: Fetch) -> bool:
     return answer.status == HTTPStatus.OK and b'"status":"success"' in answer.body
 
 
-def ask_rank(url: str, gpu: str, id_: str, get: Fetch = fetch) -> Answer | None:
+def ask_rank(url: str, gpu: str, id_: str, get: Fetch = fetch) -> RankAnswer | None:
     """Return why the memory of a rank is as it is; None without an answer."""
     query = urlencode({"id": id_, "gpu": gpu})
     try:
         answer = get(f"{url}{RANK_PATH}?{query}")
         if answer.status != HTTPStatus.OK:
             return None
-        return _converted(answer.body, Answer)
+        return _converted(answer.body, RankAnswer)
     except (OSError, ValueError, RecursionError):
         return None
 

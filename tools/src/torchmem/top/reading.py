@@ -10,9 +10,9 @@ from torchmem.explain.run_chart import Chart
 from torchmem.metrics.memory_parts import PARTS
 from torchmem.oom.text import advice_lines, run_lines
 from torchmem.report.text import sections
-from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, Column
+from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, ScreenColumn
 from torchmem.top.keys import KEY_COLUMNS, KEYS
-from torchmem.top.node import Answer, Gpu, Rank
+from torchmem.top.node import Gpu, Rank, RankAnswer
 
 MAX_COLUMNS = 100
 """Wider lines are hard to read."""
@@ -39,7 +39,7 @@ def help_lines(width: int) -> list[str]:
     ).splitlines()
 
 
-def _explained(columns: Iterable[Column], width: int) -> Iterator[str]:
+def _explained(columns: Iterable[ScreenColumn], width: int) -> Iterator[str]:
     for column in columns:
         yield from _entry(column.name, column.meaning, width)
 
@@ -61,7 +61,9 @@ def _entry(name: str, text: str, width: int, columns: int = NAME_COLUMNS) -> lis
     return wrapped(text, f"  {name:<{columns}}", width)
 
 
-def rank_lines(gpu: Gpu, rank: Rank, answer: Answer, now: float | None, width: int) -> list[str]:
+def rank_lines(
+    gpu: Gpu, rank: Rank, answer: RankAnswer, now: float | None, width: int
+) -> list[str]:
     """Return the report of a rank, as `torchmem report` prints it; after an OOM with its reason.
 
     `now` is in Unix seconds.
@@ -72,7 +74,7 @@ def rank_lines(gpu: Gpu, rank: Rank, answer: Answer, now: float | None, width: i
     return joined([*parts[:1], *_happened(answer, columns), *parts[1:]]).splitlines()
 
 
-def _happened(answer: Answer, width: int) -> Iterator[list[str]]:
+def _happened(answer: RankAnswer, width: int) -> Iterator[list[str]]:
     """Yield how the rank ended and why, if it has, and whether the next request would succeed."""
     if answer.ending:
         yield ["What happened", *wrapped(answer.ending, "  ", width)]
@@ -83,7 +85,7 @@ def _happened(answer: Answer, width: int) -> Iterator[list[str]]:
         yield wrapped(f"{answer.oom.reason} {answer.oom.before}", "  ", width)
 
 
-def _report(gpu: Gpu, rank: Rank, answer: Answer, now: float | None) -> RankReport:
+def _report(gpu: Gpu, rank: Rank, answer: RankAnswer, now: float | None) -> RankReport:
     read = rank.stats_time
     parts = [(part.label, part.bytes) for part in answer.memory]
     if answer.oom:
@@ -108,12 +110,12 @@ def _sound(chart: Chart | None) -> Chart | None:
     return chart if all(len(line.values) == len(chart.x) for line in chart.lines) else None
 
 
-def whole_run(answer: Answer) -> list[str]:
+def whole_run(answer: RankAnswer) -> list[str]:
     """Return the lines with the memory of a rank over its whole run; none if it is unknown."""
     return list(run_lines(_sound(answer.run)))
 
 
-def verdict_lines(answer: Answer, width: int) -> Iterator[str]:
+def verdict_lines(answer: RankAnswer, width: int) -> Iterator[str]:
     """Yield the verdict on the OutOfMemoryError of a rank, if it has one, and the best advice."""
     advice = answer.oom.advice if answer.oom else answer.advice
     if answer.oom and answer.oom.summary:

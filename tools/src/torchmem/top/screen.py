@@ -19,8 +19,8 @@ from torchmem.metrics import colors
 from torchmem.oom.text import sparkline
 from torchmem.top.bars import UseStyles, gib
 from torchmem.top.columns import MIN_RUN_COLUMNS, fitting, fixed_width
-from torchmem.top.history import History
-from torchmem.top.node import Answer, Gpu, Node, Rank, Use
+from torchmem.top.history import SeenHistory
+from torchmem.top.node import Gpu, MemoryShare, Node, Rank, RankAnswer
 from torchmem.top.reading import help_lines, rank_lines, verdict_lines, whole_run
 from torchmem.top.signs import in_ascii
 from torchmem.top.start import EXPORTER_WAYS, RANK_WAYS, Way
@@ -64,8 +64,8 @@ class Screen:
     away_seconds: int = 0
     seen: float | None = None
     status: str | None = None
-    answers: Mapping[RankKey, Answer] = field(default_factory=dict)
-    history: History = field(default_factory=History)
+    answers: Mapping[RankKey, RankAnswer] = field(default_factory=dict)
+    history: SeenHistory = field(default_factory=SeenHistory)
     is_ascii: bool = False
 
 
@@ -186,7 +186,7 @@ class _Painter:
             return [Text("Asking for the report of this rank …", style="dim")]
         return self._texts(rank_lines(gpu, rank, answer, self._node.time, self._width))
 
-    def _answer(self, gpu: Gpu, rank: Rank) -> Answer | None:
+    def _answer(self, gpu: Gpu, rank: Rank) -> RankAnswer | None:
         return self._screen.answers.get((gpu.uuid, rank.id))
 
     def _texts(self, lines: Iterable[str]) -> list[Text]:
@@ -384,7 +384,7 @@ class _Painter:
         ]
         present = {part.name for parts in bars for part in parts}
         names = [name for name in self._looks.names if name in present]
-        return self._parts("bars", [Use(name) for name in names], has_sizes=False)
+        return self._parts("bars", [MemoryShare(name) for name in names], has_sizes=False)
 
     def whys(self) -> list[Text]:
         """Return what there is to know about each rank."""
@@ -427,7 +427,9 @@ class _Painter:
             for line in self._wrapped(Text.assemble((f"• {subject}", colors.ATTENTION), text))
         ]
 
-    def _parts(self, name: str, parts: Sequence[Use], *, has_sizes: bool = True) -> list[Text]:
+    def _parts(
+        self, name: str, parts: Sequence[MemoryShare], *, has_sizes: bool = True
+    ) -> list[Text]:
         """Return lines of swatches, names and sizes; a part is never split between lines."""
         lines = [Text.assemble((f"{name:5} ", "dim"))] if parts else []
         for part in parts:

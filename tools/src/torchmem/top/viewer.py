@@ -12,7 +12,7 @@ from rich.console import ConsoleDimensions
 from rich.live import Live
 
 from torchmem.top.asking import Newest
-from torchmem.top.history import History
+from torchmem.top.history import SeenHistory
 from torchmem.top.node import Node
 from torchmem.top.screen import Screen, drawn, last_line
 from torchmem.top.signs import only_ascii
@@ -25,7 +25,7 @@ class Viewer:
     def __init__(self, live: Live, url: str) -> None:
         self._live, self._url = live, url
         self._is_ascii = only_ascii(live.console, os.environ)
-        self._history, self._view = History(), View()
+        self._history, self._view = SeenHistory(), View()
         self._newest, self._screen = Newest(), Screen(None, url)
         self._shown: object = None
 

@@ -29,7 +29,7 @@ RANK_COLUMNS = ("tensor_bytes", "reserved_bytes", "headroom_flush_bytes", "fragm
 GPU_COLUMNS = tuple(group.name for group in GROUPS)
 
 
-class Columns(Document, frozen=True, kw_only=True):
+class HistoryColumns(Document, frozen=True, kw_only=True):
     """Values over time: Unix seconds, and one list for each name; null where unknown."""
 
     times: Sequence[float]
@@ -40,10 +40,10 @@ class GpuHistories(Document, frozen=True, kw_only=True):
     """The bytes of each group of parts, by the UUID of the GPU. `seconds`: how far they go back."""
 
     seconds: float
-    gpus: Mapping[str, Columns]
+    gpus: Mapping[str, HistoryColumns]
 
 
-class Series:
+class HistorySeries:
     """Points in order of time; the oldest go when the newest one is SECONDS later."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -69,18 +69,18 @@ class Series:
             del column[which]
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> HistoryColumns:
         """The points; NaN is null in JSON."""
         values = {name: list(c) for name, c in zip(self._names, self._columns, strict=True)}
-        return Columns(times=[round(time, 1) for time in self._times], values=values)
+        return HistoryColumns(times=[round(time, 1) for time in self._times], values=values)
 
 
-class History:
+class NodeHistory:
     """The series of a node. Safe to call from several threads."""
 
     def __init__(self) -> None:
-        self._gpus: dict[str, Series] = {}
-        self._ranks: dict[tuple[str, str], Series] = {}
+        self._gpus: dict[str, HistorySeries] = {}
+        self._ranks: dict[tuple[str, str], HistorySeries] = {}
         self._lock = threading.Lock()
 
     def add(self, state: NodeState) -> None:
@@ -91,14 +91,16 @@ class History:
         gpus = {gpu.uuid: gpu for gpu in state.gpus[:MAX_GPUS]}
         ranks = {(gpu.uuid, rank.id): rank for gpu in state.gpus for rank in gpu.ranks}
         with self._lock:
-            self._gpus = {uuid: self._gpus.get(uuid) or Series(GPU_COLUMNS) for uuid in gpus}
+            self._gpus = {uuid: self._gpus.get(uuid) or HistorySeries(GPU_COLUMNS) for uuid in gpus}
             self._ranks = self._kept(ranks)
             for uuid, series in self._gpus.items():
                 _add_gpu(series, state.time, gpus[uuid])
             for key, series in self._ranks.items():
                 series.add(ranks[key].sample_time, _rank_values(ranks[key]))
 
-    def _kept(self, ranks: dict[tuple[str, str], RankState]) -> dict[tuple[str, str], Series]:
+    def _kept(
+        self, ranks: dict[tuple[str, str], RankState]
+    ) -> dict[tuple[str, str], HistorySeries]:
         """Return the series of these ranks. A new one needs room in the budgets."""
         kept = {key: series for key, series in self._ranks.items() if key in ranks}
         users = Counter(ranks[key].uid for key in kept)
@@ -106,7 +108,7 @@ class History:
             is_new = key not in kept and rank.state in LIVE_STATES
             has_room = len(kept) < MAX_SERIES - MAX_GPUS and users[rank.uid] < MAX_RANKS_PER_USER
             if is_new and has_room:
-                kept[key] = Series(RANK_COLUMNS)
+                kept[key] = HistorySeries(RANK_COLUMNS)
                 users[rank.uid] += 1
         return kept
 
@@ -116,13 +118,13 @@ class History:
             found = {uuid: series.columns for uuid, series in self._gpus.items()}
         return GpuHistories(seconds=SECONDS, gpus=found)
 
-    def of_rank(self, uuid: str, rank_id: str) -> Columns:
+    def of_rank(self, uuid: str, rank_id: str) -> HistoryColumns:
         """Return the history of a rank on a GPU, up to its end; it may be empty."""
         with self._lock:
-            return self._ranks.get((uuid, rank_id), Series(RANK_COLUMNS)).columns
+            return self._ranks.get((uuid, rank_id), HistorySeries(RANK_COLUMNS)).columns
 
 
-def _add_gpu(series: Series, time: float, gpu: GpuState) -> None:
+def _add_gpu(series: HistorySeries, time: float, gpu: GpuState) -> None:
     if gpu.parts:
         series.add(time, group_bytes(gpu.parts))
 

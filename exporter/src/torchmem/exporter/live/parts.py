@@ -42,7 +42,7 @@ class LegendEntry(msgspec.Struct, frozen=True):
     group: str
 
 
-class Group(msgspec.Struct, frozen=True):
+class ChartArea(msgspec.Struct, frozen=True):
     """Parts that are one area in charts. It has the color of the part of this name."""
 
     name: str
@@ -50,11 +50,11 @@ class Group(msgspec.Struct, frozen=True):
 
 
 GROUPS = (
-    Group("in_use", "tensors"),
-    Group("stranded", "stranded"),
-    Group("releasable", "releasable"),
-    Group("outside_allocator", "outside the allocator"),
-    Group("other_processes", "others"),
+    ChartArea("in_use", "tensors"),
+    ChartArea("stranded", "stranded"),
+    ChartArea("releasable", "releasable"),
+    ChartArea("outside_allocator", "outside the allocator"),
+    ChartArea("other_processes", "others"),
 )
 """The groups of parts in charts over time, from below."""
 _GROUP_OF = {

@@ -21,7 +21,7 @@ from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.parts import (
     GROUPS,
     LEGEND,
-    Group,
+    ChartArea,
     LegendEntry,
     UseState,
     gpu_parts,
@@ -48,7 +48,7 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Base class of the document's parts: what is None or empty is left out of the JSON."""
 
 
-class Reason(Document, frozen=True, kw_only=True):
+class ThreatText(Document, frozen=True, kw_only=True):
     """One thing that threatens a rank, as `torchmem report` prints it.
 
     `cause` and `onset` describe the OOM; each is None if unknown.
@@ -116,7 +116,7 @@ class RankState(Document, frozen=True, kw_only=True):
     steps: int | None = None
     read_steps: int | None = None
     step_seconds: float | None = None
-    why: tuple[Reason, ...] = ()
+    why: tuple[ThreatText, ...] = ()
 
 
 class GpuState(Document, frozen=True, kw_only=True):
@@ -171,7 +171,7 @@ class NodeState(Document, frozen=True, kw_only=True):
     legend: tuple[LegendEntry, ...]
     gpus: tuple[GpuState, ...]
     waiting: tuple[RankState, ...]
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ChartArea, ...] = ()
     run_dir: str | None = None
 
 
@@ -385,20 +385,20 @@ def _rank(
     return msgspec.structs.replace(state, **_on_device(device, outside, limits))
 
 
-def _why(item: Published, device: DeviceSample | None, limits: Limits) -> tuple[Reason, ...]:
+def _why(item: Published, device: DeviceSample | None, limits: Limits) -> tuple[ThreatText, ...]:
     """Return how the process ended, or while it runs, what threatens it."""
     ended = ending(item.sample, item.state)
     if ended is not None:
         oom = device.last_oom if device and item.state == "oom" else None
         cause, onset = (oom.cause, oom.onset) if oom else (None, None)
-        return (Reason(text=ended, cause=cause, onset=onset),)
+        return (ThreatText(text=ended, cause=cause, onset=onset),)
     return rank_threats(item.sample, device, limits) if device else ()
 
 
-def rank_threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Reason, ...]:
+def rank_threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[ThreatText, ...]:
     """Return what threatens a rank that runs, the most urgent first."""
     found = threats(sample, device, limits)
-    return tuple(Reason(text=item.text, cause=item.cause, onset=item.onset) for item in found)
+    return tuple(ThreatText(text=item.text, cause=item.cause, onset=item.onset) for item in found)
 
 
 def _on_device(device: DeviceSample, outside: int | None, limits: Limits) -> dict[str, object]:

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 from functools import cached_property
 
-from torchmem.exporter.live.history import History
+from torchmem.exporter.live.history import NodeHistory
 from torchmem.exporter.live.state import NodeState, encode, node_state
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.sample_files import Published
@@ -82,7 +82,7 @@ class States:
         self._newest: EncodedState | None = None
         self._running: asyncio.Task[EncodedState] | None = None
         self._collection_seconds = 0.0
-        self.history = History()
+        self.history = NodeHistory()
         self.pause_seconds = MIN_SECONDS
         """How old a state may be, and how long a client should wait for the next one."""
 

@@ -44,7 +44,7 @@ from torchmem.explain.remedies import (
 )
 from torchmem.explain.run_chart import Chart
 from torchmem.exporter.live.parts import LEGEND, UseState, plausible, rank_parts
-from torchmem.exporter.live.state import Document, Reason, rank_threats
+from torchmem.exporter.live.state import Document, ThreatText, rank_threats
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.sample_files import Published
 from torchmem.host.process_table import process_key
@@ -126,7 +126,7 @@ class RankWhy(Document, frozen=True, kw_only=True):
     holds: str | None = None
     next_request: str | None = None
     ending: str | None = None
-    threats: tuple[Reason, ...] = ()
+    threats: tuple[ThreatText, ...] = ()
     advice: tuple[RemedyText, ...] = ()
     facts: tuple[FactText, ...] = ()
     run: Chart | None = None
