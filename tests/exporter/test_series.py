@@ -7,7 +7,7 @@ from support.h100_node import h100_node, series
 GPUS = 4
 UUIDS = [f"GPU-0a7c03e1-5f42-9d08-b3c6-0d41e80f2a9{index}" for index in range(GPUS)]
 MAX_PER_RANK, MAX_PER_GPU, MAX_PER_ENGINE = 100, 150, 25
-ENGINES = "torchmem_engine_"
+ENGINES = ("torchmem_engine_", "torchmem_reserved_unbacked_bytes")
 
 
 def count_series(uuids: list[str], ranks: int, *, of_engines: bool = False) -> int:
@@ -17,7 +17,7 @@ def count_series(uuids: list[str], ranks: int, *, of_engines: bool = False) -> i
     """
     with h100_node(uuids, ranks) as node:
         lines = node.page(1.0).splitlines(keepends=True)
-    return series("".join(line for line in lines if (ENGINES in line) == of_engines))
+    return series("".join(line for line in lines if line.startswith(ENGINES) == of_engines))
 
 
 def test_a_rank_adds_a_bounded_number_of_series() -> None:
