@@ -15,6 +15,7 @@ from torchmem.simulator.scenarios import SCENARIOS
 
 GROUPS = [
     "torchmem_memory",
+    "torchmem_margins",
     "torchmem_trends",
     "torchmem_paces",
     "torchmem_history",
@@ -29,6 +30,7 @@ GROUPS = [
     "torchmem_alerts_memory_slow",
     "torchmem_alerts_ranks",
     "torchmem_alerts_ranks_slow",
+    "torchmem_alerts_serving",
     "torchmem_alerts_gpus",
     "torchmem_alerts_monitoring",
 ]
