@@ -7,13 +7,15 @@ CUDA_TORCH ?= torch===2.13.0
 # Training frameworks that examples/ and tests/allocator_tier/test_frameworks.py need. Ray is left
 # out: its test, which takes half a minute, is skipped without it.
 FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16.0 deepspeed==0.19.8
+# The inference engine, and the trainer that has it in its own process.
+SERVING := vllm==0.33.0 trl==1.16.0
 # A test runs a notebook.
 NOTEBOOKS := nbclient==0.11.0 ipykernel==7.4.0
 # It is below 1.0, so each release may change the pages.
 SITE_GENERATOR := zensical==0.0.73
 BIN := $(VENV)/bin
 
-.PHONY: help demo stack test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-gpu clean
+.PHONY: help demo stack test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -38,7 +40,7 @@ stack: $(VENV)/.demo  ## Start exporter, Prometheus, Alertmanager and, if instal
 # Pass `ARGS='--numprocesses 0'` to run the tests in one process, or a path to run only some of them.
 test: $(VENV)/.dev check  ## Run all checks, and all tests that need neither a GPU nor the CUDA build of PyTorch.
 	tests/install-stack.sh
-	$(BIN)/python -m pytest -m 'not allocator and not gpu and not versions' --numprocesses 2 $(ARGS)
+	$(BIN)/python -m pytest -m 'not allocator and not gpu and not serving and not versions' --numprocesses 2 $(ARGS)
 
 check: $(VENV)/.dev  ## Check style, types, import directions and generated files.
 	$(BIN)/ruff check .
@@ -108,8 +110,23 @@ test-dependencies-%:
 test-versions: $(VENV)/.dev  ## Test on each Python found, and on each PyTorch that is supported; takes half an hour.
 	PYTHONPATH=tests $(BIN)/python -m versions $(ARGS)
 
+SERVING_VENV ?= .venv-serving
+# vLLM requires a newer certifi than some indexes have, and cuda-python 12 breaks one of its imports.
+SERVING_OVERRIDES := tests/serving/overrides.txt
+
+$(SERVING_VENV)/.serving: pyproject.toml $(SERVING_OVERRIDES)
+	$(PYTHON) -m venv $(SERVING_VENV)
+	$(SERVING_VENV)/bin/python -m pip install --quiet uv
+	$(SERVING_VENV)/bin/uv pip install --quiet --python $(SERVING_VENV) --override $(SERVING_OVERRIDES) \
+		$(SERVING) --editable '.[dev]'
+	touch $@
+
+# One engine at a time: each takes a minute to start, or five on a busy machine.
+test-serving: $(SERVING_VENV)/.serving  ## Test with the real vLLM and TRL on the phantom GPU; own environment, 9 GB of disk.
+	$(SERVING_VENV)/bin/python -m pytest -m serving tests/serving $(ARGS)
+
 test-gpu: $(CUDA_VENV)/.dev  ## Run the tests that need an NVIDIA GPU.
 	$(CUDA_VENV)/bin/python -m pytest -m gpu $(ARGS)
 
 clean:  ## Remove the virtual environments and everything that was built.
-	rm -rf $(VENV) $(CUDA_VENV) .venv-lowest-direct .venv-highest .venv-site .stack build dist site
+	rm -rf $(VENV) $(CUDA_VENV) $(SERVING_VENV) .venv-lowest-direct .venv-highest .venv-site .stack build dist site

@@ -1,4 +1,4 @@
-"""The series of prometheus/rules/recording-*.yml that the dashboards read, and Prometheus' own."""
+"""Series that the dashboards read besides torchmem's own: recorded, Prometheus', and engines'."""
 
 from __future__ import annotations
 
@@ -68,3 +68,25 @@ ALERTS_SINCE = _recorded("ALERTS_FOR_STATE", "instance", *DEVICE, "alertname", "
 UP = _recorded("up", "instance")
 SCRAPE_DURATION = _recorded("scrape_duration_seconds", "instance")
 SCRAPE_SAMPLES = _recorded("scrape_samples_scraped", "instance")
+
+
+def _engines_own(name: str, label: str) -> MetricSpec:
+    """Return a metric that the engine itself serves; it names the run as the model."""
+    return MetricSpec(name, "gauge", "Exported by the engine.", (label,), "Engines")
+
+
+VLLM_USE = _engines_own("vllm:kv_cache_usage_perc", "model_name")
+VLLM_PREEMPTIONS = _engines_own("vllm:num_preemptions_total", "model_name")
+SGLANG_USE = _engines_own("sglang:token_usage", "model_name")
+SGLANG_WEIGHTS = _engines_own("sglang:weight_memory_usage_gb", "model_name")
+SGLANG_CACHE = _engines_own("sglang:kv_cache_memory_usage_gb", "model_name")
+SGLANG_GRAPHS = _engines_own("sglang:graph_memory_usage_gb", "model_name")
+ENGINES_OWN = (
+    VLLM_USE,
+    VLLM_PREEMPTIONS,
+    SGLANG_USE,
+    SGLANG_WEIGHTS,
+    SGLANG_CACHE,
+    SGLANG_GRAPHS,
+)
+"""What engines serve themselves, which Prometheus scrapes from them."""

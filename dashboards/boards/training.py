@@ -17,7 +17,7 @@ from dashboards.board import (
     Row,
     link,
 )
-from dashboards.boards import run_comparison, training_memory, training_speed
+from dashboards.boards import run_comparison, training_memory, training_serving, training_speed
 from dashboards.panels import (
     PARTS_EXPLAINED,
     RANK,
@@ -325,6 +325,7 @@ BOARD = Board(
         Row("Is training slow because of memory?", training_speed.PANELS, collapsed=True),
         Row("Is the host out of memory?", training_memory.HOST, collapsed=True),
         Row("Phases, CUDA graphs and MemPools", training_memory.SPECIAL, collapsed=True),
+        Row("Serving: is the engine's memory right?", training_serving.PANELS, collapsed=True),
         Row("Processes and settings", [_processes(), SETTINGS], collapsed=True),
         Row("Compared with another run", run_comparison.PANELS, collapsed=True),
     ),

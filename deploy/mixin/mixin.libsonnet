@@ -7,6 +7,7 @@ local groups(files) = std.flatMap(function(file) std.parseYaml(file).groups, fil
     importstr '../../prometheus/rules/alerts-memory.yml',
     importstr '../../prometheus/rules/alerts-monitoring.yml',
     importstr '../../prometheus/rules/alerts-ranks.yml',
+    importstr '../../prometheus/rules/alerts-serving.yml',
   ]) },
   prometheusRules+:: { groups+: groups([
     importstr '../../prometheus/rules/recording-fleet.yml',

@@ -13,6 +13,7 @@ from support.reports import BY_NAME, CAPACITY, EXTERNAL, LIMIT, STRANDED, STRAND
 
 from torchmem.explain.oom_report import OomReport, OomTrend, failure_reason
 from torchmem.explain.remedies import SETTING_REMEDIES, conf_variable, remedies
+from torchmem.sample.engine import Engine
 
 KEYS = {
     "expandable_segments": "expandable_segments",
@@ -169,3 +170,46 @@ def test_the_runbooks_name_only_recommended_settings() -> None:
 
     assert settings
     assert settings <= SETTING_REMEDIES.keys()
+
+
+ENGINE = Engine(
+    "vllm",
+    {"weights": 15 << 30, "kv_cache": 55 << 30, "cudagraph": 1 << 30, "lora": 1 << 29},
+    kv_cache_advice_bytes=52 << 30,
+)
+
+
+def _of_engine(engine: Engine, report: OomReport = CAPACITY) -> OomReport:
+    components = {"weights": 15 << 30, "kv_cache": 55 << 30, "held": 0}
+    device = replace(report.device, engine=engine, components=components)
+    return replace(report, device=device, verdict=None)
+
+
+def test_an_engine_is_told_in_its_own_words() -> None:
+    """The KV cache, batches, graphs and adapters are named, and no gradients or optimizer."""
+    report = _of_engine(ENGINE)
+    texts = " ".join(remedy.text for remedy in remedies(report)).lower()
+
+    size = min(52 << 30, (55 << 30) - (report.oom.requested_bytes or 0) - 150 * (1 << 20))
+    lines = _lines(report).splitlines()
+    assert lines[0] == f"--kv-cache-memory={size}"
+    assert {"--max-num-seqs=128", "--enforce-eager", "--max-loras=1"} <= set(lines)
+    assert "chunked prefill" in texts
+    assert not re.search("gradient|optimizer|backward|shard", texts)
+
+
+def test_an_engine_that_cannot_wake_up_needs_its_neighbors() -> None:
+    """If the engine was asleep, other processes must return memory first."""
+    first = remedies(_of_engine(Engine("vllm", {}, {"kv_cache": 71 << 30})))[0]
+
+    assert "wakes" not in first.text
+    assert "71.00 GiB" in first.text
+    assert "session.release()" in first.text
+
+
+def test_a_trainer_with_an_engine_is_told_about_training() -> None:
+    """A process with an optimizer trains, also if an engine is in it."""
+    device = replace(CAPACITY.device, engine=ENGINE, components={"optimizer_state": 1, "step": 1})
+    texts = " ".join(remedy.text for remedy in remedies(replace(CAPACITY, device=device)))
+
+    assert "kv-cache-memory" not in texts

@@ -22,7 +22,7 @@ def use(mib): torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
 use(500); session.step()
 with session.phase("forward"): use(200)
 with session.phase("backward"): use(300)
-peaks = torch.cuda.max_memory_allocated(), torch.cuda.memory_stats()["allocated_bytes.all.peak"]
+peaks = torch.cuda.max_memory_allocated(), torch.accelerator.max_memory_allocated()
 torch.cuda.reset_peak_memory_stats(); use(50)
 print([peak >> 20 for peak in (*peaks, torch.cuda.max_memory_allocated(0))])
 """)

@@ -47,23 +47,31 @@ def scrape(steps, *names):
 
 Worker = importlib.import_module("torchmem.integrations.vllm").Worker
 model_config = SimpleNamespace(served_model_name=None, model="/models/tiny")
+parallel_config = SimpleNamespace(distributed_executor_backend="mp")
 worker = Worker(
-    vllm_config=SimpleNamespace(model_config=model_config), local_rank=0, rank=1,
+    vllm_config=SimpleNamespace(model_config=model_config, parallel_config=parallel_config),
+    local_rank=0, rank=1,
     distributed_init_method="env://", is_driver_worker=True,
 )
 worker.init_device()
 worker.load_model()
 worker.initialize_from_config(256 << 20)
 worker.compile_or_warm_up_model()
+
+def run(finished):
+    batch = SimpleNamespace(finished_req_ids=finished, total_num_scheduled_tokens=1)
+    assert worker.execute_model(batch) is None
+    worker.sample_tokens(None)
+
 for finished in (set(), {"a"}, {"b", "c"}):
-    worker.execute_model(SimpleNamespace(finished_req_ids=finished))
+    run(finished)
     time.sleep(0.05)
 known = "torchmem_private_pool_bytes", "torchmem_component_bytes"
 scrape(3, "torchmem_outside_allocator_bytes", *known)
 worker.sleep()
 scrape(3, "torchmem_reserved_unbacked_bytes")
 worker.wake_up()
-worker.execute_model(SimpleNamespace(finished_req_ids={"d"}))
+run({"d"})
 scrape(4, "torchmem_outside_allocator_bytes")
 exporter.terminate(); exporter.wait()
 """
@@ -138,8 +146,8 @@ def test_a_server_that_waits_is_running(scrapes: list[dict[str, Any]]) -> None:
 
 
 def test_model_and_cache_are_components(scrapes: list[dict[str, Any]]) -> None:
-    """The bytes of the model and of the KV cache are those of their tensors."""
-    for component, size in (("model", WEIGHTS), ("kv_cache", CACHE)):
+    """The bytes of the weights and of the KV cache are those of their tensors."""
+    for component, size in (("weights", WEIGHTS), ("kv_cache", CACHE)):
         assert size == total(scrapes[0]["shown"], "torchmem_component_bytes", component=component)
 
 

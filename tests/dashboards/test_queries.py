@@ -72,7 +72,7 @@ def test_the_stack_shows_every_part_of_a_device() -> None:
     stacks: dict[str, set[str]] = {}
     for name, expression in QUERIES.items():
         stacks.setdefault(name.rpartition(" ")[0], set()).update(
-            re.findall(r'part="(\w+)"', expression)
+            re.findall(r'memory_bytes:sum{[^}]*\bpart="(\w+)"', expression)
         )
     assert [recorded] * 4 == [parts for parts in stacks.values() if len(parts) > 1]
 

@@ -6,18 +6,29 @@ from support.h100_node import h100_node, series
 
 GPUS = 4
 UUIDS = [f"GPU-0a7c03e1-5f42-9d08-b3c6-0d41e80f2a9{index}" for index in range(GPUS)]
-MAX_PER_RANK, MAX_PER_GPU = 100, 150
+MAX_PER_RANK, MAX_PER_GPU, MAX_PER_ENGINE = 100, 150, 25
+ENGINES = ("torchmem_engine_", "torchmem_reserved_unbacked_bytes")
 
 
-def count_series(uuids: list[str], ranks: int) -> int:
-    """Count the series of a node with these GPUs and ranks, with all values known."""
+def count_series(uuids: list[str], ranks: int, *, of_engines: bool = False) -> int:
+    """Count the series of a node with these GPUs and ranks, with all values known.
+
+    Those of inference engines, which only few ranks have, are counted apart.
+    """
     with h100_node(uuids, ranks) as node:
-        return series(node.page(1.0))
+        lines = node.page(1.0).splitlines(keepends=True)
+    return series("".join(line for line in lines if line.startswith(ENGINES) == of_engines))
 
 
 def test_a_rank_adds_a_bounded_number_of_series() -> None:
     """A rank costs at most 100 series, including those of its process on the GPU."""
     assert (count_series(UUIDS, GPUS) - count_series(UUIDS, 0)) / GPUS <= MAX_PER_RANK
+
+
+def test_an_engine_adds_a_bounded_number_of_series() -> None:
+    """An inference engine costs at most 25 series more."""
+    assert 0 < count_series(UUIDS, GPUS, of_engines=True) / GPUS <= MAX_PER_ENGINE
+    assert count_series(UUIDS, 0, of_engines=True) == 0
 
 
 def test_an_h100_adds_a_bounded_number_of_series() -> None:

@@ -30,6 +30,7 @@ GROUPS = [
     "torchmem_alerts_memory_slow",
     "torchmem_alerts_ranks",
     "torchmem_alerts_ranks_slow",
+    "torchmem_alerts_serving",
     "torchmem_alerts_gpus",
     "torchmem_alerts_monitoring",
 ]

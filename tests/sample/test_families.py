@@ -20,6 +20,7 @@ EXPORTERS = {
     "torchmem_reserved_unbacked_bytes",
     "torchmem_outside_allocator_timestamp_seconds",
     "torchmem_process_kill_cause",
+    "torchmem_engine_wake_margin_bytes",
 }
 OWN = {
     name

@@ -164,23 +164,43 @@ class Memory:
         self.peak = max(self.peak, level)
 
 
+class FlatMemory:
+    """`torch.accelerator.memory`, which reads the same statistics in a flattened form."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory_stats: Callable[..., dict[str, Any]] = lambda device=None: {
+            "allocated_bytes.all.current": memory.current,
+            "allocated_bytes.all.peak": memory.peak,
+            "num_ooms": 0,
+        }
+        self.reset_peak_memory_stats: Callable[..., None] = memory.reset_peak_memory_stats
+
+
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["allocate", "user resets", "sdk resets"]), st.integers(0, 100)),
+        st.tuples(
+            st.sampled_from(["allocate", "user resets", "flat resets", "sdk resets"]),
+            st.integers(0, 100),
+        ),
         max_size=30,
     )
 )
 def test_resets_are_invisible_to_users(events: list[tuple[str, int]]) -> None:
     """In any order of allocations and resets, users read the peak they would read without us."""
     watched, alone = Memory(), Memory()
-    peaks = UserPeaks((watched,), lambda device: 0)
+    flat = FlatMemory(watched)
+    peaks = UserPeaks((watched,), lambda device: 0, (flat,))
     for event, level in events:
         if event == "allocate":
             watched.allocate(level)
             alone.allocate(level)
+        elif event == "flat resets":
+            flat.reset_peak_memory_stats()
+            alone.reset_peak_memory_stats()
         elif event == "user resets":
             watched.reset_peak_memory_stats()
             alone.reset_peak_memory_stats()
         else:
             peaks.reset(0)
         assert alone.memory_stats_as_nested_dict() == watched.memory_stats_as_nested_dict()
+        assert flat.memory_stats()["allocated_bytes.all.peak"] == alone.peak

@@ -9,6 +9,7 @@ from typing import Any
 
 import promql_parser
 import yaml
+from dashboards.recorded import ENGINES_OWN
 
 from torchmem.metrics.catalog import CATALOG, DEVICE, MetricSpec
 
@@ -58,6 +59,7 @@ def rules(kind: str) -> list[dict[str, Any]]:
 def series() -> dict[str, set[str]]:
     """Return every series that exists, with its labels."""
     known = {name: set(labels) for name, labels in BUILT_IN.items()}
+    known |= {spec.name: set(spec.labels) for spec in ENGINES_OWN}
     for spec in CATALOG.values():
         known |= _scraped(spec)
     # Twice, because rules read those of files whose names come later.

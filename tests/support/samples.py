@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
+from torchmem.sample.engine import MAX_RESIDUALS, Engine
 from torchmem.sample.release_tiers import TIERS
 from torchmem.sample.run_history import MAX_POINTS, Growth, GrowthKind, RunHistory
 from torchmem.sample.sample import (
@@ -103,6 +104,15 @@ growths = st.builds(
     size,
     _optional(st.sampled_from(["held", "kv_cache"])),
 )
+engine_parts = st.dictionaries(st.sampled_from(["weights", "kv_cache", "lora"]), size)
+engines = st.builds(
+    Engine,
+    st.just("vllm"),
+    *[engine_parts] * 4,
+    _optional(size),
+    count,
+    st.lists(size, max_size=MAX_RESIDUALS).map(tuple),
+)
 in_use = pools | undivided
 allocators = st.builds(
     Allocator, in_use, in_use, in_use, _optional(pools), _optional(pools), size, size, size
@@ -133,6 +143,7 @@ devices = st.builds(
     releases=st.dictionaries(st.sampled_from(list(TIERS)), releases, max_size=4),
     run_history=_optional(run_histories),
     growth=_optional(growths),
+    engine=_optional(engines),
 )
 processes = st.builds(
     Process,
@@ -264,6 +275,16 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             {"parameters": 8 * gib, "held": 10 * gib},
         ),
         growth=Growth("leak", float(gib), 1, 9 * gib, "held"),
+        engine=Engine(
+            "vllm",
+            {"weights": gib},
+            {"kv_cache": 4 * gib},
+            {"activations": 2 * gib, "kv_cache": 4 * gib},
+            {"activations": gib},
+            5 * gib,
+            4,
+            (gib, 2 * gib, 3 * gib, 4 * gib),
+        ),
     )
     process = Process(
         pid=pid,

@@ -18,6 +18,7 @@ from torchmem.explain.thresholds import Thresholds, defaults
 from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStatus
 from torchmem.exporter.driver import Driver, FailureLog
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
+from torchmem.exporter.headroom import bounded
 from torchmem.exporter.host_processes import HostProcesses
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.nvml import NvmlDownError
@@ -47,6 +48,7 @@ from torchmem.exporter.subjects import (
     utilization,
     xid_events,
 )
+from torchmem.exporter.subjects.engine import engine_families
 from torchmem.exporter.subjects.outside_allocator import (
     OutsideAllocator,
     OutsideBytes,
@@ -265,13 +267,14 @@ class Exporter:
         gpus = {**known, **self._mig_gpus}
         gpu = run_collector("gpu", partial(identity.families, reading, known))
         events = run_collector("events", partial(xid_events.families, self._events, known))
-        published, samples = self._read_samples(gpus)
+        published, read = self._read_samples()
         # NVML's processes are joined only under the exporter's own pids.
         is_joinable = reading.nvml.pid_namespace() == self._run_directory.namespace
         joinable = reading if is_joinable else self._new_reading()
         facts = partial(processes.info_families, joinable, published, self._owners, self._pods)
         process_info = run_collector("process_info", facts)
         outside, join = self._join(joinable, published, gpus)
+        published, samples = self._sample_families(published, read, outside, gpus)
         self._found = NodeReading(
             self._clock(),
             reading,
@@ -285,18 +288,35 @@ class Exporter:
         gpu = replace(gpu, success=not reading.down_reason)
         return [gpu, events, samples, process_info, join]
 
-    def _read_samples(
-        self, gpus: Mapping[str, GpuIdentity]
-    ) -> tuple[Sequence[Published], CollectorResult]:
+    def _read_samples(self) -> tuple[Sequence[Published], CollectorResult]:
         return read_and_collect(
             "samples",
             lambda: self._hosts.update(self._run_directory.read(self._clock())),
-            lambda items: [
-                *sample_families(items, gpus, all_series=self._all_series),
-                *self._hosts.families(items),
-            ],
+            lambda _: (),
             [],
         )
+
+    def _sample_families(
+        self,
+        published: Sequence[Published],
+        read: CollectorResult,
+        outside: OutsideBytes,
+        gpus: Mapping[str, GpuIdentity],
+    ) -> tuple[Sequence[Published], CollectorResult]:
+        """Return the processes with the headroom that is left, and the series of the samples."""
+        if not read.success:
+            return published, read
+        published, result = read_and_collect(
+            "samples",
+            lambda: bounded(published, outside.uses, outside.by_process),
+            lambda items: [
+                *sample_families(items, gpus, all_series=self._all_series),
+                *engine_families(items, outside.uses, gpus),
+                *self._hosts.families(items),
+            ],
+            published,
+        )
+        return published, replace(result, seconds=(result.seconds or 0) + (read.seconds or 0))
 
     def _join(
         self, reading: Reading, published: Sequence[Published], gpus: Mapping[str, GpuIdentity]

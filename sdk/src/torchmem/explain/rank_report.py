@@ -119,6 +119,7 @@ def rank_facts(sample: Sample, device: DeviceSample, now: float) -> tuple[Fact, 
     """
     return (
         *memory_facts(device),
+        *_engine(device),
         *_outside(device, now),
         *_cache(device, now),
         *_events(sample, device, now),
@@ -172,6 +173,23 @@ def _peaks(allocator: Allocator) -> Iterator[Fact]:
     if allocated is not None and reserved is not None:
         text = f"{format_size(allocated)} allocated, {format_size(reserved)} reserved"
         yield Fact("peaks", text)
+
+
+def _engine(device: DeviceSample) -> Iterator[Fact]:
+    """Yield what an inference engine holds, and what its KV cache could have."""
+    engine = device.engine
+    if engine is None:
+        return
+    held = [f"{part} {format_size(size)}" for part, size in engine.resident.items()]
+    asleep = f"{format_size(engine.asleep_bytes)} asleep" if engine.asleep else ""
+    yield Fact(f"engine {engine.name}", ", ".join(filter(None, [*held, asleep])))
+    advice, planned = engine.kv_cache_advice_bytes, engine.planned.get("kv_cache")
+    if advice is not None and planned is not None:
+        yield Fact(
+            "KV cache",
+            f"--kv-cache-memory={advice} fits ({format_size(advice)} instead of "
+            f"{format_size(planned)}), by the requests so far",
+        )
 
 
 def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from torchmem.allocator.settings import LAST_PARSED, format_alloc_conf, parse_alloc_conf
 from torchmem.allocator.sizes import MIB, format_size
 from torchmem.explain.oom_report import OomReport
+from torchmem.explain.serving import engine_advice, serves
 from torchmem.explain.verdict import CAUSE_BY_CHANGE, Change, Gain, OnsetEvidence
 from torchmem.sample.sample import Layout, Onset, OomCause, OomDetail
 
@@ -128,6 +129,9 @@ def remedies(report: OomReport, refuted: Container[str] = ()) -> tuple[Remedy, .
 
 def _all(report: OomReport) -> Iterator[Remedy]:
     verdict = report.verdict
+    if serves(report.device):
+        yield from _serving(report)
+        return
     if verdict is None:
         yield from _REMEDIES[report.oom.cause](report)
         return
@@ -139,6 +143,17 @@ def _all(report: OomReport) -> Iterator[Remedy]:
     is_leak = why is not None and why.onset == "leak"
     if not gains and not is_leak:
         yield from _REMEDIES[verdict.cause](report)
+
+
+def _serving(report: OomReport) -> Iterator[Remedy]:
+    """Yield remedies for an inference engine, which has no gradients and no optimizer."""
+    engine, cause = report.device.engine, report.oom.cause
+    if cause in {"fragmentation", "external", "pending"}:
+        training = {remedy.text for remedy in _smaller()}
+        yield from (each for each in _REMEDIES[cause](report) if each.text not in training)
+    if engine is not None:
+        advice = engine_advice(engine, report.oom.requested_bytes)
+        yield from (Remedy(each.text, each.lines) for each in advice)
 
 
 def _with_gain(found: Iterable[Remedy], gain: Gain) -> Iterator[Remedy]:

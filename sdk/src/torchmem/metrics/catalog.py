@@ -110,7 +110,6 @@ COMPONENT_PEAK = _group.gauge(
     "activations, temporaries, and what of them waits for another stream); gradients_or_step where "
     "the two cannot be told apart. They add up to the active peak.",
     "component",
-    is_detail=True,
 )
 COMPONENT_PEAK_TIMESTAMP = _group.gauge(
     "torchmem_component_peak_timestamp_seconds",
@@ -353,6 +352,44 @@ HOOKS_DROPPED = _group.counter(
     "fault",
 )
 
+_group = _Group("Inference engines", DEVICE)
+ENGINE_MEMORY = _group.gauge(
+    "torchmem_engine_memory_bytes",
+    "Memory of the inference engine in the process by the engine's own parts (vLLM's tags weights, "
+    "kv_cache, runtime, workspace and cudagraph, and lora), resident on the device or asleep: "
+    "given back to the driver until the engine wakes up.",
+    "part",
+    "state",
+)
+ENGINE_PLANNED = _group.gauge(
+    "torchmem_engine_planned_bytes",
+    "What the engine planned at its start, by its profile run: weights, activations, cudagraph, "
+    "kv_cache, and other (what it found in use besides the weights).",
+    "part",
+)
+ENGINE_PEAK = _group.gauge(
+    "torchmem_engine_peak_bytes",
+    "The most that the engine has used of each part since it was ready to serve.",
+    "part",
+)
+ENGINE_KV_CACHE_ADVICE = _group.gauge(
+    "torchmem_engine_kv_cache_advice_bytes",
+    "The size of the KV cache that the peaks so far leave room for within the memory that the "
+    "engine was given, with a margin: for vLLM's --kv-cache-memory. Absent before the engine has "
+    "made 1,000 steps.",
+)
+ENGINE_SLEEPS = _group.counter(
+    "torchmem_engine_sleeps_total", "Times the engine has gone to sleep."
+)
+ENGINE_SLEEP_RESIDUAL = _group.gauge(
+    "torchmem_engine_sleep_residual_bytes",
+    "Bytes that PyTorch still had on the device after the engine went to sleep the last time.",
+)
+ENGINE_SLEEP_RESIDUAL_GROWTH = _group.gauge(
+    "torchmem_engine_sleep_residual_growth_bytes",
+    "By how much torchmem_engine_sleep_residual_bytes grows with each sleep, on average, if each "
+    "of the latest sleeps (4 to 16) has left more than the one before; else 0. Absent before 4.",
+)
 _group = _Group("Join of allocator and NVML", DEVICE)
 OUTSIDE_ALLOCATOR = _group.gauge(
     "torchmem_outside_allocator_bytes",
@@ -370,6 +407,11 @@ RESERVED_UNBACKED = _group.gauge(
     "them to the driver, as in vLLM's sleep mode; known if NVML shows less memory of the process "
     "than it has reserved. Reserved bytes plus those outside the allocator minus these are the "
     "process memory in NVML. Absent otherwise.",
+)
+ENGINE_WAKE_MARGIN = _group.gauge(
+    "torchmem_engine_wake_margin_bytes",
+    "Free memory of the device minus what the sleeping engine takes again when it wakes up. Below "
+    "zero, waking it up fails. Absent while the engine is awake.",
 )
 OUTSIDE_ALLOCATOR_START = _group.gauge(
     "torchmem_outside_allocator_start_bytes",

@@ -27,6 +27,7 @@ from prometheus_client.samples import Sample as Series
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import CATALOG, MetricSpec
 from torchmem.metrics.row_family import RowFamily
+from torchmem.sample.engine import Engine
 from torchmem.sample.sample import (
     COUNTED,
     FREE_BLOCK_BOUNDS,
@@ -46,7 +47,7 @@ from torchmem.sample.sample import (
 )
 
 FREE_BLOCK_PAGE_BOUNDS = (1 << 20, 1 << 25, 1 << 30)
-STEP_DURATION_PAGE_BOUNDS = (0.1, 0.25, 0.5, 1, 5)
+STEP_DURATION_PAGE_BOUNDS = (0.25, 1, 5, 30)
 """The buckets that the exporter serves; with all series it serves all that the sample has."""
 
 Labels = tuple[str, ...]
@@ -178,8 +179,8 @@ def families(views: Sequence[ProcessView], *, all_series: bool = True) -> Iterat
     """Yield the families of the given processes.
 
     No two of `views` may have the same rank, pid and run. Without `all_series`, leave out what no
-    rule and no panel reads: families that are details, the pools of the active bytes, and most
-    buckets of histograms.
+    rule and no panel reads: families that are details, the pools of the active bytes, the
+    components of the peak but step, and most buckets of histograms.
     """
     for found in _families(views, all_series=all_series):
         if all_series or found.name not in _details():
@@ -191,7 +192,13 @@ def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Met
     allocators = [(labels, d.allocator) for labels, d in devices if d.allocator]
     yield from _allocator_families(allocators, all_series=all_series)
     yield keyed_family(catalog.COMPONENT, devices, lambda d: d.components)
-    yield keyed_family(catalog.COMPONENT_PEAK, devices, lambda d: d.component_peaks)
+    yield keyed_family(
+        catalog.COMPONENT_PEAK,
+        devices,
+        lambda d: {
+            name: size for name, size in d.component_peaks.items() if all_series or name == "step"
+        },
+    )
     yield value_family(
         catalog.COMPONENT_PEAK_TIMESTAMP, devices, lambda d: d.component_peak_timestamp
     )
@@ -212,6 +219,7 @@ def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Met
     yield info(catalog.LAST_OOM_INFO, [(labels, known) for labels, known in about if known])
     growths = [(labels, d.growth) for labels, d in devices if d.growth]
     yield keyed_family(catalog.GROWTH, growths, lambda growth: {growth.kind: growth.bytes_per_step})
+    yield from _engine_families([(labels, d.engine) for labels, d in devices if d.engine])
     yield keyed_family(
         catalog.GROWTH_START, growths, lambda growth: {growth.kind: growth.since_step}
     )
@@ -219,6 +227,24 @@ def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Met
     yield info(catalog.GROWTH_INFO, [(labels, {"component": name}) for labels, name in known])
     yield from _process_families(views, all_series=all_series)
     yield from _host_families(views)
+
+
+def _engine_families(rows: Sequence[tuple[Labels, Engine]]) -> Iterator[Metric]:
+    states = ((labels, {"resident": e.resident, "asleep": e.asleep}) for labels, e in rows)
+    memory = [
+        ((*labels, part, state), size)
+        for labels, parts in states
+        for state, sizes in parts.items()
+        for part, size in sizes.items()
+    ]
+    yield family(catalog.ENGINE_MEMORY, memory)
+    yield keyed_family(catalog.ENGINE_PLANNED, rows, lambda e: e.planned)
+    yield keyed_family(catalog.ENGINE_PEAK, rows, lambda e: e.peaks)
+    yield value_family(catalog.ENGINE_KV_CACHE_ADVICE, rows, lambda e: e.kv_cache_advice_bytes)
+    yield value_family(catalog.ENGINE_SLEEPS, rows, lambda e: e.sleeps)
+    slept = [(labels, engine) for labels, engine in rows if engine.residual_bytes]
+    yield value_family(catalog.ENGINE_SLEEP_RESIDUAL, slept, lambda e: e.residual_bytes[-1])
+    yield value_family(catalog.ENGINE_SLEEP_RESIDUAL_GROWTH, slept, lambda e: e.residual_growth)
 
 
 def _about(oom: OomRecord) -> dict[str, str]:

@@ -40,7 +40,8 @@ class ReleaseAnswer:
 
     `request_ns` is the modification time of the request file. `released` are the bytes that were
     returned to the driver, by the device's UUID or torch's index. `seconds` is the time it took.
-    `reason` is one sentence that says why the request was refused.
+    `reason` is one sentence that says why the request was refused, and `note` one on what the
+    process holds besides and how to free it.
     """
 
     request_ns: int
@@ -48,6 +49,7 @@ class ReleaseAnswer:
     released: dict[str, int]
     seconds: float = 0.0
     reason: str | None = None
+    note: str | None = None
 
 
 def decode_request(data: bytes) -> ReleaseRequest:
@@ -64,4 +66,9 @@ def decode_answer(data: bytes) -> ReleaseAnswer:
     """Return the answer with printable text; raise ValueError if the SDK did not write it."""
     answer = decode(data, ReleaseAnswer)
     released = {readable(name): size for name, size in answer.released.items()}
-    return replace(answer, released=released, reason=answer.reason and readable(answer.reason))
+    return replace(
+        answer,
+        released=released,
+        reason=answer.reason and readable(answer.reason),
+        note=answer.note and readable(answer.note),
+    )

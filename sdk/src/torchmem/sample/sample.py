@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from torchmem.sample.engine import Engine, too_long
 from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.run_history import Growth, RunHistory
@@ -45,8 +46,10 @@ Component = Literal[
     "rounding",
 ]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
-# Includes the parts that the script tracks.
-MAX_COMPONENTS = 33
+ASLEEP = "asleep"
+"""The component of what an engine has given back to the driver while PyTorch counts it."""
+MAX_TRACKED = 25
+MAX_COMPONENTS = len(COMPONENTS) + len({ASLEEP}) + MAX_TRACKED
 
 # Upper bounds of the free-block histogram, in bytes: from one page to the largest block on a GPU.
 FREE_BLOCK_BOUNDS: tuple[int, ...] = (1 << 12, 1 << 16, *(1 << power for power in range(20, 36)))
@@ -242,7 +245,7 @@ class DeviceSample:
     peak of the active bytes, as known from a step that ended at `component_peak_timestamp`, in Unix
     seconds. `first_read` is what the first read found, usually within a second of the creation of
     the CUDA context. `run_history` spans the whole run, and `growth` is what grows in it now, if
-    anything does.
+    anything does. `engine` is the inference engine in this process, None without one.
     """
 
     index: int
@@ -265,6 +268,7 @@ class DeviceSample:
     releases: dict[ReleaseTier, Releases] = field(default_factory=dict)
     run_history: RunHistory | None = None
     growth: Growth | None = None
+    engine: Engine | None = None
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:
@@ -443,6 +447,8 @@ def _contradictions(value: object) -> Mapping[str, Any] | None:
         return {} if complete and (largest or 0) <= value.free_bytes else None
     if isinstance(value, RunHistory):
         return {} if value.is_consistent else None
+    if isinstance(value, Engine):
+        return too_long(value)
     if isinstance(value, DeviceSample):
         names = ("components", "component_peaks")
         return {name: {} for name in names if len(getattr(value, name)) > MAX_COMPONENTS}

@@ -1,10 +1,14 @@
 """What a training script imports: `from torchmem import sdk; sdk.instrument()`."""
 
+from torchmem.sdk.engine import EngineAllocation, EnginePlan, EngineSource
 from torchmem.sdk.iteration import Iteration, batch_size
 from torchmem.sdk.session import Session, current_session, instrument
 from torchmem.sdk.settings import SettingsKeywords
 
 __all__ = [
+    "EngineAllocation",
+    "EnginePlan",
+    "EngineSource",
     "Iteration",
     "Session",
     "SettingsKeywords",

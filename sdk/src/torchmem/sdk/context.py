@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchmem.allocator.backend import Backend
+from torchmem.sdk.engine import EngineState
 from torchmem.sdk.oom.ending import UncaughtErrors
 from torchmem.sdk.oom.examination import OomExaminer
 from torchmem.sdk.reading.evaluation import Evaluation
@@ -43,6 +44,7 @@ class Context:
         self.cost = CpuMeter()
         self.clock = StepClock()
         self.plan = Plan()
+        self.engine = EngineState()
         self.recorder = Recorder(backend, errors)
         self.components = self.recorder.components
         self.evaluation = Evaluation(backend.modules())

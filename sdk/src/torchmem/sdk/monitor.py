@@ -270,6 +270,17 @@ class Monitor:
     def _is_awaited(self) -> bool:
         return any(part.is_awaited for part in self._parts.all)
 
+    def read_here(self, after: Callable[[], None] | None = None) -> None:
+        """Read between two steps in the calling thread, call `after`, and publish."""
+        if not self.is_active or self._ended or not self._backend.is_initialized():
+            return
+        started = time.thread_time()
+        self.reader.read()
+        if after is not None:
+            after()
+        self.publish()
+        self._cost.add(time.thread_time() - started)
+
     def measure(self) -> None:
         """Measure the newest snapshot, which needs no access to the allocator."""
         self.reader.measure(self._after_snapshot)

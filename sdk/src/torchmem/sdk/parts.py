@@ -7,12 +7,14 @@ the map, the recording, and the parts that may release memory. They end in the r
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from torchmem.sdk.capture.capture import Capture
 from torchmem.sdk.capture.line_history import LineHistory
 from torchmem.sdk.capture.oom_trace import OomSnapshot, OomTrace
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.context import Context
+from torchmem.sdk.engine import EnginePart
 from torchmem.sdk.monitor import Monitor
 from torchmem.sdk.oom.reports import OomReports
 from torchmem.sdk.part import Part
@@ -33,7 +35,9 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     history = RecordedHistory(backend, recorder.allocated_peaks)
     growth = GrowthJudge(recorder, settings.interval)
     lines = LineHistory(settings, recorder, errors, context.cost, growth.judged)
-    release = Release(recorder, errors, settings, context.phases.reset, context.hooks)
+    release = Release(
+        recorder, errors, settings, context.phases.reset, context.hooks, context.engine
+    )
 
     def snapshot_after_release() -> None:
         monitor.reader.snapshot_here()
@@ -45,6 +49,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield HostReader(backend)
     yield growth
     yield PlannedPeaks(context.plan, recorder)
+    yield EnginePart(context.engine, recorder, lambda: context.clock.count, context.phases.reset)
     yield context.evaluation
     compared = lines.compared if settings.history else None
     yield OomReports(path, backend, errors, monitor.sample, lambda: monitor.is_dying, compared)
@@ -55,16 +60,22 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
         is_pending=lambda: monitor.oom_pending,
         hurry=monitor.reader.hurry,
     )
-    if settings.capture_on_oom == "trace":
-        stacks = settings.history is True
-        yield OomTrace(history, path, lambda: context.is_exiting, with_stacks=stacks)
-    elif settings.capture_on_oom:
-        yield OomSnapshot(backend, path)
+    yield from _recordings(context, path, history)
     if settings.history:
         yield lines
     yield ReleasePart(release, path, context.clock, snapshot_after_release)
     yield Capture(history, path, errors, before_start=lines.make_way)
     yield from _outputs(context, monitor)
+
+
+def _recordings(context: Context, path: Path, history: RecordedHistory) -> Iterator[Part]:
+    """Yield the part that saves what led to an OOM."""
+    settings = context.settings
+    if settings.capture_on_oom == "trace":
+        stacks = settings.history is True
+        yield OomTrace(history, path, lambda: context.is_exiting, with_stacks=stacks)
+    elif settings.capture_on_oom:
+        yield OomSnapshot(context.backend, path)
 
 
 def _outputs(context: Context, monitor: Monitor) -> Iterator[Part]:

@@ -22,6 +22,7 @@ from torchmem.sample.release_messages import MAX_WANTED_BYTES
 from torchmem.sample.release_tiers import SETTING_TIERS, TIERS
 from torchmem.sample.sample import Ending, Sample
 from torchmem.sdk.context import Context
+from torchmem.sdk.engine import EnginePart, EngineSource
 from torchmem.sdk.identity import identify, is_multiprocessing_child
 from torchmem.sdk.iteration import Iteration, batch_shape
 from torchmem.sdk.monitor import Build, Monitor
@@ -174,6 +175,77 @@ class Session:
         """
         return self.iteration("generate", requests, made_step=lambda: True, waits=True)
 
+    @shield
+    def serve(self, engine: EngineSource) -> None:
+        """Publish the memory of an inference engine in this process.
+
+        For integrations of engines. Call `engine_changed` when the engine has allocated memory,
+        `engine_ready` after its warm-up, and wrap what gives memory back to the driver and takes it
+        again in `engine_moves`.
+        """
+        self._context.engine.source = engine
+
+    @shield
+    def engine_changed(self) -> None:
+        """Read what the engine holds now, and publish it."""
+        self._read_engine(None)
+
+    @shield
+    def engine_ready(self) -> None:
+        """Note that the engine's warm-up has ended: peaks count from now on.
+
+        If the engine is alone in this process, PyTorch's peaks are reset once; `torch.cuda` and
+        `torch.accelerator` still show the script the values since its own latest reset.
+        """
+        part = self._monitor.part(EnginePart)
+        self._read_engine(None if part is None else part.ready)
+
+    def engine_wakes(self, parts: Iterable[str] | None = None, timeout: float = 30.0) -> None:
+        """Make room for the engine, or for some of its parts, before it wakes up.
+
+        If the driver has too little free memory, the callbacks of `on_pressure` are called and the
+        cache is emptied. With the tier `neighbors` of the setting `release`, other processes of
+        this user are asked too, for at most `timeout` seconds.
+        """
+        engine, release = self._context.engine, self._monitor.part(ReleasePart)
+        if release is not None and engine.device is not None and engine.asleep_bytes:
+            release.make_room(engine.asleep_of(parts), timeout, engine.device)
+
+    @contextmanager
+    def engine_moves(self, *, sleeps: bool = False) -> Iterator[None]:
+        """Mark a call in which the engine gives memory back to the driver or takes it again.
+
+        `sleeps`: it goes to sleep. Nothing is released meanwhile, and what is left is published
+        afterwards, also if the call fails.
+        """
+        state = self._context.engine
+        state.is_moving = True
+        try:
+            yield
+        except Exception as error:
+            self._on_engine_error(error)
+            raise
+        finally:
+            state.is_moving = False
+            part = self._monitor.part(EnginePart)
+            self._read_engine(part.slept if part and sleeps else None)
+
+    @shield
+    def _on_engine_error(self, error: BaseException) -> None:
+        """Count an OOM of the engine's own allocator, which the engine may survive."""
+        with self.errors.suppress("exit"):
+            oom = library_oom(error)
+            if oom is not None:
+                self._monitor.on_library_oom(oom)
+
+    @shield
+    def _read_engine(self, after: Callable[[], None] | None) -> None:
+        with self.errors.suppress("engine"):
+            part = self._monitor.part(EnginePart)
+            if part is not None:
+                part.changed()
+            self._monitor.read_here(after)
+
     @contextmanager
     def idle(self) -> Iterator[None]:
         """Mark the time that this process waits for others: `with session.idle(): queue.get()`.
@@ -306,7 +378,13 @@ class Session:
         self._closers.append(callback)
 
     def wait_for_memory(
-        self, nbytes: int, timeout: float = 30.0, device: int | None = None, *, take: bool = True
+        self,
+        nbytes: int,
+        timeout: float = 30.0,
+        device: int | None = None,
+        *,
+        take: bool = True,
+        borrow: bool = False,
     ) -> bool:
         """Wait until this process can get `nbytes` more, and return whether it can.
 
@@ -314,12 +392,16 @@ class Session:
         the tier `neighbors` of the setting `release`, other processes of this user that have this
         tier return their cache at the end of their step. With `take`, this process takes the memory
         into its own cache at once, in a few large segments, for the current stream. Both the
-        driver's free memory and this process's cache count. `timeout` is in seconds. `device` is
+        driver's free memory and this process's cache count. What sleeping inference engines on the
+        device take again when they wake up is left to them, unless this process may `borrow` it:
+        then it must return the memory before they wake up. `timeout` is in seconds. `device` is
         torch's index; by default the device on which this process has the most memory. Returns
         False before CUDA is initialized.
         """
         release = self._monitor.part(ReleasePart)
-        return release is not None and release.wait(nbytes, timeout, device, take=take)
+        return release is not None and release.wait(
+            nbytes, timeout, device, take=take, borrow=borrow
+        )
 
     def release(self, nbytes: int | None = None) -> int:
         """Release memory to the driver now, whatever the setting `release`; return the bytes.

@@ -175,7 +175,7 @@ def _poll(outcome: Outcome) -> None:
     if answer is not None and answer.state == "done":
         outcome.answer = answer
     elif answer is not None and answer.state == "refused":
-        outcome.reason = f"refused: {answer.reason}"
+        outcome.reason = f"refused: {answer.reason}{_note(answer)}"
     elif has_ended:
         outcome.reason = "ended meanwhile"
 
@@ -197,8 +197,13 @@ def _result(outcome: Outcome) -> str:
         return (outcome.reason or "").rstrip(".")
     released = sum(answer.released.values())
     if not released:
-        return "had nothing to return"
-    return f"returned {format_size(released)} in {answer.seconds * 1000:.0f} ms"
+        return f"had nothing to return{_note(answer)}"
+    seconds = f"{answer.seconds * 1000:.0f} ms"
+    return f"returned {format_size(released)} in {seconds}{_note(answer)}"
+
+
+def _note(answer: ReleaseAnswer) -> str:
+    return f"; {answer.note}" if answer.note else ""
 
 
 def _sums(total: Mapping[str, int]) -> list[str]:

@@ -99,10 +99,12 @@ class OutsideBytes:
 
     by_process: the bytes outside the allocator; below zero, that many reserved bytes are not on
         the device.
+    uses: what NVML reports of each process, by the device's UUID and the pid.
     """
 
     rows: Sequence[_Row] = ()
     by_process: Mapping[DeviceProcess, int] = field(default_factory=dict)
+    uses: Mapping[tuple[str, int], ProcessUse] = field(default_factory=dict)
 
 
 def outside_families(found: OutsideBytes, *, all_series: bool = True) -> Iterator[Metric]:
@@ -148,13 +150,14 @@ class OutsideAllocator:
         were of one moment.
         """
         indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
+        uses = uses_by_process(reading)
         # A reading that was not complete yet at the previous call is not a later one now.
         is_later, self._reading = reading is not self._reading, reading
         before = self._occupants if is_later else {}
         self._occupants = _occupants_by_gpu(reading, now)
         rows: list[_Row] = []
         keys: set[DeviceProcess] = set()
-        for item, device, use in _live_devices(published, uses_by_process(reading)):
+        for item, device, use in live_devices(published, uses):
             key = device.uuid or "", process_key(item.sample.process)
             keys.add(key)
             outside = self._join(key, use, device, now, is_later=is_later) if use else None
@@ -163,7 +166,7 @@ class OutsideAllocator:
             rows.append(_Row(view.device_labels(device), outside, start))
         self._forget_all_but(keys, now)
         by_process = {key: held.size - held.unbacked for key, held in self._held.items()}
-        return OutsideBytes(rows, by_process)
+        return OutsideBytes(rows, by_process, uses)
 
     def _join(
         self,
@@ -176,7 +179,8 @@ class OutsideAllocator:
     ) -> _Outside | None:
         """Return the difference of this moment, else the latest one; None if a side is unknown.
 
-        A little below zero is the time between two readings.
+        A little below zero is the time between two readings. What an engine says is asleep is not
+        on the device.
         """
         timestamp, before = device.stats_timestamp, self._scrapes.get(key)
         if device.allocator is None or timestamp is None:
@@ -184,11 +188,14 @@ class OutsideAllocator:
         if before is None or timestamp >= before.time or use != before.use:
             self._scrapes[key] = _Scrape(now, use, device)
         size = outside_bytes(use, device, before if is_later else None)
-        if size is not None and size >= 0:
-            self._held[key] = _Outside(size, timestamp)
+        asleep = device.engine.asleep_bytes if device.engine else 0
+        if size is not None and size + asleep >= 0:
+            self._held[key] = _Outside(size + asleep, timestamp, asleep)
         elif size is not None and size < -_SAME_BYTES:
             known = self._held.get(key, _Outside(0, 0.0))
             self._held[key] = replace(known, unbacked=known.size - size)
+        elif device.engine and key in self._held:
+            self._held[key] = replace(self._held[key], unbacked=asleep)
         return self._held.get(key)
 
     def _start(
@@ -215,7 +222,7 @@ class OutsideAllocator:
         self._starts = {key: start for key, start in self._starts.items() if key in self._seen}
 
 
-def _live_devices(
+def live_devices(
     published: Iterable[Published], uses: Mapping[tuple[str, int], ProcessUse]
 ) -> Iterator[tuple[Published, DeviceSample, ProcessUse | None]]:
     """Yield the devices of live processes that are certain, with their use if NVML reports it."""

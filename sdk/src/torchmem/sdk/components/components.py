@@ -7,11 +7,11 @@ whether the counts are still valid: in training, `held` is exactly the same afte
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchmem.allocator.backend import Modules, Storages, TensorCounter
-from torchmem.sample.sample import Allocator
+from torchmem.sample.sample import ASLEEP, Allocator
 from torchmem.sdk.components.modules import ModuleParameters
 from torchmem.sdk.components.optimizers import Bytes, Optimizers, exclusive_bytes
 from torchmem.sdk.components.tracked import Clock, Moment, Tracked
@@ -26,7 +26,11 @@ Values = dict[str, int]
 
 
 class Components:
-    """Keeps the counts of one process; `read` is called with each read of the statistics."""
+    """Keeps the counts of one process; `read` is called with each read of the statistics.
+
+    `is_asleep` returns whether an engine has given the memory at an address back to the driver;
+    None while no engine sleeps.
+    """
 
     def __init__(
         self,
@@ -37,6 +41,7 @@ class Components:
         cpu_clock: Clock = time.thread_time,
     ) -> None:
         self.tracked = Tracked(counter, errors, cpu_clock)
+        self.is_asleep: Callable[[int], bool] | None = None
         self._errors = errors
         self._clock = clock
         self._optimizers = None if counter is None else Optimizers(counter, clock)
@@ -67,7 +72,7 @@ class Components:
         now = self._clock()
         parts = self.tracked.count(now, moment)
         tracked = tuple(parts.values())
-        counted = _part_bytes(parts)
+        counted = _part_bytes(_without_asleep(parts, self.is_asleep))
         if self._optimizers:
             known = self._optimizers.read(now, tracked, self.tracked.version, moment)
             if known is None:
@@ -151,6 +156,22 @@ class Components:
             if least <= most:
                 rest[device] = min(max(self._held.get(device, least), least), most)
         return rest
+
+
+def _without_asleep(
+    parts: Mapping[str, Storages], is_asleep: Callable[[int], bool] | None
+) -> Mapping[str, Storages]:
+    """Return the parts with the storages that are asleep in a part of their own."""
+    if is_asleep is None:
+        return parts
+    awake: dict[str, Storages] = {name: {} for name in parts}
+    asleep: Storages = {}
+    for name, storages in parts.items():
+        for device, sizes in storages.items():
+            for address, size in sizes.items():
+                into = asleep if is_asleep(address) else awake[name]
+                into.setdefault(device, {})[address] = size
+    return {**awake, ASLEEP: asleep}
 
 
 def _part_bytes(parts: Mapping[str, Storages]) -> dict[str, Bytes]:

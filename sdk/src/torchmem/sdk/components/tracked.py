@@ -10,7 +10,7 @@ from typing import Any, Literal
 from weakref import ref
 
 from torchmem.allocator.backend import Storages, TensorCounter
-from torchmem.sample.sample import COMPONENTS, MAX_COMPONENTS
+from torchmem.sample.sample import ASLEEP, COMPONENTS, MAX_TRACKED
 from torchmem.sdk.safety.cost import MAX_PART_SECONDS, TRACK_BUDGET
 from torchmem.sdk.safety.errors import Errors, log
 
@@ -19,7 +19,6 @@ Clock = Callable[[], float]
 Moment = Literal["step", "idle", "oom"]
 """When memory is counted: at a step's end, between steps, or in the observer of an OOM."""
 
-MAX_PARTS = MAX_COMPONENTS - len(COMPONENTS)
 MAX_NAME_BYTES = 64
 
 
@@ -123,10 +122,10 @@ class Tracked:
     def _problem(self, name: str) -> str | None:
         if not isinstance(name, str) or not 0 < len(name.encode()) <= MAX_NAME_BYTES:
             return f"a name is a text of 1 to {MAX_NAME_BYTES} bytes"
-        if name in COMPONENTS:
+        if name in {*COMPONENTS, ASLEEP}:
             return "torchmem has a component with this name; choose another one"
-        if name not in self.parts and len(self.parts) >= MAX_PARTS:
-            return f"{MAX_PARTS} parts are tracked already"
+        if name not in self.parts and len(self.parts) >= MAX_TRACKED:
+            return f"{MAX_TRACKED} parts are tracked already"
         return None
 
     def storages(self) -> list[Storages]:

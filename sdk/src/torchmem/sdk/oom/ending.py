@@ -2,8 +2,8 @@
 
 Among uncaught exceptions are those of libraries that get no memory from the driver. They do not
 pass PyTorch's allocator, so no observer is called. The texts are those of NCCL, cuBLAS, cuDNN,
-cuSOLVER, cuSPARSE, cuFFT, cuRAND, their ROCm counterparts, Triton, CuPy, and of PyTorch for calls
-to the driver outside the caching allocator.
+cuSOLVER, cuSPARSE, cuFFT, cuRAND, their ROCm counterparts, Triton, CuPy, vLLM's allocator that
+sleeps, and of PyTorch for calls to the driver outside the caching allocator.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_TEXT_LENGTH = 1 << 16
 
 _LIBRARY_OOM = re.compile(
     r"\w+_STATUS_ALLOC(?:ATION)?_FAILED|CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"
-    r"|(?:CUDA|HIP)(?: driver)? error: out of memory|Triton Error \[\w+\]: out of memory"
+    r"|(?:CUDA|HIP)(?: driver)? [eE]rror: out of memory|Triton Error \[\w+\]: out of memory"
     r"|C(?:uda|UDA) failure (?:\d+ )?'out of memory'"
     r"|Failed to CUDA calloc(?: async)? (?P<bytes>\d{1,18}) bytes"
     r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY"

@@ -40,7 +40,7 @@ from torchmem.sdk.pytorch.garbage_collection import GarbageCollection
 from torchmem.sdk.pytorch.graph_captures import Captures
 from torchmem.sdk.pytorch.seen_modules import SeenModules
 from torchmem.sdk.pytorch.storages import TensorReader
-from torchmem.sdk.pytorch.user_peaks import MemoryModule, UserPeaks
+from torchmem.sdk.pytorch.user_peaks import FlatMemoryModule, MemoryModule, UserPeaks
 from torchmem.sdk.safety.interruptions import ignore, is_interruption, shield
 from torchmem.sdk.safety.main_thread import PendingCalls
 
@@ -65,6 +65,10 @@ def _call_step_begin_callbacks(
     has_closure = has_arguments and any(map(callable, (*arguments, *keywords.values())))
     for callback in tuple(_step_begin_callbacks):
         callback(optimizer, has_closure)
+
+
+def _has_peaks(module: object) -> bool:
+    return hasattr(module, "memory_stats") and hasattr(module, "reset_peak_memory_stats")
 
 
 _modules = SeenModules(torch.nn.Module)
@@ -297,8 +301,12 @@ class TorchBackend:
     def _own_peaks(self) -> UserPeaks:
         if self._user_peaks is None:
             modules = cast("tuple[MemoryModule, ...]", (torch.cuda.memory, torch.cuda))
+            accelerator = getattr(torch, "accelerator", None)
+            flat = (getattr(accelerator, "memory", None), accelerator)
             self._user_peaks = UserPeaks(
-                modules, lambda given: int(_get_device_index(given, optional=True))
+                modules,
+                lambda given: int(_get_device_index(given, optional=True)),
+                cast("tuple[FlatMemoryModule, ...]", tuple(filter(_has_peaks, flat))),
             )
         return self._user_peaks
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Protocol
 
 
@@ -13,16 +14,26 @@ class MemoryModule(Protocol):
     reset_peak_memory_stats: Callable[..., None]
 
 
-class UserPeaks:
-    """Resets PyTorch's peaks while `torch.cuda.max_memory_*` keep their values for the user.
+class FlatMemoryModule(Protocol):
+    """The same of `torch.accelerator.memory`, whose statistics are flattened (2.9 and newer)."""
 
-    Replaces two functions in each of `modules` (torch.cuda.memory and torch.cuda). `device_index`
-    resolves what users pass as a device. `torch.accelerator` bypasses these functions and sees
-    the peaks since the SDK's last reset.
+    memory_stats: Callable[..., dict[str, Any]]
+    reset_peak_memory_stats: Callable[..., None]
+
+
+class UserPeaks:
+    """Resets PyTorch's peaks while `max_memory_*` keep their values for the user.
+
+    Replaces two functions in each of `modules` (torch.cuda.memory and torch.cuda) and of
+    `flat_modules` (torch.accelerator.memory and torch.accelerator), which read the same peaks.
+    `device_index` resolves what users pass as a device.
     """
 
     def __init__(
-        self, modules: tuple[MemoryModule, ...], device_index: Callable[[Any], int]
+        self,
+        modules: tuple[MemoryModule, ...],
+        device_index: Callable[[Any], int],
+        flat_modules: tuple[FlatMemoryModule, ...] = (),
     ) -> None:
         self._stats = modules[0].memory_stats_as_nested_dict
         self._reset = modules[0].reset_peak_memory_stats
@@ -31,6 +42,9 @@ class UserPeaks:
         for module in modules:
             module.memory_stats_as_nested_dict = self._stats_for_user
             module.reset_peak_memory_stats = self._reset_by_user
+        for flat in flat_modules:
+            flat.memory_stats = self._flat_stats_for_user(flat.memory_stats)
+            flat.reset_peak_memory_stats = self._reset_by_user
 
     def stats(self, device: int) -> dict[str, Any]:
         """Return PyTorch's own statistics, with the peaks since the SDK's last reset."""
@@ -53,6 +67,23 @@ class UserPeaks:
         for key, values in _with_peaks(stats) if before else ():
             values["peak"] = max(values["peak"], before.get(key, 0))
         return stats
+
+    def _flat_stats_for_user(
+        self, read: Callable[..., dict[str, Any]]
+    ) -> Callable[..., dict[str, Any]]:
+        """Return what stands in for `torch.accelerator.memory_stats`."""
+
+        @wraps(read)
+        def stats_for_user(device: Any = None) -> dict[str, Any]:
+            stats = read(device)
+            before = self._before.get(self._device_index(device), {}) if self._before else {}
+            for (name, pool), peak in before.items():
+                key = f"{name}.{pool}.peak" if pool else f"{name}.peak"
+                if key in stats:
+                    stats[key] = max(stats[key], peak)
+            return stats
+
+        return stats_for_user
 
     def _reset_by_user(self, device: Any = None) -> None:
         if self._before:

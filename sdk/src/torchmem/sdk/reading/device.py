@@ -43,7 +43,10 @@ class MonotonicCounter:
 
 
 class DeviceRecord:
-    """What is known about one device, updated at every read."""
+    """What is known about one device, updated at every read.
+
+    Once `watched_peak` is 0, it becomes the highest peak of the allocated bytes in later reads.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
@@ -65,6 +68,7 @@ class DeviceRecord:
         self._reports_ooms = False
         self._flows = {name: MonotonicCounter() for name in ("allocated", "freed")}
         self._window_peak = 0
+        self.watched_peak: int | None = None
         self.run_history = RunHistoryRecorder()
 
     def update(self, stats: NestedStats) -> None:
@@ -101,6 +105,8 @@ class DeviceRecord:
         for name in PEAKS:
             self._peaks[name] = max(self._peaks[name], stats[name]["all"]["peak"])
         self._window_peak = max(self._window_peak, stats["active_bytes"]["all"]["peak"])
+        if self.watched_peak is not None:
+            self.watched_peak = max(self.watched_peak, stats["allocated_bytes"]["all"]["peak"])
         requested = stats["requested_bytes"]["all"] if "requested_bytes" in stats else None
         if requested:
             self.requested = requested["current"]

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from torchmem.host.process_table import ProcessTable
 from torchmem.sample.process_messages import encode, sibling_path
@@ -52,7 +53,7 @@ class Neighbors:
         self._clock = clock
         self._sleep = sleep
 
-    def wait(
+    def wait(  # noqa: PLR0913 - the last ones are options
         self,
         wanted: int,
         seconds: float,
@@ -60,13 +61,16 @@ class Neighbors:
         serve: Callable[[], None],
         *,
         take: bool = False,
+        left: Callable[[], int] = lambda: 0,
+        hook_bytes: int = 0,
     ) -> bool:
         """Wait until this process can get `wanted` bytes; return whether it can.
 
         It asks the neighbors, again if they refuse, and calls `serve` meanwhile, so that two
         processes that wait for each other both return memory. `device` is torch's index; by default
         the device on which this process has most memory. With `take` the memory is taken into the
-        cache; if another process is faster, the wait goes on. Returns False at once if nothing is
+        cache; if another process is faster, the wait goes on. What `left` returns stays free beside
+        them. The neighbors' hooks are asked for `hook_bytes`. Returns False at once if nothing is
         known about the device.
         """
         self._recorder.read_stats()
@@ -75,19 +79,22 @@ class Neighbors:
             return False
         started = now = self._clock()
         asked, waited = -ASK_SECONDS, found.wait_seconds or 0.0
-        while not (is_there := self._is_there(found, wanted, take)) and now < started + seconds:
+        needed = wanted + left()
+        while not (is_there := self._is_there(found, wanted, needed, take)) and (
+            now < started + seconds
+        ):
             if now >= asked + ASK_SECONDS:
-                asked = now
+                asked, needed = now, wanted + left()
                 with ignore(OSError):  # the memory may come without a request
-                    self.ask(found)
+                    self.ask(found, hook_bytes)
             serve()
             self._sleep(POLL_SECONDS)
             now = self._clock()
             found.wait_seconds = waited + now - started
         return is_there
 
-    def _is_there(self, device: DeviceRelease, wanted: int, take: bool) -> bool:
-        if self._obtainable(device.record.device.index) < wanted:
+    def _is_there(self, device: DeviceRelease, wanted: int, needed: int, take: bool) -> bool:
+        if self._obtainable(device.record.device.index) < needed:
             return False
         return not take or self._take is None or self._take(device, wanted)
 
@@ -113,7 +120,16 @@ class Neighbors:
                 device.is_short = False
                 self.ask(device)
 
-    def ask(self, device: DeviceRelease) -> None:
+    def asleep_bytes(self, device: int | None) -> int:
+        """Return what sleeping engines of other processes take on a device when they wake up."""
+        found = self._device(device)
+        uuid = found.record.device.uuid if found else None
+        with ignore(OSError):
+            samples = (sample for _, sample in live_neighbors(self._sample))
+            return sum(_asleep_bytes(sample, uuid) for sample in samples)
+        return 0
+
+    def ask(self, device: DeviceRelease, hook_bytes: int = 0) -> None:
         """Ask the processes that share memory on this device.
 
         A process with a pending request is not asked again: all can use what it returns. Raises
@@ -124,11 +140,19 @@ class Neighbors:
             request = sibling_path(path, REQUEST_SUFFIX)
             with ignore(OSError):
                 if not _is_pending(request):
-                    replace_file(request, encode(ReleaseRequest("neighbors")))
+                    replace_file(request, encode(ReleaseRequest("neighbors", hook_bytes)))
 
 
 def offering_neighbors(own: Path, uuid: str | None) -> Iterator[Path]:
     """Yield the samples of live processes that share memory on a device; `own` is left out."""
+    for path, sample in live_neighbors(own):
+        with ignore(ValueError, KeyError, TypeError):
+            if _offers(sample, uuid):
+                yield path
+
+
+def live_neighbors(own: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the samples of live processes next to `own`, which is left out, with their paths."""
     processes = ProcessTable()
     paths = set(own.parent.glob(f"*{SAMPLE_SUFFIX}")) - {own}
     # Newest first: those of dead processes are older.
@@ -136,14 +160,19 @@ def offering_neighbors(own: Path, uuid: str | None) -> Iterator[Path]:
         with ignore(UntrustedFileError, OSError, ValueError, KeyError, TypeError, RecursionError):
             content = read_untrusted(path, MAX_SAMPLE_BYTES, os.geteuid())[0]
             sample = sanitize_json(json.loads(content))
-            if (
-                _offers(sample, uuid)
-                and processes.locate(convert(sample["process"], Process)).alive
-            ):
-                yield path
+            if processes.locate(convert(sample["process"], Process)).alive:
+                yield path, sample
 
 
-def _offers(sample: dict[str, object], uuid: str | None) -> bool:
+def _asleep_bytes(sample: dict[str, Any], uuid: str | None) -> int:
+    """Return what the engine in a sample takes on a device when it wakes up."""
+    with ignore(KeyError, TypeError, AttributeError):
+        engines = [each.get("engine") for each in sample["devices"] if each["uuid"] == uuid]
+        return sum(sum(map(int, engine["asleep"].values())) for engine in engines if engine)
+    return 0
+
+
+def _offers(sample: dict[str, Any], uuid: str | None) -> bool:
     """Return whether the process shares and has cached bytes on the device."""
     devices = sample["devices"]
     if not isinstance(devices, list):

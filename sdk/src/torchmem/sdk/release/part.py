@@ -76,8 +76,39 @@ class ReleasePart(Part):
             return released
         return 0
 
-    def wait(self, wanted: int, seconds: float, device: int | None, *, take: bool) -> bool:
-        """Wait in the calling thread until this process can get `wanted` bytes, or has them."""
+    def wait(
+        self, wanted: int, seconds: float, device: int | None, *, take: bool, borrow: bool = False
+    ) -> bool:
+        """Wait in the calling thread until this process can get `wanted` bytes, or has them.
+
+        Unless it may `borrow` them, it leaves what sleeping engines take when they wake up.
+        """
         with self._release.errors.suppress("release"):
-            return self._neighbors.wait(wanted, seconds, device, self._requests.serve, take=take)
+            return self._neighbors.wait(
+                wanted,
+                seconds,
+                device,
+                self._requests.serve,
+                take=take,
+                left=lambda: 0 if borrow else self._asleep_bytes(device),
+            )
         return False
+
+    def _asleep_bytes(self, device: int | None) -> int:
+        return self._release.asleep_bytes + self._neighbors.asleep_bytes(device)
+
+    def make_room(self, wanted: int, seconds: float, device: int) -> None:
+        """Make room at the driver before the engine of this process wakes up.
+
+        First the hooks and the cache of this process, then, with the tier `neighbors`, those of
+        other processes.
+        """
+        with self._release.errors.suppress("release"):
+            free = self._release.backend.free_bytes(device)
+            if free is None or free >= wanted:
+                return
+            self.by_script(wanted - free)
+            missing = wanted - (self._release.backend.free_bytes(device) or 0)
+            if missing > 0 and self._release.has("neighbors"):
+                serve = self._requests.serve
+                self._neighbors.wait(wanted, seconds, device, serve, hook_bytes=missing)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torchmem.sample.release_messages import ReleaseRequest
 from torchmem.sample.release_tiers import SETTING_TIERS, ReleaseTier
 from torchmem.sdk.draft import Draft
+from torchmem.sdk.engine import EngineState
 from torchmem.sdk.observation import Oom
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.release.cache import Cache, Released
@@ -25,17 +26,20 @@ class ReleaseRefusedError(Exception):
 class Release:
     """Releases memory in the training thread, at step ends that have just read statistics.
 
-    `reset_peaks` starts a new window of the peaks.
+    `reset_peaks` starts a new window of the peaks. While the `engine` of this process falls asleep
+    or wakes up, nothing is released.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what it works with
         self,
         recorder: Recorder,
         errors: Errors,
         settings: Settings,
         reset_peaks: Callable[[], None],
         hooks: PressureHooks,
+        engine: EngineState | None = None,
     ) -> None:
+        self._engine = engine or EngineState()
         self._recorder = recorder
         self.backend = recorder.backend
         self.errors = errors
@@ -56,13 +60,23 @@ class Release:
         return any(action.tier == tier for action in self._actions)
 
     @property
-    def is_calling_hooks(self) -> bool:
-        """Whether a hook runs now. Nothing that it does in the session causes a release."""
-        return self.hooks.is_running
+    def must_not_release(self) -> bool:
+        """Whether a hook runs now, which must cause no release, or the engine moves its memory."""
+        return self.hooks.is_running or self._engine.is_moving
+
+    @property
+    def note(self) -> str | None:
+        """What this process holds besides, and how to free it; None if there is nothing to say."""
+        return self._engine.note
+
+    @property
+    def asleep_bytes(self) -> int:
+        """What the engine of this process takes when it wakes up."""
+        return self._engine.asleep_bytes
 
     def at_step(self) -> None:
         """End a window on each device; if one is short of memory, release where that pays."""
-        if not self._actions or self.is_calling_hooks:
+        if not self._actions or self.must_not_release:
             return
         devices = self.devices.by_index()
         if any(action.needs_peaks for action in self._actions):
@@ -109,12 +123,15 @@ class Release:
     def on_request(self, request: ReleaseRequest) -> Released:
         """Return what can be spared, at a step's end.
 
-        A neighbor gets nothing that the next step is expected to need, by the latest window. Raises
+        A neighbor gets nothing that the next step is expected to need, by the latest window; except
+        a neighbor whose engine wakes up and that asks for what hooks can free. Raises
         ReleaseRefusedError.
         """
         self._check(request)
         if request.asker != "neighbors":
             return self.cache.release(request.asker, request.hook_bytes)
+        if request.hook_bytes and self.hooks.exist:
+            return self.cache.release("neighbors", request.hook_bytes)
         segments = self.cache.snapshot()
         devices = self.cache.memory(self.devices.by_index(), segments, windows=1)
         if not any(memory.can_spare for memory in devices.values()):
@@ -124,7 +141,7 @@ class Release:
 
     def by_script(self, wanted: int) -> int:
         """Call hooks for the wanted bytes, empty the cache, and return the bytes returned."""
-        if self.is_calling_hooks or self.backend.is_capturing():
+        if self.must_not_release or self.backend.is_capturing():
             return 0
         self._recorder.read_stats()
         return sum(self.cache.release("request", wanted)[0].values())

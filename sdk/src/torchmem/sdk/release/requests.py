@@ -88,7 +88,7 @@ class ReleaseRequests:
         request is served at once. Return whether one was served in this thread, because the main
         thread does nothing.
         """
-        is_idle = is_idle and not self._release.is_calling_hooks
+        is_idle = is_idle and not self._release.must_not_release
         self._was_served_here = False
         if call_if_free(self._lock, lambda: self._tick(is_idle, waits)):
             self._release.backend.call_soon(self._errors.defer_logging(self._in_main_thread))
@@ -100,7 +100,7 @@ class ReleaseRequests:
             if self._requests.changed():
                 self._job = None
                 self._accept()
-            if self._job and waits and not self._release.is_calling_hooks:
+            if self._job and waits and not self._release.must_not_release:
                 self._serve_here(self._job)
             elif self._job and is_idle:
                 return self._serve_idle(self._job)
@@ -116,7 +116,7 @@ class ReleaseRequests:
 
     def _serve_if_ready(self, act: Act) -> None:
         with self._errors.suppress("release"):
-            if self._job and not self._release.is_calling_hooks:
+            if self._job and not self._release.must_not_release:
                 self._serve(self._job, act)
 
     def _accept(self) -> None:
@@ -152,7 +152,10 @@ class ReleaseRequests:
             self._refuse(f"it failed in the process ({type(error).__name__}: {error}).")
             raise
         else:
-            self._answer(ReleaseAnswer(self._requests.request_ns, "done", released, seconds))
+            note = self._release.note
+            self._answer(
+                ReleaseAnswer(self._requests.request_ns, "done", released, seconds, note=note)
+            )
         finally:
             if job.request.asker == "neighbors":
                 # No process waits for the answer, and another neighbor may ask again.
@@ -160,7 +163,8 @@ class ReleaseRequests:
 
     def _refuse(self, reason: str) -> None:
         self._job = None
-        self._answer(ReleaseAnswer(self._requests.request_ns, "refused", {}, 0.0, reason))
+        note = self._release.note
+        self._answer(ReleaseAnswer(self._requests.request_ns, "refused", {}, 0.0, reason, note))
 
     def _answer(self, answer: ReleaseAnswer) -> None:
         self._requests.answer(answer)

@@ -16,6 +16,7 @@ Stage = Literal[
     "step",
     "phase",
     "components",
+    "engine",
     "capture",
     "memory_map",
     "history",

@@ -28,6 +28,9 @@ class Worker:
         is_driver_worker: bool = False,
     ) -> None:
         self.model_config = vllm_config.model_config
+        self.parallel_config = vllm_config.parallel_config
+        self.cache_config = SimpleNamespace(kv_cache_memory_bytes=None)
+        self.requested_memory = 0
         self.rank, self.local_rank = rank, local_rank
 
     def init_device(self) -> None:
@@ -64,6 +67,10 @@ class Worker:
     def execute_model(self, scheduler_output: Any) -> Any:
         """Run the batch once."""
         self.graph.replay()
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def sample_tokens(self, grammar_output: Any) -> Any:
+        """Return what the batch has computed."""
         return self.outputs
 
     def sleep(self, level: int = 1) -> None:

@@ -1,0 +1,270 @@
+"""An inference engine in this process: its memory awake and asleep, its plan, and its sleeps.
+
+An integration describes the engine with an `EngineSource` and says when its memory changes. While
+an engine waits for requests, its process may run no bytecode, so that nothing could be read later.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchmem.allocator.sizes import format_size
+from torchmem.explain.serving import SPARE_BYTES
+from torchmem.sample.engine import MAX_RESIDUALS, Engine
+from torchmem.sdk.draft import Draft
+from torchmem.sdk.part import Part
+from torchmem.sdk.reading.device import DeviceRecord
+from torchmem.sdk.reading.recorder import Recorder
+from torchmem.sdk.safety.errors import Stage
+
+MIN_STEPS = 1000
+"""With fewer steps, the peaks say little about the requests to come."""
+SPARE_ACTIVATIONS = 0.1
+"""The share by which later activations may exceed those seen so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAllocation:
+    """Memory of an allocator of the engine's own: where it is, and whether it was given back."""
+
+    address: int
+    size: int
+    part: str
+    is_asleep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """What an engine planned at its start, in bytes; None where it did not say.
+
+    budget: what it may use in all.
+    consumed: what it used for other things than the KV cache, activations and graphs.
+    """
+
+    parts: Mapping[str, int]
+    budget: int | None = None
+    consumed: int | None = None
+
+
+class EngineSource(Protocol):
+    """What an integration knows of an engine. It is called in the engine's thread."""
+
+    name: str
+    is_alone: bool
+    """Whether nothing else in this process, such as a trainer, allocates on the device."""
+
+    @property
+    def device(self) -> int:
+        """Torch's index of the device."""
+
+    def allocations(self) -> Iterable[EngineAllocation]:
+        """Return what the engine's own allocator holds; nothing if it has none."""
+
+    def parts(self) -> Mapping[str, int]:
+        """Return the bytes of parts that PyTorch's allocator or the one above holds."""
+
+    def plan(self) -> EnginePlan:
+        """Return the plan, once the engine is ready."""
+
+
+class EngineState:
+    """What is known about the engine of this process. `is_moving`: it falls asleep or wakes up."""
+
+    def __init__(self) -> None:
+        self.source: EngineSource | None = None
+        self.is_moving = False
+        self.is_ready = False
+        self._engine: Engine | None = None
+        self._plan: EnginePlan | None = None
+        self._resting = 0
+        self._ready_steps = 0
+        self._sleeps = 0
+        self._residuals: tuple[int, ...] = ()
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+
+    @property
+    def asleep_bytes(self) -> int:
+        """What the engine takes from the driver when it wakes up."""
+        return self._engine.asleep_bytes if self._engine else 0
+
+    def asleep_of(self, parts: Iterable[str] | None = None) -> int:
+        """Return what it takes when only some parts wake up; None stands for all.
+
+        vLLM wakes all but weights and kv_cache in any case (`DEFERRABLE_TAGS`).
+        """
+        asleep = self._engine.asleep if self._engine else {}
+        left = {"weights", "lora", "kv_cache"} - set(parts or ()) if parts is not None else set()
+        if parts is not None and "weights" in parts:
+            left -= {"lora"}
+        return sum(size for part, size in asleep.items() if part not in left)
+
+    @property
+    def note(self) -> str | None:
+        """What the engine holds that no other process can get, in one sentence."""
+        cache = self._engine.resident.get("kv_cache", 0) if self._engine else 0
+        if not cache:
+            return None
+        return (
+            f"its inference engine holds {format_size(cache)} in the KV cache, which only sleep "
+            "mode returns: have the engine's owner call sleep()."
+        )
+
+    @property
+    def device(self) -> int | None:
+        """Torch's index of the engine's device."""
+        return self.source.device if self.source else None
+
+    def is_asleep(self, address: int) -> bool:
+        """Return whether the memory at an address was given back to the driver."""
+        index = bisect_right(self._starts, address) - 1
+        return index >= 0 and address < self._ends[index]
+
+    def renew(self) -> None:
+        """Ask the engine what it holds, after a change."""
+        if self.source is None:
+            return
+        allocations = list(self.source.allocations())
+        asleep = sorted((each.address, each.size) for each in allocations if each.is_asleep)
+        self._starts = [address for address, _ in asleep]
+        self._ends = [address + size for address, size in asleep]
+        resident, gone = divided(allocations, self.source.parts())
+        self._engine = Engine(self.source.name, resident, gone)
+
+    def slept(self, record: DeviceRecord) -> None:
+        """Note what stayed after a sleep, from statistics that were read after it."""
+        self._sleeps += 1
+        left = max(0, record.reserved_bytes() - self.asleep_bytes)
+        self._residuals = (*self._residuals, left)[-MAX_RESIDUALS:]
+
+    def ready(self, allocated: int, steps: int) -> None:
+        """Take the plan, and the bytes that stay allocated between batches."""
+        if self.source is not None:
+            self.is_ready = True
+            self._plan, self._resting, self._ready_steps = self.source.plan(), allocated, steps
+
+    def engine(self, peak: int | None, steps: int) -> Engine | None:
+        """Return the engine as it is published. `peak`: of the allocated bytes since `ready`."""
+        known, plan = self._engine, self._plan
+        if known is None:
+            return None
+        peaks = {}
+        if plan is not None and peak is not None:
+            peaks = actual_peaks(known, max(0, peak - self._resting))
+        served = steps - self._ready_steps
+        advice = kv_cache_advice(plan, peaks) if plan and served >= MIN_STEPS else None
+        return Engine(
+            known.name,
+            known.resident,
+            known.asleep,
+            dict(plan.parts) if plan else {},
+            peaks,
+            advice,
+            self._sleeps,
+            self._residuals,
+        )
+
+
+def divided(
+    allocations: Iterable[EngineAllocation], parts: Mapping[str, int]
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the bytes by part that are on the device, and those that are asleep.
+
+    What the engine's own allocator holds under a tag counts as it says. `lora` is memory that it
+    holds under the tag `weights`. Other parts count where no allocation has their name.
+    """
+    resident: dict[str, int] = {}
+    asleep: dict[str, int] = {}
+    for each in allocations:
+        into = asleep if each.is_asleep else resident
+        into[each.part] = into.get(each.part, 0) + each.size
+    own = resident.keys() | asleep.keys()
+    resident |= {name: size for name, size in parts.items() if name not in {*own, "lora"} and size}
+    lora = parts.get("lora", 0)
+    weights = asleep if asleep.get("weights", 0) >= lora > 0 else resident
+    if lora and weights.get("weights", 0) >= lora:
+        weights["weights"] -= lora
+        weights["lora"] = lora
+    return resident, asleep
+
+
+def actual_peaks(engine: Engine, activations: int) -> dict[str, int]:
+    """Return the peaks in the terms of the plan."""
+    whole = {
+        name: engine.resident.get(name, 0) + engine.asleep.get(name, 0)
+        for name in ("weights", "lora", "kv_cache", "cudagraph")
+    }
+    return {"activations": activations} | {name: size for name, size in whole.items() if size}
+
+
+def kv_cache_advice(plan: EnginePlan, peaks: Mapping[str, int]) -> int | None:
+    """Return how large the KV cache can be within the budget, with a margin.
+
+    vLLM computes its own suggestion in the same way, from the profile run's activations instead of
+    the actual ones (v1/worker/gpu_worker.py, `kv_cache_memory_bytes_to_requested_limit`).
+    """
+    if plan.budget is None or plan.consumed is None or "activations" not in peaks:
+        return None
+    activations = peaks["activations"]
+    spare = SPARE_BYTES + int(SPARE_ACTIVATIONS * activations)
+    left = plan.budget - plan.consumed - peaks.get("cudagraph", 0) - activations - spare
+    return left if left > 0 else None
+
+
+class EnginePart(Part):
+    """Publishes the engine of this process."""
+
+    stage: Stage = "engine"
+
+    def __init__(
+        self,
+        state: EngineState,
+        recorder: Recorder,
+        steps: Callable[[], int],
+        reset_peaks: Callable[[], None],
+    ) -> None:
+        """`steps` returns the count of steps, `reset_peaks` starts a new window of the peaks."""
+        self._state = state
+        self._recorder = recorder
+        self._steps = steps
+        self._reset_peaks = reset_peaks
+
+    def changed(self) -> None:
+        """Take what the engine holds now, before the statistics are read."""
+        self._state.renew()
+        is_asleep = self._state.is_asleep if self._state.asleep_bytes else None
+        self._recorder.components.is_asleep = is_asleep
+
+    def record(self) -> DeviceRecord | None:
+        """Return the record of the engine's device."""
+        device = self._state.device
+        return None if device is None else self._recorder.records().get(device)
+
+    def slept(self) -> None:
+        """Note what a sleep left, after the statistics were read."""
+        record = self.record()
+        if record is not None and self._state.asleep_bytes:
+            self._state.slept(record)
+
+    def ready(self) -> None:
+        """Note that the engine serves from now on, after the statistics were read."""
+        record, source = self.record(), self._state.source
+        if source is not None and record is not None and record.allocator is not None:
+            if source.is_alone:
+                self._reset_peaks()
+                record.watched_peak = 0
+            allocated = record.allocator.allocated_bytes.total
+            self._state.ready(allocated, self._steps())
+
+    def complete(self, sample: Draft) -> None:
+        """Add the engine to its device."""
+        record = self.record()
+        if record is None:
+            return
+        engine = self._state.engine(record.watched_peak, self._steps())
+        for device in sample.devices:
+            if device.index == self._state.device:
+                device.add(engine=engine)
