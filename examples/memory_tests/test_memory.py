@@ -78,10 +78,10 @@ def test_checkpointing_saves_activations(gpu_memory: Callable[..., Any]) -> None
     assert peaks[1] < peaks[0]
 
 
-@pytest.mark.gpu_memory(peak="600 MiB", world_size=8, rank=0)
+@pytest.mark.gpu_memory(peak="800 MiB", world_size=8, rank=0)
 @pytest.mark.usefixtures("process_group")
 def test_fsdp2_rank() -> None:
-    """Rank 0 of 8 with FSDP2 fits in 600 MiB."""
+    """Rank 0 of 8 with FSDP2 fits in 800 MiB."""
     with torch.device("meta"):
         model = llama()
     for module in [*model.model.layers, model]:

@@ -49,28 +49,28 @@ def preflight(script: PlayedScript, *flags: str | Path) -> int:
 
 
 @pytest.fixture
-def saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def saved(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Path:
     """A baseline with a peak of 100 MiB."""
     path = tmp_path / "gpu-memory.json"
     assert preflight(Peaks(100).script, "--save-baseline", path) == 0
-    capsys.readouterr()
+    capfd.readouterr()
     return path
 
 
-def test_the_same_passes(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_same_passes(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A run that needs as much ends with 0, and so does one within the tolerance."""
     assert preflight(Peaks(100).script, "--baseline", saved) == 0
-    assert "Baseline: sh train.sh needs as much memory" in capsys.readouterr().out
+    assert "Baseline: sh train.sh needs as much memory" in capfd.readouterr().out
     assert preflight(Peaks(104).script, "--baseline", saved, "--tolerance", "5%") == 0
 
 
 def test_more_memory_fails_and_is_named(
-    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    saved: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A run that needs more ends with 1; page and comment name component, module and line."""
     page = tmp_path / "comment.md"
     assert preflight(Peaks(150).script, "--baseline", saved, "--markdown", page) == 1
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capfd.readouterr().out.split())
     assert "peak allocated 150.00 MiB instead of 100.00 MiB (+50.0%)" in shown
     assert "+50.00 MiB activations in layers.*.up (train.py:7)." in shown
     assert "train.py:7 x = model(x)" in shown
@@ -85,17 +85,17 @@ def test_json(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert against["compared"][0]["largest_growth"].startswith("+50.00 MiB activations")
 
 
-def test_a_peak_that_varies_is_no_verdict(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_peak_that_varies_is_no_verdict(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """If other runs of the same code stay below the limit, it says by how much the peak varies."""
     assert preflight(Peaks(150, 100).script, "--baseline", saved) == 2
-    shown = " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capfd.readouterr().out.split())
     assert "varies by 50.00 MiB (50.0%) between 3 runs of the same code" in shown
 
 
-def test_another_gpu_model_is_not_compared(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_gpu_model_is_not_compared(saved: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A baseline of another GPU model is said to be so, with exit code 2."""
     assert preflight(Peaks(100).script, "--baseline", saved, "--gpu-model", "3GB") == 2
-    assert "is of 2GB, and this is 3GB" in " ".join(capsys.readouterr().out.split())
+    assert "is of 2GB, and this is 3GB" in " ".join(capfd.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

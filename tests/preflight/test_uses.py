@@ -81,6 +81,18 @@ def test_a_later_part() -> None:
     assert left == (Use("gradients", 8 * MIB, "up", CALL),)
 
 
+def test_what_is_freed_by_clearing_is_a_workspace() -> None:
+    """What PyTorch frees when cuBLAS's workspaces are cleared was one, wherever it was made."""
+    events = [alloc(1, MIB, FORWARD), alloc(2, MIB, FORWARD), free(2, MIB)]
+    moments = [Moment({0: 2}, frees=("workspaces", None)), Moment({0: 3})]
+    peak = trace_peak(Trace(events, moments, 0, 3, 0), 0, lambda frames: None, LINES)
+    assert peak is not None
+    assert set(peak.uses) == {
+        Use("temporaries", MIB, None, LINE),
+        Use("workspaces", MIB, None, LINE),
+    }
+
+
 def test_rounding_completes_the_peak() -> None:
     """The uses and the rounding add up to the peak, or there are none."""
     uses = (Use("activations", 10),)

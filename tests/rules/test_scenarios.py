@@ -15,6 +15,7 @@ from torchmem.simulator.scenarios import SCENARIOS
 
 GROUPS = [
     "torchmem_memory",
+    "torchmem_margins",
     "torchmem_trends",
     "torchmem_paces",
     "torchmem_history",

@@ -110,7 +110,6 @@ COMPONENT_PEAK = _group.gauge(
     "activations, temporaries, and what of them waits for another stream); gradients_or_step where "
     "the two cannot be told apart. They add up to the active peak.",
     "component",
-    is_detail=True,
 )
 COMPONENT_PEAK_TIMESTAMP = _group.gauge(
     "torchmem_component_peak_timestamp_seconds",

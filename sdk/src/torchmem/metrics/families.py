@@ -47,7 +47,7 @@ from torchmem.sample.sample import (
 )
 
 FREE_BLOCK_PAGE_BOUNDS = (1 << 20, 1 << 25, 1 << 30)
-STEP_DURATION_PAGE_BOUNDS = (0.1, 0.25, 0.5, 1, 5)
+STEP_DURATION_PAGE_BOUNDS = (0.25, 1, 5, 30)
 """The buckets that the exporter serves; with all series it serves all that the sample has."""
 
 Labels = tuple[str, ...]
@@ -179,8 +179,8 @@ def families(views: Sequence[ProcessView], *, all_series: bool = True) -> Iterat
     """Yield the families of the given processes.
 
     No two of `views` may have the same rank, pid and run. Without `all_series`, leave out what no
-    rule and no panel reads: families that are details, the pools of the active bytes, and most
-    buckets of histograms.
+    rule and no panel reads: families that are details, the pools of the active bytes, the
+    components of the peak but step, and most buckets of histograms.
     """
     for found in _families(views, all_series=all_series):
         if all_series or found.name not in _details():
@@ -192,7 +192,13 @@ def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Met
     allocators = [(labels, d.allocator) for labels, d in devices if d.allocator]
     yield from _allocator_families(allocators, all_series=all_series)
     yield keyed_family(catalog.COMPONENT, devices, lambda d: d.components)
-    yield keyed_family(catalog.COMPONENT_PEAK, devices, lambda d: d.component_peaks)
+    yield keyed_family(
+        catalog.COMPONENT_PEAK,
+        devices,
+        lambda d: {
+            name: size for name, size in d.component_peaks.items() if all_series or name == "step"
+        },
+    )
     yield value_family(
         catalog.COMPONENT_PEAK_TIMESTAMP, devices, lambda d: d.component_peak_timestamp
     )

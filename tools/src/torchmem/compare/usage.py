@@ -24,6 +24,7 @@ COMPONENT_ORDER = (
     "gradients_or_step",
     "step",
     "held",
+    "workspaces",
     "pending",
     "rounding",
 )
@@ -31,8 +32,8 @@ COMPONENT_ORDER = (
 
 activations: allocated in the forward part of the current step, including its inputs. temporaries:
 allocated in its backward pass, in the optimizer's step or before the first forward pass, and none
-of the others. held: allocated before the current step, and none of the others. The other names are
-those of `torchmem_component_peak_bytes`.
+of the others. held: allocated before the current step, and none of the others. workspaces: kept by
+PyTorch for cuBLAS. The other names are those of `torchmem_component_peak_bytes`.
 """
 
 T = TypeVar("T")

@@ -78,8 +78,8 @@ def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str, no
 def last_picture(url: str, console: Console, lines: int) -> Text | None:
     """Return the screen after the end without its keys, in at most `lines` lines; None if unknown.
 
-    It is about the rank that ran out of memory, if one did. The ranks have ended, and the exporter
-    may notice that a moment later.
+    It is about the rank that ran out of memory, if one did. The ranks have ended, which the
+    exporter may notice a moment later.
     """
     until = time.monotonic() + MAX_END_SECONDS
     while (newest := asked(url, Newest(), None)).node and time.monotonic() < until:

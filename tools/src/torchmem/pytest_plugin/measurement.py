@@ -262,7 +262,7 @@ class _Torch:
         from torchmem.preflight.child.moments import Moments
         from torchmem.preflight.child.phases import PhaseTracker
 
-        moments = Moments(self.backend)
+        moments = Moments(self.backend, self.clear_workspaces)
         self.moments: Moments = moments
         self._phases: PhaseTracker = PhaseTracker(self._phase_ended)
 

@@ -166,7 +166,7 @@ class MemorySession:
         if call.when == "call" and measured is not None:
             setattr(report, ATTRIBUTE, measured.values())
             remark = text.remark(measured, failed=report.failed)
-            if remark and report.failed:
+            if remark and report.failed and not str(report.longrepr).startswith(text.HEAD):
                 report.sections.append(("GPU memory", remark))
             if not self._phantom.is_child:
                 self._judge(item.nodeid, measured, report)

@@ -12,6 +12,8 @@ from torchmem.phantom.gpus import CATALOG
 from torchmem.pytest_plugin.limits import Limits
 from torchmem.pytest_plugin.measured import Conditions, Measured
 
+HEAD = "GPU memory"
+"""What the message of each failure starts with."""
 VALUES = (
     "the test read {} from the phantom GPU, which computes nothing, so that they are zero: check "
     "values in another test, or only if gpu_memory.is_phantom is false."
@@ -30,7 +32,7 @@ def limit_failure(measured: Measured, limits: Limits) -> str | None:
         problems = list(limits.problems(usage))
         if problems:
             where = f" on cuda:{device}" if len(measured.usages) > 1 else ""
-            head = [f"GPU memory{where}: {problem}" for problem in problems]
+            head = [f"{HEAD}{where}: {problem}" for problem in problems]
             left = measured.left.get(device) if limits.leaks(usage) else None
             held = held_lines(left, LEFT) if left else ()
             is_peak = len(problems) > limits.leaks(usage)
@@ -42,7 +44,7 @@ def limit_failure(measured: Measured, limits: Limits) -> str | None:
 def baseline_failure(compared: Compared, conditions: Conditions) -> str:
     """Return why a test fails against the baseline, and what changed."""
     grown = headline(compared.diff) if compared.diff else None
-    head = f"GPU memory: {compared.sentence}" + (f" {grown}." if grown else "")
+    head = f"{HEAD}: {compared.sentence}" + (f" {grown}." if grown else "")
     changes = change_lines(compared.diff) if compared.diff else ()
     return "\n".join([head, _place(conditions), *changes, *held_lines(compared.entry.usage)])
 

@@ -18,6 +18,7 @@ from torchmem.exporter.live.history import NodeHistory
 from torchmem.exporter.live.state import NodeState, encode, node_state
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.sample_files import Published
+from torchmem.sample.sample import LIVE_STATES
 
 _log = logging.getLogger(__name__)
 
@@ -28,8 +29,12 @@ COLLECTION_SHARE = 0.1
 
 HISTORY_PAUSE_SECONDS = 10.0
 """The least time between two points while nobody looks; most come from scrapes."""
-OWN_HISTORY_PAUSE_SECONDS = 120.0
-"""How old the newest collection gets before one is made for the history alone."""
+RANK_HISTORY_PAUSE_SECONDS = 20.0
+"""How old the newest collection gets before one is made for the history alone, while a rank runs.
+
+Prometheus usually scrapes more often, and then none is made."""
+IDLE_HISTORY_PAUSE_SECONDS = 120.0
+"""The same while no rank runs."""
 
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 GZIP_LEVEL = 1
@@ -97,9 +102,15 @@ class States:
         while True:
             await asyncio.sleep(HISTORY_PAUSE_SECONDS)
             try:
-                await self.newest(OWN_HISTORY_PAUSE_SECONDS)
+                await self.newest(self.max_history_age)
             except Exception:  # noqa: BLE001 - a failure costs one point; it is logged
                 _log.exception("adding to the history failed")
+
+    @property
+    def max_history_age(self) -> float:
+        """How old the newest collection gets, in seconds, before one is made for the history."""
+        is_in_use = any(item.state in LIVE_STATES for item in self._found().published)
+        return RANK_HISTORY_PAUSE_SECONDS if is_in_use else IDLE_HISTORY_PAUSE_SECONDS
 
     async def _refreshed(self, max_age: float) -> EncodedState:
         if not 0 <= time.time() - self._found().time < max_age:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 from weakref import ref
@@ -33,6 +33,8 @@ from torchmem.sdk.oom.module_names import ModuleNames
 MAX_MOMENTS = 20_000
 """Later steps are not divided; no test and no preflight has so many."""
 
+WORKSPACES: Owner = ("workspaces", None)
+"""The owner of cuBLAS's workspaces, which live from its first call on."""
 MAX_LOOKS = 8
 """Looks for the parameters of the same modules, which may be moved to the GPU in between."""
 _OWN = ("torchmem.preflight.", "torchmem.pytest_plugin.")
@@ -42,9 +44,11 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 class Moments:
     """The moments of one process, noted through PyTorch's hooks in the script's threads."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, clear_workspaces: Callable[[], None]) -> None:
+        """`clear_workspaces`: frees what PyTorch keeps for cuBLAS, which shows what it is."""
         self.noted: list[Moment] = []
         self._backend = backend
+        self._clear_workspaces = clear_workspaces
         self._counter = backend.tensor_counter()
         self._names: list[ModuleNames] = []
         self._version: int | None = None
@@ -83,7 +87,10 @@ class Moments:
         """Note which parameters and gradients exist now, before a snapshot is taken."""
         self._looks = 0
         owners = _joined(self._model(), self._gradients())
-        self._add(Moment(self.positions(), owners=owners), is_last=True)
+        self._add(Moment(self.positions(), owners=owners, frees=WORKSPACES))
+        if self._backend.is_initialized():
+            self._clear_workspaces()
+        self._add(Moment(self.positions()), is_last=True)
 
     def began(self) -> None:
         """Note where the trace begins; without this call, it is CUDA's initialization."""

@@ -37,7 +37,8 @@ class Moment:
     """What begins or is known at a position of each device's trace.
 
     phase: the phase that begins. begins_step: whether a step begins. frames: the Python stack of
-    the thread that calls backward, innermost first. owners: what is at addresses now.
+    the thread that calls backward, innermost first. owners: what is at addresses now. frees: who
+    owned what is freed from now on, None if that is unknown.
     """
 
     positions: Mapping[int, int]
@@ -45,6 +46,7 @@ class Moment:
     begins_step: bool = False
     frames: Sequence[FrameInfo] = ()
     owners: Owners = field(default_factory=dict)
+    frees: Owner | None = None
 
 
 @dataclass(slots=True)
@@ -174,6 +176,7 @@ class _Reading:
         self._phase: Phase = "setup"
         self._step = 0
         self._backward: Sequence[FrameInfo] = ()
+        self._frees: Owner | None = None
         left = _by_position(trace.moments, device, trace.start)
         for event in trace.events:
             if event["action"] in _COUNTED:
@@ -188,6 +191,7 @@ class _Reading:
             self._step += moment.begins_step
             self._phase = moment.phase or self._phase
             self._backward = moment.frames or self._backward
+            self._frees = moment.frees
             for address, owner in moment.owners.get(self._device, {}).items():
                 if address in self._live:
                     self._live[address].owner = owner
@@ -206,6 +210,7 @@ class _Reading:
             ended = self._live.pop(event["addr"], None)
             if ended is not None:
                 ended.end = len(self.levels) - 1
+                ended.owner = self._frees or ended.owner
             self.levels.append(self.levels[-1] - (size if ended else 0))
 
     def _frames(self) -> Sequence[FrameInfo]:

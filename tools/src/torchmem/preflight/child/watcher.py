@@ -28,6 +28,7 @@ from torchmem.preflight.child.moments import Moments
 from torchmem.preflight.child.phases import PhaseTracker, StepCounter
 from torchmem.preflight.child.torch_hooks import (
     WatchedBackend,
+    clear_cublas_workspaces,
     gpus_without_kernels,
     is_out_of_memory,
 )
@@ -114,7 +115,7 @@ class StepWatcher:
 
     def __init__(self, backend: WatchedBackend, session: Session, config: ChildConfig) -> None:
         self.phases = PhaseTracker(self._phase_changed)
-        self.moments = Moments(backend)
+        self.moments = Moments(backend, clear_cublas_workspaces)
         self._backend = backend
         self._session = session
         self._config = config
