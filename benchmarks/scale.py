@@ -25,7 +25,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cluster.serve import INTERVAL
+from benchmarks.cluster.serve import GPUS, INTERVAL
 from benchmarks.cluster.watching import RULES, Watcher, exporters, shortened
 from support.stack import answers, free_port, running
 from support.waiting import until
@@ -42,10 +42,12 @@ _KEEP_FIRING = re.compile(r"\n +keep_firing_for: .*")
 class Cost:
     """CPU seconds per interval and resident bytes by program, and seconds by panel.
 
-    `gpus` is what the recorded series cluster:nvml_gpus:count says, `series` are in the store.
+    `gpus` were scraped, `counted` is what the recorded series cluster:nvml_gpus:count says: less
+    where rules had not caught up. `series` are in the store.
     """
 
-    gpus: float
+    gpus: int
+    counted: float
     series: float
     samples: float
     cpu: Mapping[str, float]
@@ -86,6 +88,7 @@ def _cost(nodes: int, interval: int, intervals: int) -> Cost:
         memory = {name: sum(map(_resident, found)) for name, found in pids.items()}
         panels, spent = _panels(watcher, pids["victoria-metrics"][0])
         return Cost(
+            nodes * GPUS,
             _last(watcher, "cluster:nvml_gpus:count", interval),
             watcher.own()["vm_cache_entries"]['{type="storage/hour_metric_ids"}'],
             _last(watcher, "sum(scrape_samples_scraped)", interval),
@@ -196,8 +199,8 @@ def _panels(watcher: Watcher, pid: int) -> tuple[dict[str, float], dict[str, flo
 def _show(costs: Sequence[Cost]) -> None:
     for cost in costs:
         print(
-            f"\n{cost.gpus:,.0f} GPUs (cluster:nvml_gpus:count), {cost.samples:,.0f} samples per "
-            f"scrape, {cost.series:,.0f} series"
+            f"\n{cost.gpus:,} GPUs, {cost.counted:,.0f} in cluster:nvml_gpus:count, "
+            f"{cost.samples:,.0f} samples per scrape, {cost.series:,.0f} series"
         )
         print("| program | CPU s per interval | resident MiB |\n|---|---|---|")
         for name, seconds in cost.cpu.items():
