@@ -52,10 +52,10 @@ def test_without_the_option(folder: Path) -> None:
 
 def test_without_the_cuda_build(folder: Path) -> None:
     """Without PyTorch, or with its CPU build, each measured test fails with what to install."""
-    done = run(folder, "--gpu-memory")
-    if "2 failed, 1 passed" not in done.stdout and "3 passed" in done.stdout:
+    done = run(folder, "--gpu-memory", "-k", "not imports")
+    if "2 passed" in done.stdout:
         pytest.skip("this Python has the CUDA build of PyTorch")
-    assert "2 failed, 1 passed" in done.stdout, done.stdout
+    assert "2 failed" in done.stdout, done.stdout
     assert "install the CUDA build with" in done.stdout
 
 
