@@ -20,8 +20,9 @@ from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.whatif.compiled_replay import run_compiled
+from torchmem.whatif.executor import SAMPLES, Executor
 from torchmem.whatif.program import Operation, Program
-from torchmem.whatif.replay import SAMPLES, Executor, NewGpu
+from torchmem.whatif.replay import NewGpu
 
 EVENTS = 200_000
 RUNS = 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dashboards import recorded
 from dashboards.board import LINK_TO_RUN
+from dashboards.boards.oom import ONSET_NAMES
 from dashboards.colors import ANY_IS_WRONG, Levels
 from dashboards.panels import Column, Panel, Query, Text, Unit, joined_table, stat_panel
 from dashboards.queries import RUN_ROW, WASTED_GPU_HOURS, select, with_texts
@@ -107,7 +108,7 @@ def _ended() -> Panel:
     query = f"max by (cause, onset, change) ({with_texts(joined, 'change', 'why', texts)})"
     columns = [
         Column("Cause", query, label="cause", colors=CAUSES, width=115, centered=True),
-        Column("What had changed", query, label="onset", width=140),
+        Column("Why now", query, label="onset", names=ONSET_NAMES, width=95),
         Column("Ranks", query, width=65),
         Column("What would have saved them", query, label="change", wrap=True),
     ]

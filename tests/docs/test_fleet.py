@@ -38,12 +38,12 @@ def read(dashboards: str) -> set[str]:
 
 
 def names() -> list[str]:
-    """Return the metric name of each series of a node with 8 GPUs and 8 ranks."""
+    """Return the metric name of each series of a node with 8 GPUs and 8 ranks without engines."""
     with h100_node(UUIDS, len(UUIDS)) as node:
         return [
             re.split(r"[{ ]", line)[0]
             for line in node.page(1.0).splitlines()
-            if not line.startswith("#")
+            if not line.startswith(("#", "torchmem_engine_", "torchmem_reserved_unbacked_"))
         ]
 
 

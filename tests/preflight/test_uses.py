@@ -88,7 +88,7 @@ def test_what_is_freed_by_clearing_is_a_workspace() -> None:
     peak = trace_peak(Trace(events, moments, 0, 3, 0), 0, lambda frames: None, LINES)
     assert peak is not None
     assert set(peak.uses) == {
-        Use("temporaries", MIB, None, LINE),
+        Use("activations", MIB, None, LINE),
         Use("workspaces", MIB, None, LINE),
     }
 

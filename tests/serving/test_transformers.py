@@ -15,8 +15,8 @@ def test_a_batch_is_a_step_with_its_peak(tmp_path: Path) -> None:
     state = run_engine("transformers_batch.py", tmp_path).states["served"]
     peak = state.mib("torchmem_phase_allocated_peak_bytes", phase="generate")
 
-    assert state.all("torchmem_steps_total") == [1]
-    assert state.all("torchmem_samples_total") == [4]
+    assert state.all("torchmem_steps_total") == [2]
+    assert state.all("torchmem_samples_total") == [8]
     assert peak is not None
     assert peak > 10_000
     assert state.parts("torchmem_engine_memory_bytes", "part") == {}

@@ -16,8 +16,9 @@ from torchmem.simulator import compiled
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import BlockOrder
 from torchmem.whatif.compiled_replay import run_compiled
+from torchmem.whatif.executor import SAMPLES, Executor, ReplayEndedError
 from torchmem.whatif.program import Instruction, Operation, Program
-from torchmem.whatif.replay import SAMPLES, Executor, NewGpu, ReplayEndedError
+from torchmem.whatif.replay import NewGpu
 from torchmem.whatif.result import ReplayResult
 
 OPERATIONS = 800

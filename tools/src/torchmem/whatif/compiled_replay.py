@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.simulator.compiled import (
@@ -14,12 +13,10 @@ from torchmem.simulator.compiled import (
     UnsupportedError,
     library,
 )
+from torchmem.whatif.executor import Executor
 from torchmem.whatif.failed_request import Refusal, failed_request
 from torchmem.whatif.program import Operation, Program
 from torchmem.whatif.result import FailedRequest, ReplayResult, TimelinePoint
-
-if TYPE_CHECKING:
-    from torchmem.whatif.replay import Executor
 
 MIN_INSTRUCTIONS = 100_000
 """Python takes about half a second for them, and a compiler one second, once."""

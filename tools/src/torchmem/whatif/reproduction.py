@@ -20,15 +20,11 @@ from torchmem.recording.recording import Event, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.gpu import GpuUse
 from torchmem.simulator.snapshot import range_key
+from torchmem.whatif.executor import Executor, ReplayEndedError
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.program import Operation, Program
 from torchmem.whatif.recorded_run import RecordedRun
-from torchmem.whatif.replay import (
-    UNLIMITED_BYTES,
-    Executor,
-    NewGpu,
-    ReplayEndedError,
-)
+from torchmem.whatif.replay import UNLIMITED_BYTES, NewGpu
 
 DRIVER_ALLOCS = frozenset({"segment_alloc", "segment_map"})
 DRIVER_FREES = frozenset({"segment_free", "segment_unmap"})
