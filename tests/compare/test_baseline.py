@@ -10,7 +10,7 @@ import pytest
 
 from torchmem.allocator.sizes import MIB
 from torchmem.compare import baseline, markdown
-from torchmem.compare.baseline import Baseline, Entry
+from torchmem.compare.baseline import Baseline, BaselineEntry
 from torchmem.compare.text import change_lines, headline, held_lines
 from torchmem.compare.usage import SourceLine, Usage, Use
 from torchmem.sample.errors import UsageError
@@ -24,7 +24,7 @@ USAGE = Usage(
         Use("activations", 80 * MIB, "layers.*.attention", LINE),
     ),
 )
-ENTRY = Entry(USAGE, "h100-80gb", "2.13.0+cu130")
+ENTRY = BaselineEntry(USAGE, "h100-80gb", "2.13.0+cu130")
 GROWN = replace(
     ENTRY,
     usage=Usage(

@@ -17,7 +17,7 @@ from support.reports import CAPACITY
 from support.samples import full_sample
 
 from torchmem.cli.main import command_line, main
-from torchmem.compare.baseline import Entry, document
+from torchmem.compare.baseline import BaselineEntry, document
 from torchmem.compare.measured import Measured, Side
 from torchmem.compare.reading import read_side
 from torchmem.compare.usage import Usage
@@ -261,8 +261,12 @@ def test_baselines_are_compared_by_test(tmp_path: Path, torchmem: Callable[..., 
     """Two versions of a baseline file compare entry by entry."""
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path, peak in zip(paths, (GIB, 2 * GIB), strict=True):
-        entries = {name: Entry(Usage(peak, peak), "t4-16gb", "2.13") for name in ("one", "two")}
-        path.write_text(document(entries | {"same": Entry(Usage(GIB, GIB), "t4-16gb", "2.13")}))
+        entries = {
+            name: BaselineEntry(Usage(peak, peak), "t4-16gb", "2.13") for name in ("one", "two")
+        }
+        path.write_text(
+            document(entries | {"same": BaselineEntry(Usage(GIB, GIB), "t4-16gb", "2.13")})
+        )
     code, stdout, _ = torchmem(*paths)
 
     assert code == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -71,6 +72,17 @@ def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     first = function.body[0]
     docstring = (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(function) else 0
     return last - function.lineno + 1 - docstring
+
+
+def test_one_name_names_one_class(modules: dict[str, ast.Module]) -> None:
+    """No two public classes share a name, except the callbacks that users import."""
+    names = Counter(
+        node.name
+        for module in modules.values()
+        for node in module.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} == {"TorchmemCallback"}
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 from support.whatif_results import KEEP
 
-from torchmem.preflight.comparison import Comparison
+from torchmem.preflight.comparison import PreflightComparison
 from torchmem.preflight.report import PreflightReport, refuted_settings
 from torchmem.preflight.verdict import FitVerdict
 from torchmem.whatif.result import FailedRequest, ReplayResult
@@ -36,7 +36,7 @@ def test_a_setting_that_fails_in_every_replay_is_refuted(
     replays: list[ReplayResult], refuted: set[str]
 ) -> None:
     """A setting is refuted if the run also fails with each of its values that was tried."""
-    comparison = Comparison("replayed", replace(KEEP, outcomes=tuple(replays)), ())
+    comparison = PreflightComparison("replayed", replace(KEEP, outcomes=tuple(replays)), ())
     unused = cast("Any", None)
     report = PreflightReport(unused, unused, FitVerdict(False, ""), comparison=comparison)
 

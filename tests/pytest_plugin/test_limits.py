@@ -6,14 +6,14 @@ import pytest
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.compare.usage import Usage
-from torchmem.pytest_plugin.limits import Limits
+from torchmem.pytest_plugin.limits import MemoryLimits
 from torchmem.sample.errors import UsageError
 
 
 def test_sizes_are_bytes_or_text() -> None:
     """Limits may be numbers of bytes or sizes as text; what is missing is no limit."""
-    limits = Limits.of({"peak": "6 GiB", "leak": 0, "gpu_model": "a100-40gb"})
-    assert limits == Limits(peak=6 * GIB, leak=0, gpu_model="a100-40gb")
+    limits = MemoryLimits.of({"peak": "6 GiB", "leak": 0, "gpu_model": "a100-40gb"})
+    assert limits == MemoryLimits(peak=6 * GIB, leak=0, gpu_model="a100-40gb")
 
 
 @pytest.mark.parametrize(
@@ -33,15 +33,15 @@ def test_refused(
 ) -> None:
     """A marker that cannot be understood is refused in one sentence that says what to write."""
     with pytest.raises(UsageError) as caught:
-        Limits.of(keywords, positional)
+        MemoryLimits.of(keywords, positional)
     assert sentence in str(caught.value)
 
 
 def test_problems() -> None:
     """Each limit that is exceeded is a sentence; one that is met is none."""
     usage = Usage(peak_allocated=7 * GIB, peak_reserved=8 * GIB, leaked=2 * MIB)
-    assert list(Limits(peak=7 * GIB, reserved=8 * GIB, leak=2 * MIB).problems(usage)) == []
-    assert list(Limits(peak=6 * GIB, leak=MIB).problems(usage)) == [
+    assert list(MemoryLimits(peak=7 * GIB, reserved=8 * GIB, leak=2 * MIB).problems(usage)) == []
+    assert list(MemoryLimits(peak=6 * GIB, leak=MIB).problems(usage)) == [
         "peak allocated 7.00 GiB, limit 6.00 GiB: 1.00 GiB too much.",
         "leaked 2.00 MiB, limit 1.00 MiB: 1.00 MiB too much.",
     ]

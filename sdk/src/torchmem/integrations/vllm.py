@@ -22,7 +22,7 @@ COLOCATED = "external_launcher"
 """The executor of a trainer that has the engine in its own process, as TRL and verl use it."""
 
 
-class Engine:
+class VllmEngine:
     """What a worker's engine holds, as `Session.serve` takes it."""
 
     name = "vllm"
@@ -162,7 +162,7 @@ class Worker(GpuWorker):
             if lora:
                 self.torchmem_session.track("lora", lora)
             self.torchmem_session.track("weights", model)
-            self.torchmem_session.serve(Engine(self, is_alone=self.torchmem_is_alone))
+            self.torchmem_session.serve(VllmEngine(self, is_alone=self.torchmem_is_alone))
             self.torchmem_session.engine_changed()
         return result
 

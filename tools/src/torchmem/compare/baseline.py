@@ -39,7 +39,7 @@ comparable."""
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class BaselineEntry:
     """What one test or run used, and where: `torch` is PyTorch's version with its CUDA."""
 
     usage: Usage
@@ -52,7 +52,7 @@ class Compared:
     """One entry against the baseline. diff: None if there is nothing to compare with."""
 
     name: str
-    entry: Entry
+    entry: BaselineEntry
     outcome: Outcome
     sentence: str
     diff: UsageDiff | None = None
@@ -62,9 +62,11 @@ class Compared:
 class Baseline:
     """The entries of a baseline file by name: a test's id, or a command."""
 
-    entries: Mapping[str, Entry] = field(default_factory=dict)
+    entries: Mapping[str, BaselineEntry] = field(default_factory=dict)
 
-    def compare(self, name: str, now: Entry, tolerance: float = DEFAULT_TOLERANCE) -> Compared:
+    def compare(
+        self, name: str, now: BaselineEntry, tolerance: float = DEFAULT_TOLERANCE
+    ) -> Compared:
         """Compare what a test or run used now. Only the same PyTorch and GPU model compare."""
         before = self.entries.get(name)
         if before is None:
@@ -103,7 +105,7 @@ def load(path: Path) -> Baseline:
         ) from None
 
 
-def save(path: Path, entries: Mapping[str, Entry]) -> None:
+def save(path: Path, entries: Mapping[str, BaselineEntry]) -> None:
     """Add entries to a baseline file, or replace those of the same name. Raises UsageError."""
     known = load(path).entries if path.exists() else {}
     text = document({**known, **entries})
@@ -119,7 +121,7 @@ def save(path: Path, entries: Mapping[str, Entry]) -> None:
         ) from None
 
 
-def document(entries: Mapping[str, Entry]) -> str:
+def document(entries: Mapping[str, BaselineEntry]) -> str:
     """Return the text of the file, the same for the same entries."""
     blocks = ",\n".join(_block(name, entries[name]) for name in sorted(entries))
     return f'{{\n"schema": {SCHEMA},\n"entries": {{\n{blocks}\n}}\n}}\n'
@@ -145,17 +147,17 @@ def variation(peaks: list[int], tolerance: float) -> str | None:
     )
 
 
-def _entries(values: Any) -> Iterator[tuple[str, Entry]]:
+def _entries(values: Any) -> Iterator[tuple[str, BaselineEntry]]:
     if values["schema"] != SCHEMA:
         raise ValueError("another schema")
     for name, entry in values["entries"].items():
         torch, gpu_model = entry["torch"], entry["gpu_model"]
         if not (isinstance(torch, str) and isinstance(gpu_model, str)):
             raise TypeError("not text")
-        yield name, Entry(usage_of(entry), gpu_model, torch)
+        yield name, BaselineEntry(usage_of(entry), gpu_model, torch)
 
 
-def _block(name: str, entry: Entry) -> str:
+def _block(name: str, entry: BaselineEntry) -> str:
     values = usage_values(entry.usage.condensed(MIN_SHARE))
     uses = values.pop("uses", [])
     head = {"torch": entry.torch, "gpu_model": entry.gpu_model, **values}
@@ -165,7 +167,7 @@ def _block(name: str, entry: Entry) -> str:
     return f"{json.dumps(name)}: {{\n{fields}{listed}\n}}"
 
 
-def _other(before: Entry, now: Entry) -> tuple[str, str] | None:
+def _other(before: BaselineEntry, now: BaselineEntry) -> tuple[str, str] | None:
     if before.torch != now.torch:
         return f"PyTorch {before.torch}", f"PyTorch {now.torch}"
     return (before.gpu_model, now.gpu_model) if before.gpu_model != now.gpu_model else None

@@ -52,7 +52,7 @@ from torchmem.sample.untrusted import (
 
 if TYPE_CHECKING:
     from torchmem.recording import StackedTrace
-    from torchmem.snapshot.holders import SourceLine as SnapshotLine
+    from torchmem.snapshot.holders import HolderLine as SnapshotLine
 
 MAX_FILE_BYTES = 1 << 62
 WANTED = "a summary, an OOM report, a preflight's JSON, a baseline or a memory snapshot"

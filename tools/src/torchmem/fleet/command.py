@@ -93,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> FleetReport:
-    from torchmem.fleet.reading import Reader
+    from torchmem.fleet.reading import StoreReader
     from torchmem.fleet.report import report
     from torchmem.fleet.store import Store, Window
 
@@ -107,7 +107,7 @@ def _report(arguments: argparse.Namespace) -> FleetReport:
     window = Window(end - _seconds(arguments.since), end)
     with StatusLine() as status:
         store = Store(url, _headers(arguments), arguments.timeout)
-        past = Reader(
+        past = StoreReader(
             store,
             window,
             arguments.match.strip().removeprefix("{").removesuffix("}"),

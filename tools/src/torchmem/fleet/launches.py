@@ -36,7 +36,7 @@ class OomEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class RunProcess:
     """One process of a run: Unix times of its start and its last sample, and its last state."""
 
     job: str
@@ -64,7 +64,7 @@ class Process:
 class Launch:
     """The processes of a run from one start to the next."""
 
-    processes: Sequence[Process]
+    processes: Sequence[RunProcess]
 
     @property
     def start(self) -> float:
@@ -108,13 +108,13 @@ class Launch:
         return sum(max(0.0, span) for span in spans) / 3600
 
 
-def launches(processes: Iterable[Process]) -> Iterator[list[Launch]]:
+def launches(processes: Iterable[RunProcess]) -> Iterator[list[Launch]]:
     """Yield the launches of each run, the oldest first.
 
     A launch ends where one of its ranks starts again.
     """
 
-    def run(process: Process) -> tuple[str, str]:
+    def run(process: RunProcess) -> tuple[str, str]:
         return process.job, process.run
 
     ordered = sorted(processes, key=lambda process: (run(process), process.start, process.rank))
@@ -122,8 +122,8 @@ def launches(processes: Iterable[Process]) -> Iterator[list[Launch]]:
         yield [Launch(group) for group in _starts(of_run)]
 
 
-def _starts(ordered: Iterable[Process]) -> Iterator[list[Process]]:
-    group: list[Process] = []
+def _starts(ordered: Iterable[RunProcess]) -> Iterator[list[RunProcess]]:
+    group: list[RunProcess] = []
     ranks: set[str] = set()
     for process in ordered:
         if process.rank in ranks:

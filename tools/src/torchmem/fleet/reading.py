@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from torchmem.fleet import series
-from torchmem.fleet.launches import OomEnd, Process
+from torchmem.fleet.launches import OomEnd, RunProcess
 from torchmem.fleet.store import Query, Store, Window
 from torchmem.sample.errors import UsageError
 
@@ -46,7 +46,7 @@ class Past:
     """
 
     window: Window
-    processes: list[Process]
+    processes: list[RunProcess]
     used: Hours
     lost: Hours
     stranded: Hours
@@ -65,7 +65,7 @@ def _none(*_: object) -> None:
 
 
 @dataclass(slots=True)
-class Reader:
+class StoreReader:
     """Reads a past from a store; `matchers` restrict the series, as in `cluster="a"`."""
 
     store: Store
@@ -130,16 +130,16 @@ class Reader:
             found |= {_key(row[0], PROCESS): row for row in rows}
         return found
 
-    def _processes(self) -> list[Process]:
+    def _processes(self) -> list[RunProcess]:
         states = self._newest(series.STATE, " == 1")
         seen, started = self._newest(series.SEEN), self._newest(series.START)
         steps, ooms = self._newest(series.STEPS), self._newest(series.OOM_END)
         killed = self._newest(series.KILL_CAUSE, " == 1")
 
-        def process(key: Key, state: str) -> Process:
+        def process(key: Key, state: str) -> RunProcess:
             last = seen[key][1]
             kill = killed.get(key)
-            return Process(
+            return RunProcess(
                 job=key[0],
                 run=key[4],
                 rank=key[2],

@@ -17,7 +17,7 @@ from typing import Any
 from torchmem.cli.terminal import wrapped
 from torchmem.compare import baseline as files
 from torchmem.compare import markdown
-from torchmem.compare.baseline import Baseline, Compared, Entry
+from torchmem.compare.baseline import Baseline, BaselineEntry, Compared
 from torchmem.compare.text import change_lines, headline
 from torchmem.compare.usage import usage_values
 from torchmem.preflight.plan import RunPlan
@@ -112,7 +112,7 @@ def check(
     """Compare the runs with the baseline, and save them as one, as the flags say."""
     problems: list[str] = []
     compared: list[Compared] = []
-    saved: dict[str, Entry] = {}
+    saved: dict[str, BaselineEntry] = {}
     for plan, result in runs:
         found = entries(plan, result)
         if not found:
@@ -136,13 +136,13 @@ def check(
     return BaselineResult(tuple(compared), " ".join(problems) or None)
 
 
-def entries(plan: RunPlan, result: RunResult) -> dict[str, Entry]:
+def entries(plan: RunPlan, result: RunResult) -> dict[str, BaselineEntry]:
     """Return what a run needed, by its name and, if there are several, by GPU."""
     if result.ended == "oom" or no_verdict_error(result):
         return {}
     several = len(result.devices) > 1
     return {
-        f"{run_name(plan)}{f' on cuda:{device.device}' if several else ''}": Entry(
+        f"{run_name(plan)}{f' on cuda:{device.device}' if several else ''}": BaselineEntry(
             device.usage, plan.gpu.name, result.torch_version
         )
         for device in result.devices
@@ -158,7 +158,9 @@ def run_name(plan: RunPlan) -> str:
     return shlex.join(words) + rank
 
 
-def _varies(plan: RunPlan, found: dict[str, Entry], tolerance: float, runner: Runner) -> list[str]:
+def _varies(
+    plan: RunPlan, found: dict[str, BaselineEntry], tolerance: float, runner: Runner
+) -> list[str]:
     """Return what varies between this run and another one."""
     again = _again(plan, runner, 1)
     peaks = {name: [_peak(entry), *_peaks(again, name)] for name, entry in found.items()}
@@ -182,18 +184,18 @@ def _variation(
     return problems
 
 
-def _again(plan: RunPlan, runner: Runner, times: int) -> list[dict[str, Entry]]:
+def _again(plan: RunPlan, runner: Runner, times: int) -> list[dict[str, BaselineEntry]]:
     return [
         entries(plan, runner.run_captured(plan, "again, to see whether the peak varies"))
         for _ in range(times)
     ]
 
 
-def _peaks(again: Sequence[dict[str, Entry]], name: str) -> list[int]:
+def _peaks(again: Sequence[dict[str, BaselineEntry]], name: str) -> list[int]:
     return [_peak(found[name]) for found in again if name in found]
 
 
-def _peak(entry: Entry) -> int:
+def _peak(entry: BaselineEntry) -> int:
     return entry.usage.peak_allocated or 0
 
 

@@ -50,7 +50,7 @@ class GpuModelRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class PreflightComparison:
     """settings: each setting on the requested GPU. GPUs: the run's settings on each GPU."""
 
     method: Method
@@ -64,7 +64,7 @@ def compare(
     traced: RunResult,
     traced_on: GpuModel,
     runner: Runner,
-) -> Comparison:
+) -> PreflightComparison:
     """Compare settings and GPUs.
 
     requested: the run on the requested GPU. traced, traced_on: the run whose trace is replayed and
@@ -89,9 +89,9 @@ def compare(
         own = SimulatedGpuMemory(traced_on.name, memory - device.outside, memory)
         libraries = device.outside - traced_on.context_bytes
         rows = _replayed_gpus(recording, own, gpus, libraries, replayed)
-        return Comparison("replayed", replayed, rows)
+        return PreflightComparison("replayed", replayed, rows)
     settings = _rerun_settings(options, recording, requested, runner, replayed.fidelity)
-    return Comparison("rerun", settings, _rerun_gpus(options, gpus, runner))
+    return PreflightComparison("rerun", settings, _rerun_gpus(options, gpus, runner))
 
 
 def nearby_gpu_models(gpu: GpuModel) -> list[GpuModel]:

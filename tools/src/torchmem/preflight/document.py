@@ -8,7 +8,7 @@ from typing import Any
 
 from torchmem.compare.usage import usage_values
 from torchmem.preflight.baseline import BaselineResult
-from torchmem.preflight.comparison import Comparison, GpuModelRow
+from torchmem.preflight.comparison import GpuModelRow, PreflightComparison
 from torchmem.preflight.growth import kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, estimates, growth_on, notes
@@ -112,7 +112,7 @@ def _device(device: GpuMemory) -> dict[str, Any]:
     )
 
 
-def _comparison(report: PreflightReport, comparison: Comparison) -> dict[str, Any]:
+def _comparison(report: PreflightReport, comparison: PreflightComparison) -> dict[str, Any]:
     return {
         "method": comparison.method,
         "settings": whatif_values(comparison.settings),

@@ -14,7 +14,7 @@ from torchmem.cli.terminal import counted
 from torchmem.explain.oom_report import OomReport
 from torchmem.oom.command import load
 from torchmem.phantom.gpus import GpuModel
-from torchmem.preflight.comparison import Comparison, GpuModelRow, compare
+from torchmem.preflight.comparison import GpuModelRow, PreflightComparison, compare
 from torchmem.preflight.growth import GpuGrowth, growth
 from torchmem.preflight.options import PreflightOptions
 from torchmem.preflight.plan import RunPlan
@@ -46,7 +46,7 @@ class PreflightReport:
     verdict: FitVerdict
     oom: OomReport | None = None
     larger_run: RunResult | None = None
-    comparison: Comparison | None = None
+    comparison: PreflightComparison | None = None
     no_comparison: str | None = None
     runs: int = 1
     seconds: float = 0.0

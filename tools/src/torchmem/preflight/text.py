@@ -10,7 +10,7 @@ from torchmem.cli.terminal import aligned, counted, joined, wrapped
 from torchmem.explain.oom_report import format_seconds
 from torchmem.oom.text import explanation
 from torchmem.phantom.gpus import CATALOG, GpuModel
-from torchmem.preflight.comparison import Comparison, GpuModelRow
+from torchmem.preflight.comparison import GpuModelRow, PreflightComparison
 from torchmem.preflight.growth import deciding_growth, kept_per_step, needed_per_step
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import (
@@ -216,7 +216,7 @@ def _comparison(report: PreflightReport) -> Iterator[list[str]]:
     ]
 
 
-def _settings_source(comparison: Comparison, report: PreflightReport) -> str:
+def _settings_source(comparison: PreflightComparison, report: PreflightReport) -> str:
     fidelity = comparison.settings.fidelity
     allocations = f"{fidelity.landed:,} of {fidelity.allocations:,} allocations"
     if comparison.method == "rerun":
@@ -228,13 +228,13 @@ def _settings_source(comparison: Comparison, report: PreflightReport) -> str:
     return f"replayed from the trace{where} ({allocations} get the recorded address: exact)"
 
 
-def _gpus_source(comparison: Comparison) -> str:
+def _gpus_source(comparison: PreflightComparison) -> str:
     if comparison.method == "rerun":
         return "each from a run of its own"
     return "replayed from the same trace"
 
 
-def _gpus(report: PreflightReport, comparison: Comparison) -> list[list[str]]:
+def _gpus(report: PreflightReport, comparison: PreflightComparison) -> list[list[str]]:
     requested = report.plan.gpu.name
     return [
         ["", "", "peak", "", "", ""],

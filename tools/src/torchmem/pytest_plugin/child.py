@@ -24,7 +24,7 @@ WORKER = "gpu_memory"
 """The plugin's name for this process, where xdist has its workers' ids."""
 
 
-class Runner:
+class ChildRunner:
     """The plugin of the child's pytest: it replaces the loop over all tests."""
 
     def __init__(self, requests: TextIO, answers: TextIO) -> None:
@@ -123,7 +123,7 @@ def main(descriptor: int) -> None:
     config.args = start["files"]
     config.workerinput = {"workerid": WORKER, "workercount": 1, "testrunuid": WORKER}  # type: ignore[attr-defined]
     config.workeroutput = {}  # type: ignore[attr-defined]
-    config.pluginmanager.register(Runner(requests, answers), "torchmem_child")
+    config.pluginmanager.register(ChildRunner(requests, answers), "torchmem_child")
     code = config.hook.pytest_cmdline_main(config=config)
     answers.write(json.dumps({"failed": int(code)}) + "\n")
     answers.flush()

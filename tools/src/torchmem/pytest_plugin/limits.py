@@ -14,7 +14,7 @@ EXAMPLE = '@pytest.mark.gpu_memory(peak="6 GiB")'
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MemoryLimits:
     """Limits in bytes, None for none, and where the test runs.
 
     peak, reserved: of `torch.cuda.max_memory_allocated` and `max_memory_reserved`. leak: what may
@@ -30,7 +30,7 @@ class Limits:
     rank: int = 0
 
     @classmethod
-    def of(cls, keywords: Mapping[str, Any], positional: tuple[Any, ...] = ()) -> Limits:
+    def of(cls, keywords: Mapping[str, Any], positional: tuple[Any, ...] = ()) -> MemoryLimits:
         """Return the limits of a marker or a call. Raises UsageError for what it does not know."""
         names = [field.name for field in fields(cls)]
         if positional:

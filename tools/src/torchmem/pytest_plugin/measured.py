@@ -29,7 +29,7 @@ class Conditions:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTest:
     """What a test used on each GPU, by PyTorch's index. left: what was leaked, if that matters."""
 
     conditions: Conditions
@@ -47,7 +47,7 @@ class Measured:
         return {"conditions": asdict(self.conditions), "usages": usages}
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Measured:
+    def of(cls, values: Mapping[str, Any]) -> MeasuredTest:
         """Return what `values` returned. Raises ValueError."""
         usages = {int(device): usage_of(usage) for device, usage in values["usages"].items()}
         return cls(convert(values["conditions"], Conditions), usages)

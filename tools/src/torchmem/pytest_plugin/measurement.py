@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torchmem.compare.usage import Usage
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import CATALOG
-from torchmem.pytest_plugin.measured import Conditions, Measured
+from torchmem.pytest_plugin.measured import Conditions, MeasuredTest
 from torchmem.run.torch_import import after_torch_import
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _STARTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "subprocess.Pope
 """Audit events of a process that is started."""
 
 
-class Window:
+class PeakWindow:
     """The highest statistics of each device while it is open, from peaks that are reset."""
 
     def __init__(self) -> None:
@@ -45,14 +45,14 @@ class Window:
             known[device] = max(known.get(device, 0), peak)
 
 
-class Measurement:
+class UsageMeasurement:
     """One test, from its setup on. Calls are ignored until the test has imported torch."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._torch: _Torch | None = None
         self._before: dict[int, int] = {}
-        self._windows = [Window()]
+        self._windows = [PeakWindow()]
         self._has_ended = False
         self._processes = _processes()[0]
 
@@ -72,15 +72,15 @@ class Measurement:
         """Return each device's position in the trace."""
         return self._torch.moments.positions() if self._torch else {}
 
-    def open_window(self) -> tuple[Window, Mapping[int, int]]:
+    def open_window(self) -> tuple[PeakWindow, Mapping[int, int]]:
         """Begin another window within the test; return it and its position in the trace."""
         self._fold()
-        self._windows.append(Window())
+        self._windows.append(PeakWindow())
         return self._windows[-1], self.positions()
 
     def close_window(
-        self, window: Window, since: Mapping[int, int], before: Mapping[int, int]
-    ) -> Measured:
+        self, window: PeakWindow, since: Mapping[int, int], before: Mapping[int, int]
+    ) -> MeasuredTest:
         """Return what was used in a window. before: the bytes allocated at its beginning."""
         usages = self._usages(window, since)
         self._windows.remove(window)
@@ -88,7 +88,7 @@ class Measurement:
 
     def end(
         self, before: Mapping[int, int], since: Mapping[int, int], leak: int | None
-    ) -> Measured:
+    ) -> MeasuredTest:
         """Return what the test has used.
 
         before, since: the bytes and the positions when it was called. leak: what may be left; if
@@ -121,7 +121,7 @@ class Measurement:
                 window.add(device, stats)
             self._torch.backend.reset_peaks(device)
 
-    def _usages(self, window: Window, since: Mapping[int, int]) -> dict[int, Usage]:
+    def _usages(self, window: PeakWindow, since: Mapping[int, int]) -> dict[int, Usage]:
         """Return the peaks of a window less what was allocated before the test."""
         self._fold()
         if self._torch is None or not window.allocated:
@@ -132,13 +132,13 @@ class Measurement:
         }
         return self._torch.with_uses(usages, self._root, since)
 
-    def _measured(self, usages: Mapping[int, Usage], before: Mapping[int, int]) -> Measured:
+    def _measured(self, usages: Mapping[int, Usage], before: Mapping[int, int]) -> MeasuredTest:
         now = self.allocated()
         leaked = {
             device: replace(usage, leaked=max(0, now.get(device, 0) - before.get(device, 0)))
             for device, usage in usages.items()
         }
-        return Measured(self._conditions(), leaked)
+        return MeasuredTest(self._conditions(), leaked)
 
     def _left(self, usages: Mapping[int, Usage], since: Mapping[int, int]) -> dict[int, Usage]:
         if self._torch is None:
@@ -164,7 +164,7 @@ class _Torch:
         self.clear_workspaces = torch_hooks.clear_cublas_workspaces
         self._gpu_name = torch_hooks.gpu_name
         self._on_forward = torch_hooks.on_forward
-        self._current: Measurement | None = None
+        self._current: UsageMeasurement | None = None
         self._new_moments()
         self.backend.on_step(self._optimizer_stepped)
         torch_hooks.on_optimizer(self._optimizer_begins)
@@ -172,7 +172,7 @@ class _Torch:
         if is_on_phantom():
             torch_hooks.pass_distribution_checks()
 
-    def begin(self, measurement: Measurement) -> None:
+    def begin(self, measurement: UsageMeasurement) -> None:
         """Measure another test."""
         self._current = measurement
         self._new_moments()
@@ -266,7 +266,7 @@ class _Torch:
         self.moments: Moments = moments
         self._phases: PhaseTracker = PhaseTracker(self._phase_ended)
 
-    def _cuda_initialized(self, measurement: Measurement) -> None:
+    def _cuda_initialized(self, measurement: UsageMeasurement) -> None:
         if measurement is self._current:
             self.backend.start_history(MAX_TRACE_EVENTS)
             self.moments.began()

@@ -11,9 +11,9 @@ import pytest
 
 from torchmem.preflight.options import DEFAULT_RANKS_PER_NODE
 from torchmem.preflight.plan import Placement
-from torchmem.pytest_plugin.limits import Limits
+from torchmem.pytest_plugin.limits import MemoryLimits
 from torchmem.pytest_plugin.marker import is_measured
-from torchmem.pytest_plugin.measured import ATTRIBUTE, Measured
+from torchmem.pytest_plugin.measured import ATTRIBUTE, MeasuredTest
 from torchmem.pytest_plugin.server import PhantomServer, PytestStart, ending
 from torchmem.sample.errors import UsageError
 
@@ -44,7 +44,7 @@ class PhantomTests:
         self._servers: dict[str, PhantomServer] = {}
         self._failed: dict[str, str] = {}
 
-    def reports(self, item: pytest.Item, limits: Limits) -> Iterator[pytest.TestReport]:
+    def reports(self, item: pytest.Item, limits: MemoryLimits) -> Iterator[pytest.TestReport]:
         """Run a test and yield its reports, the last of which says why if it did not end."""
         started = time.time()
         last: pytest.TestReport | None = None
@@ -61,12 +61,12 @@ class PhantomTests:
                 problem = message.get("problem") or ending(message.get("ended"))
                 yield failed(item, problem, started)
 
-    def measured_again(self, item: pytest.Item, limits: Limits) -> Measured | None:
+    def measured_again(self, item: pytest.Item, limits: MemoryLimits) -> MeasuredTest | None:
         """Run a test again; return what it used, None if it did not end."""
         found = None
         for report in self.reports(item, limits):
             values = getattr(report, ATTRIBUTE, None)
-            found = found if values is None else Measured.of(values)
+            found = found if values is None else MeasuredTest.of(values)
         return found
 
     def close(self) -> None:
@@ -74,13 +74,13 @@ class PhantomTests:
         while self._servers:
             self._servers.popitem()[1].close()
 
-    def _add_limits(self, report: pytest.TestReport, limits: Limits) -> None:
+    def _add_limits(self, report: pytest.TestReport, limits: MemoryLimits) -> None:
         values = getattr(report, ATTRIBUTE, None)
         if values is not None:
             sizes = {"peak": limits.peak, "reserved": limits.reserved, "leak": limits.leak}
             setattr(report, ATTRIBUTE, {**values, "limits": sizes})
 
-    def _messages(self, item: pytest.Item, limits: Limits) -> Iterator[dict[str, Any]]:
+    def _messages(self, item: pytest.Item, limits: MemoryLimits) -> Iterator[dict[str, Any]]:
         try:
             server = self._server(limits.gpu_model or self._gpu_model, item.session)
         except UsageError as error:

@@ -84,15 +84,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def gpu_memory(request: pytest.FixtureRequest) -> GpuMemory:
+def gpu_memory(request: pytest.FixtureRequest) -> GpuMemoryFixture:
     """Return what measures a block: `with gpu_memory(peak="2 GiB") as used: ...`."""
     session = request.config.stash.get(_SESSION, None)
     if session is None:
         pytest.skip("measures GPU memory: run pytest with --gpu-memory")
-    return GpuMemory(session, request.node)
+    return GpuMemoryFixture(session, request.node)
 
 
-class GpuMemory:
+class GpuMemoryFixture:
     """The fixture: call it with limits, as the marker, for a context manager."""
 
     def __init__(self, session: MemorySession, item: pytest.Item) -> None:

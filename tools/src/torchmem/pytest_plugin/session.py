@@ -14,20 +14,20 @@ import pytest
 
 from torchmem.compare import baseline as files
 from torchmem.compare import markdown
-from torchmem.compare.baseline import Baseline, Compared, Entry
+from torchmem.compare.baseline import Baseline, BaselineEntry, Compared
 from torchmem.compare.usage import Usage
 from torchmem.preflight.options import check_machine
 from torchmem.pytest_plugin import text
-from torchmem.pytest_plugin.limits import Limits
+from torchmem.pytest_plugin.limits import MemoryLimits
 from torchmem.pytest_plugin.marker import DEFAULT_GPU_MODEL, NAME, is_measured
-from torchmem.pytest_plugin.measured import ATTRIBUTE, Measured
-from torchmem.pytest_plugin.measurement import Measurement
+from torchmem.pytest_plugin.measured import ATTRIBUTE, MeasuredTest
+from torchmem.pytest_plugin.measurement import UsageMeasurement
 from torchmem.pytest_plugin.phantom_tests import PhantomTests
 from torchmem.pytest_plugin.used import Used
 from torchmem.sample.errors import UsageError
 
-_MEASUREMENT = pytest.StashKey[Measurement]()
-_RESULT = pytest.StashKey[Measured]()
+_MEASUREMENT = pytest.StashKey[UsageMeasurement]()
+_RESULT = pytest.StashKey[MeasuredTest]()
 _AT_IMPORT = re.compile(r"is_available|device_count|allow_module_level")
 
 
@@ -103,7 +103,7 @@ class MemorySession:
         self._options = options
         self._root = config.rootpath
         self._phantom = PhantomTests(options.gpu_model, config)
-        self._results: dict[str, tuple[Measured, Limits]] = {}
+        self._results: dict[str, tuple[MeasuredTest, MemoryLimits]] = {}
         self._compared: dict[str, Compared] = {}
         self._remarks: list[str] = []
 
@@ -135,7 +135,7 @@ class MemorySession:
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
         """Begin to measure before the fixtures of a test."""
         if is_measured(item):
-            measurement = item.stash[_MEASUREMENT] = Measurement(self._root)
+            measurement = item.stash[_MEASUREMENT] = UsageMeasurement(self._root)
             measurement.begin()
         return (yield)
 
@@ -177,8 +177,8 @@ class MemorySession:
         values = getattr(report, ATTRIBUTE, None)
         if values is None or self._phantom.is_child:
             return
-        measured = Measured.of(values)
-        limits = Limits(**values["limits"]) if "limits" in values else Limits()
+        measured = MeasuredTest.of(values)
+        limits = MemoryLimits(**values["limits"]) if "limits" in values else MemoryLimits()
         self._results[report.nodeid] = measured, limits
         if not report.failed:
             remark = text.remark(measured, failed=False)
@@ -188,8 +188,8 @@ class MemorySession:
 
     @contextmanager
     def block(self, item: pytest.Item, keywords: Mapping[str, Any]) -> Iterator[Used]:
-        """Measure a block of a test, see `plugin.GpuMemory`."""
-        limits, measurement, used = Limits.of(keywords), item.stash[_MEASUREMENT], Used()
+        """Measure a block of a test, see `plugin.GpuMemoryFixture`."""
+        limits, measurement, used = MemoryLimits.of(keywords), item.stash[_MEASUREMENT], Used()
         before = measurement.allocated()
         window, since = measurement.open_window()
         yield used
@@ -226,14 +226,14 @@ class MemorySession:
             page = markdown.page(list(self._compared.values()), phantom=is_phantom)
             self._options.markdown.write_text(page)
 
-    def _entries(self) -> dict[str, Entry]:
+    def _entries(self) -> dict[str, BaselineEntry]:
         return {
             name: entry
             for test, (measured, _) in self._results.items()
             for name, entry in entries(test, measured).items()
         }
 
-    def _compare(self, nodeid: str, measured: Measured) -> list[Compared]:
+    def _compare(self, nodeid: str, measured: MeasuredTest) -> list[Compared]:
         known = self._options.baseline
         if known is None:
             return []
@@ -242,19 +242,21 @@ class MemorySession:
             for name, entry in entries(nodeid, measured).items()
         ]
 
-    def _judge(self, nodeid: str, measured: Measured, report: pytest.TestReport) -> None:
+    def _judge(self, nodeid: str, measured: MeasuredTest, report: pytest.TestReport) -> None:
         """Fail a test that passed and uses more than in the baseline."""
         more = [each for each in self._compare(nodeid, measured) if each.outcome == "more"]
         if more and report.passed:
             report.outcome = "failed"
             report.longrepr = text.baseline_failure(more[0], measured.conditions)
 
-    def _judge_again(self, item: pytest.Item, limits: Limits, report: pytest.TestReport) -> None:
+    def _judge_again(
+        self, item: pytest.Item, limits: MemoryLimits, report: pytest.TestReport
+    ) -> None:
         """Judge the report of a test on the phantom GPU; repeat it if that is in doubt."""
         values = getattr(report, ATTRIBUTE, None)
         if values is None:
             return
-        measured = Measured.of(values)
+        measured = MeasuredTest.of(values)
         self._judge(item.nodeid, measured, report)
         is_more = any(each.outcome == "more" for each in self._compare(item.nodeid, measured))
         if is_more or (self._options.save and report.passed):
@@ -263,9 +265,9 @@ class MemorySession:
     def _repeat(
         self,
         item: pytest.Item,
-        limits: Limits,
+        limits: MemoryLimits,
         report: pytest.TestReport,
-        measured: Measured,
+        measured: MeasuredTest,
         *,
         times: int,
     ) -> None:
@@ -280,10 +282,10 @@ class MemorySession:
             self._remarks.append(f"{item.nodeid}: {varies}")
 
 
-def limits_of(item: pytest.Item) -> Limits:
+def limits_of(item: pytest.Item) -> MemoryLimits:
     """Return the limits of a test's marker. Raises UsageError."""
     marker = item.get_closest_marker(NAME)
-    return Limits.of(marker.kwargs, marker.args) if marker else Limits()
+    return MemoryLimits.of(marker.kwargs, marker.args) if marker else MemoryLimits()
 
 
 def _check_limits(item: pytest.Item) -> None:
@@ -293,12 +295,12 @@ def _check_limits(item: pytest.Item) -> None:
         raise pytest.UsageError(f"{item.nodeid}: {error}") from None
 
 
-def entries(nodeid: str, measured: Measured) -> dict[str, Entry]:
+def entries(nodeid: str, measured: MeasuredTest) -> dict[str, BaselineEntry]:
     """Return what a test used, by its id and, if there are several, by GPU."""
     several = len(measured.usages) > 1
     place = measured.conditions
     return {
-        f"{nodeid} on cuda:{device}" if several else nodeid: Entry(
+        f"{nodeid} on cuda:{device}" if several else nodeid: BaselineEntry(
             usage, place.gpu_model, place.torch
         )
         for device, usage in measured.usages.items()

@@ -9,8 +9,8 @@ from torchmem.compare.baseline import Compared
 from torchmem.compare.text import change_lines, headline, held_lines, signed, words
 from torchmem.compare.usage import Usage
 from torchmem.phantom.gpus import CATALOG
-from torchmem.pytest_plugin.limits import Limits
-from torchmem.pytest_plugin.measured import Conditions, Measured
+from torchmem.pytest_plugin.limits import MemoryLimits
+from torchmem.pytest_plugin.measured import Conditions, MeasuredTest
 
 HEAD = "GPU memory"
 """What the message of each failure starts with."""
@@ -26,7 +26,7 @@ LEFT = "What was still allocated, by component, module and line:"
 NO_MEMORY = "the test used no GPU memory: move its model and its inputs to the GPU."
 
 
-def limit_failure(measured: Measured, limits: Limits) -> str | None:
+def limit_failure(measured: MeasuredTest, limits: MemoryLimits) -> str | None:
     """Return why a test exceeds its limits, and what held the memory; None if it does not."""
     for device, usage in measured.usages.items():
         problems = list(limits.problems(usage))
@@ -49,7 +49,7 @@ def baseline_failure(compared: Compared, conditions: Conditions) -> str:
     return "\n".join([head, _place(conditions), *changes, *held_lines(compared.entry.usage)])
 
 
-def remark(measured: Measured, *, failed: bool) -> str | None:
+def remark(measured: MeasuredTest, *, failed: bool) -> str | None:
     """Return what to know about a test's result on these conditions, in one sentence."""
     conditions = measured.conditions
     if failed and conditions.values_read:
@@ -61,7 +61,7 @@ def remark(measured: Measured, *, failed: bool) -> str | None:
     return None
 
 
-def table(rows: Iterable[tuple[str, Measured, Limits, Compared | None]]) -> Iterator[str]:
+def table(rows: Iterable[tuple[str, MeasuredTest, MemoryLimits, Compared | None]]) -> Iterator[str]:
     """Yield the table of all measured tests, the highest peak first."""
     ordered = sorted(rows, key=lambda row: -_peak(row[1].fullest))
     head = ("peak", "limit", "baseline", "reserved", "largest", "values read", "test")
@@ -74,7 +74,7 @@ def table(rows: Iterable[tuple[str, Measured, Limits, Compared | None]]) -> Iter
 
 
 def _cells(
-    name: str, measured: Measured, limits: Limits, compared: Compared | None
+    name: str, measured: MeasuredTest, limits: MemoryLimits, compared: Compared | None
 ) -> tuple[str, ...]:
     usage = measured.fullest or Usage()
     component, size = max(usage.by_component.items(), key=lambda each: each[1], default=("", 0))

@@ -86,7 +86,7 @@ class Reported:
     now: float
     gpus: Mapping[str, int]
     limits: Limits
-    oom: NewestOom | None
+    oom: OomOnDisk | None
 
     def page(self) -> str:
         """Return the report as text."""
@@ -112,7 +112,7 @@ def reported(directory: Path, selected: ProcessFilter, thresholds: Path | None =
 
 
 def _find(
-    directory: Path, selected: ProcessFilter, oom: NewestOom | None, now: float
+    directory: Path, selected: ProcessFilter, oom: OomOnDisk | None, now: float
 ) -> TrainingProcess:
     """Return the process to show. Without one, raise UsageError, which leads to the newest OOM."""
     try:
@@ -125,7 +125,7 @@ def _find(
 
 
 @dataclass(frozen=True, slots=True)
-class NewestOom:
+class OomOnDisk:
     """The newest OOM report of the processes that the flags select; `timestamp` in Unix seconds."""
 
     path: Path
@@ -152,12 +152,12 @@ class NewestOom:
         return f"{who} ran out of memory {format_seconds(now - self.timestamp)} ago"
 
 
-def newest_oom(directory: Path, selected: ProcessFilter) -> NewestOom | None:
+def newest_oom(directory: Path, selected: ProcessFilter) -> OomOnDisk | None:
     """Return the newest OOM report of a process that the filter matches, of this user."""
     with suppress(UsageError):
         for path, report in load_all(directory, limit=MAX_REPORTS):
             if selected.selects(report.process):
-                return NewestOom(path, report.process, report.timestamp)
+                return OomOnDisk(path, report.process, report.timestamp)
     return None
 
 

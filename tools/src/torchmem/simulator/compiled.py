@@ -87,7 +87,7 @@ class _Counts(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ProgramColumns:
     """A program: per instruction its operation, event number, slot, bytes, stream and pool.
 
     A slot is a small number in place of the address by which the program knows a block.
@@ -133,7 +133,7 @@ class CompiledReplay:
         loaded: ctypes.CDLL,
         allocator: DeviceCachingAllocator,
         blocks: Mapping[int, Block],
-        columns: Columns,
+        columns: ProgramColumns,
         pools: Sequence[PoolId],
         *,
         slots: int,

@@ -27,7 +27,7 @@ UNKNOWN_AGE = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class SourceLine:
+class HolderLine:
     """The line of Python that allocated; `line` is None if unknown."""
 
     file: str
@@ -48,7 +48,7 @@ class HolderGroup:
     key: str
     size_bytes: int
     blocks: int
-    line: SourceLine | None = None
+    line: HolderLine | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +83,24 @@ class LineFinder:
 
     def __init__(self, lifetimes: Lifetimes) -> None:
         self._stacks = lifetimes.trace.stacks
-        self._known: dict[int, tuple[SourceLine, str]] = {}
+        self._known: dict[int, tuple[HolderLine, str]] = {}
 
-    def line(self, number: int, *, is_before: bool = False) -> SourceLine:
+    def line(self, number: int, *, is_before: bool = False) -> HolderLine:
         """Return the innermost line of the user's program; a Line without a number if unknown."""
         if number == NO_STACK and is_before:
-            return SourceLine(BEFORE_RECORDING)
+            return HolderLine(BEFORE_RECORDING)
         return self._of(number)[0]
 
     def module(self, number: int) -> str:
         """Return the path of `forward` calls."""
         return self._of(number)[1]
 
-    def _of(self, number: int) -> tuple[SourceLine, str]:
+    def _of(self, number: int) -> tuple[HolderLine, str]:
         if number not in self._known:
             stack = call_stack(self._stacks.of(number))
             frame = stack.own or next(iter(stack.frames), None)
             line = (
-                SourceLine(frame.file, frame.line, frame.function) if frame else SourceLine(NO_LINE)
+                HolderLine(frame.file, frame.line, frame.function) if frame else HolderLine(NO_LINE)
             )
             self._known[number] = line, module_path(stack) or NO_MODULE
         return self._known[number]
@@ -153,7 +153,7 @@ def by_line(
     lifetimes: Lifetimes, numbers: Iterable[int], lines: LineFinder
 ) -> tuple[HolderGroup, ...]:
     """Return the allocations by line, the largest first."""
-    found: dict[SourceLine, list[int]] = {}
+    found: dict[HolderLine, list[int]] = {}
     for number in numbers:
         is_before = lifetimes.starts[number] == BEFORE
         line = lines.line(lifetimes.stacks[number], is_before=is_before)
@@ -182,7 +182,7 @@ def largest_first(found: Iterable[HolderGroup]) -> tuple[HolderGroup, ...]:
 class LineGrowth:
     """Bytes and blocks of one line in two snapshots."""
 
-    line: SourceLine
+    line: HolderLine
     before: HolderGroup | None
     after: HolderGroup | None
 
@@ -204,7 +204,7 @@ def growth(before: Holders, after: Holders) -> tuple[LineGrowth, ...]:
     )
 
 
-def _lines(found: Holders) -> Mapping[SourceLine, HolderGroup]:
+def _lines(found: Holders) -> Mapping[HolderLine, HolderGroup]:
     return {group.line: group for group in found.by_line if group.line}
 
 

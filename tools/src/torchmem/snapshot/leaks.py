@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchmem.snapshot.holders import LineFinder, SourceLine
+from torchmem.snapshot.holders import HolderLine, LineFinder
 from torchmem.snapshot.lifetimes import BEFORE, Lifetimes
 
 PARTS = 8
@@ -17,7 +17,7 @@ MIN_EVENTS_PER_PART = 8
 class Leak:
     """One line: the bytes that it allocated in each part and that are still in use at the end."""
 
-    line: SourceLine
+    line: HolderLine
     parts: tuple[int, ...]
     blocks: int
 
@@ -39,8 +39,8 @@ def leaks(lifetimes: Lifetimes) -> tuple[Leak, ...]:
     program keeps for good is allocated at its start, so neither is in all of these parts.
     """
     lines = LineFinder(lifetimes)
-    parts: dict[SourceLine, list[int]] = {}
-    blocks: dict[SourceLine, int] = {}
+    parts: dict[HolderLine, list[int]] = {}
+    blocks: dict[HolderLine, int] = {}
     for number in lifetimes.in_use(lifetimes.events):
         start = lifetimes.starts[number]
         if start == BEFORE:

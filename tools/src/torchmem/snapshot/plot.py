@@ -8,7 +8,7 @@ from pathlib import Path
 from torchmem.allocator.sizes import GIB
 from torchmem.cli.plots import LIMIT, save, style
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.snapshot.holders import Holders, LineFinder, SourceLine
+from torchmem.snapshot.holders import HolderLine, Holders, LineFinder
 from torchmem.snapshot.lifetimes import BEFORE, Lifetimes
 
 MAX_LINES = 8
@@ -58,12 +58,12 @@ def series(lifetimes: Lifetimes, points: list[int]) -> list[tuple[str, list[int]
     The lines that hold most over the whole recording have their own series; the others share one.
     """
     lines = LineFinder(lifetimes)
-    held: dict[SourceLine, int] = {}
+    held: dict[HolderLine, int] = {}
     for size, stack, start, end in _rows(lifetimes):
         line = lines.line(stack, is_before=start == BEFORE)
         held[line] = held.get(line, 0) + size * (end - start)
     top = sorted(held, key=lambda line: -held[line])[:MAX_LINES]
-    changes: dict[SourceLine | None, list[int]] = {
+    changes: dict[HolderLine | None, list[int]] = {
         line: [0] * (lifetimes.events + 2) for line in (*top, None)
     }
     for size, stack, start, end in _rows(lifetimes):

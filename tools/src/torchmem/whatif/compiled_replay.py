@@ -8,8 +8,8 @@ from contextlib import closing
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.simulator.compiled import (
     DONE,
-    Columns,
     CompiledReplay,
+    ProgramColumns,
     UnsupportedError,
     library,
 )
@@ -45,7 +45,7 @@ def _replay(
     loaded: ctypes.CDLL, executor: Executor, program: Program, samples: int
 ) -> CompiledReplay:
     of_instruction, numbers = program.slots()
-    columns = Columns(
+    columns = ProgramColumns(
         program.operations,
         program.numbers,
         of_instruction,
