@@ -144,7 +144,8 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
 # memory cached before the first snapshot, other processes, and memory of GPUs without NVML. A trend
 # needs 30 minutes, idleness and the pace of headroom 10. Falling headroom, alerts and marks are
 # temporary. No rank is stalled, killed or started with advice, and the ranks have no components,
-# phases, samples, pinned memory, private pools, libraries or errors other than an OOM.
+# phases, samples, pinned memory, private pools, libraries or errors other than an OOM. The only run
+# ends with that OOM, no launch follows, and no engine serves.
 WITHOUT_DATA = (
     r"Memory of .* [D-I]|Where the memory is [D-I]|What the tensors are [A-I]|Rank .shown [BEF]"
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
@@ -159,6 +160,9 @@ WITHOUT_DATA = (
     r"|Start .mark.|Killed or failed .mark.|Alert .mark.|Advice .mark."
     r"|Pressure hook dropped .mark.|Active peak E|Left at the peak E"
     r"|Headroom [FG]"
+    r"|GPU-hours by .* [BD]|Room at the peak [ABC]"
+    r"|What the engine holds [A-D]|KV cache in use [AB]|Planned and actual [A-D]"
+    r"|Free beyond what wakes up A|Left after a sleep A|Sleeps and preemptions [AB]"
 )
 # The end of queries for the band of all ranks, beyond those that have a line.
 OF_MANY_RANKS = " > 10"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,7 +168,8 @@ def test_rank_on_an_instance_is_joined(
     open_exporter: OpenExporter, run_dir: Path, name: str
 ) -> None:
     """A rank on a MIG device has the GPU's index and a difference from the device's bytes."""
-    publish(run_dir, own_sample(uuid=name))
+    sample = own_sample(uuid=name)
+    publish(run_dir, replace(sample, devices=(replace(sample.devices[0], engine=None),)))
     rows = [
         ProcessMemory(os.getpid(), reserved_bytes() + 700, MIG_A),
         ProcessMemory(os.getpid(), 5 * GIB, MIG_B),

@@ -19,6 +19,8 @@ from support.reports import STRANDED
 from torchmem.explain.oom_report import encode
 from torchmem.manifests import shipped
 
+ROOT = Path(__file__).resolve().parents[2]
+THRESHOLDS = ROOT / "sdk/src/torchmem/explain/thresholds.yml"
 BOARDS = "dashboards/json"
 RELATIVE_LINK = re.compile(r"\]\((?!https?:)[^)]*\)")
 NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", ".stack", "build", "tests")
@@ -145,7 +147,7 @@ def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
         ["exporter", "--once"],
         ["demo", "--duration", "1"],
         ["top", "--once"],
-        ["rules", "--thresholds", "thresholds.yml", "--out", "rules"],
+        ["rules", "--thresholds", str(THRESHOLDS), "--out", "rules"],
     ],
     ids=lambda c: c[0],
 )

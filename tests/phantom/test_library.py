@@ -213,7 +213,7 @@ def test_a_missing_or_failing_compiler_is_a_usage_error(
     with pytest.raises(UsageError, match=reason):
         library_folder(None, {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "CC": compiler})
 
-    assert list((tmp_path / "torchmem" / "phantom").iterdir()) == []
+    assert list(tmp_path.glob("torchmem/phantom/*")) == []
 
 
 def test_an_empty_path_has_no_compiler(tmp_path: Path) -> None:

@@ -36,6 +36,14 @@ NOTHING_TO_SHOW = {"one-rank", "no-gpu", "ranks-64"}
 ALL_ON_ONE = "restarts"
 """Boards drawn from one recording, with all variables at All, must give the same answers."""
 
+SERVING = (
+    "What the engine holds",
+    "KV cache in use",
+    "Planned and actual",
+    "Free beyond what wakes up",
+    "Left after a sleep",
+    "Sleeps and preemptions",
+)
 # Panels without data, by board and title, with the reason.
 ACCEPTED: Mapping[tuple[str, str], str] = {
     ("fleet", "Cost of the waste"): "no price is set",
@@ -50,6 +58,7 @@ ACCEPTED: Mapping[tuple[str, str], str] = {
     ("training-memory", "Growth of the peak per hour"): "the newest processes are too young",
     ("training-memory", "Memory released"): "the ranks have no tier of the setting release",
     ("training-memory", "Out of memory in"): "the headroom of no rank falls at the end",
+    **{("training-memory", panel): "no engine serves" for panel in SERVING},
 }
 
 

@@ -22,8 +22,8 @@ from pictures.recordings import END
 
 Json = dict[str, Any]
 STATE = "torchmem_process_state"
-MANY = 'label_replace({}, "name", "a series with quite a long name $1", "le", "(.*)")'
-BUCKETS = MANY.format("torchmem_free_block_size_bytes_bucket")
+NAMED = 'label_replace({}, "name", "a series with quite a long name $1", "__name__", "(.*)")'
+MANY = NAMED.format('sum by (__name__) ({__name__=~"torchmem_.+_bytes"})')
 
 
 def target(expr: str, legend: str = "", letter: str = "A", **more: object) -> Json:
@@ -84,7 +84,7 @@ BROKEN: Mapping[str, Json] = {
         "options": {"text": {"valueSize": 60}},
         "fieldConfig": config(mappings=[ANY_NUMBER_IS_A_STORY]),
     },
-    "hidden legend entries": graph(BUCKETS, "{{name}}"),
+    "hidden legend entries": graph(MANY, "{{name}}"),
     "repeated legend entries": graph(STATE, "{{run}}"),
     "text for no data in a legend": {
         "type": "timeseries",
@@ -104,7 +104,7 @@ BROKEN: Mapping[str, Json] = {
     | {"fieldConfig": config({"x": {"custom.lineWidht": 2}})},
     "overlapping names": {
         "type": "state-timeline",
-        "targets": [target(BUCKETS, "{{name}}")],
+        "targets": [target(MANY, "{{name}}")],
         "options": {"legend": {"showLegend": False}, "perPage": 0},
     },
 }

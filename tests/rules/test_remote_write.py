@@ -36,11 +36,18 @@ FLEET = {
         bool(target["range"]),
     )
     for name, panel in PANELS.items()
-    if name.startswith("fleet: ")
+    if name.startswith("fleet: ") and not name.startswith("fleet: GPU-hours by")
     for target in panel["targets"]
 }
-# No price is set, and no GPU is idle for long.
-MAY_LACK_DATA = {"Cost of the waste", "GPUs that waste most", "Wasted GPU-hours"}
+# "GPU-hours by" has subqueries of one step in a minute, which each store takes at its own time;
+# tests/fleet compares them over hours. No price is set, no GPU is idle for long, and the runs ended
+# with an OOM.
+MAY_LACK_DATA = {
+    "Cost of the waste",
+    "GPUs that waste most",
+    "Wasted GPU-hours",
+    "Room at the peak",
+}
 
 
 @dataclass(frozen=True)

@@ -89,9 +89,10 @@ def _thresholds(file: Path | None) -> Thresholds:
         return defaults()
     try:
         from torchmem.exporter import thresholds
+
+        return thresholds.load(file)
     except ModuleNotFoundError as error:
         raise MissingExtraError("rules --thresholds", error.name or "") from error
-    return thresholds.load(file)
 
 
 def _check(place: Path, outdated: list[str]) -> int:
