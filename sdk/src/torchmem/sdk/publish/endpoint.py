@@ -55,7 +55,6 @@ class Endpoint:
         self._running = threading.Lock()  # held until `close`
         self._running.acquire()
         self._thread = threading.Thread(target=self._run, name="torchmem-endpoint", daemon=True)
-        self._thread.start()
 
     @classmethod
     def open(cls, settings: Settings, local_rank: int, page: Page, errors: Errors) -> Endpoint:
@@ -80,7 +79,7 @@ class Endpoint:
             return endpoint
 
     @classmethod
-    def listen(
+    def listen(  # noqa: PLR0913 - the last two have defaults
         cls,
         port: int,
         address: str,
@@ -88,15 +87,22 @@ class Endpoint:
         errors: Errors,
         *,
         deadline: float = CONNECTION_SECONDS,
+        kept: Callable[[Endpoint], None] = lambda _: None,
     ) -> Endpoint:
-        """Serve `page` on exactly this port; 0 is any free one. Raises OSError, OverflowError."""
+        """Serve `page` on exactly this port; 0 is any free one. Raises OSError, OverflowError.
+
+        `kept` gets the endpoint before it serves, so that a forked child can close it.
+        """
         hints = socket.SOCK_STREAM, 0, socket.AI_PASSIVE
         family = socket.getaddrinfo(address, None, 0, *hints)[0][0]
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         listener = socket.create_server(
             (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
         )
-        return cls(listener, address, page, errors, deadline)
+        endpoint = cls(listener, address, page, errors, deadline)
+        kept(endpoint)
+        endpoint._thread.start()
+        return endpoint
 
     @property
     def is_open(self) -> bool:
@@ -108,7 +114,8 @@ class Endpoint:
         if self._running.locked():
             self._running.release()
         self._listener.end()  # wakes the thread
-        self._thread.join(JOIN_SECONDS)
+        if self._thread.is_alive():
+            self._thread.join(JOIN_SECONDS)
 
     def close_in_child(self) -> None:
         """Close the sockets that a forked child inherited.

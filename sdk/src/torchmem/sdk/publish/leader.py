@@ -74,11 +74,12 @@ class Leader:
             return
         self._attempts += 1
         try:
-            self._endpoint = Endpoint.listen(
+            Endpoint.listen(
                 self._port,
                 self._address,
                 Page(registry(self._directory, self._hostname)),
                 self._errors,
+                kept=self._keep,
             )
         except OSError as error:
             if self._attempts == MAX_QUIET_ATTEMPTS:
@@ -88,6 +89,9 @@ class Leader:
         else:
             self._attempts = 0
             log(logging.INFO, "torchmem: serving this user's processes on %s", self.url)
+
+    def _keep(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
 
     def close(self) -> None:
         """Stop serving and let another process lead."""
