@@ -393,10 +393,11 @@ for module in pkgutil.walk_packages(torchmem.__path__, "torchmem."):
         try:
             importlib.import_module(module.name)
         except ModuleNotFoundError as error:
-            if not error.name.startswith("opentelemetry"): raise
+            # Of other extras; the versions' environments have pytest.
+            if error.name.partition(".")[0] not in {"opentelemetry", "grpc", "google", "mcp"}: raise
 """
 
 
 def test_modules(run: Run) -> None:
-    """Every module can be imported with the exporter's extra, except the integrations and OTLP."""
+    """Every module can be imported, except the integrations and those of other extras."""
     assert run(MODULES).stderr == ""
