@@ -25,7 +25,7 @@ _FAMILIES: dict[State, str] = {
     "running": "still runs",
     "stalled": "has stalled",
     "exited": "ended by itself",
-    "failed": "ended with an exception that is no OutOfMemoryError",
+    "failed": "ended with an exception other than an OutOfMemoryError",
     "oom": "ran out of memory",
     "killed": "was killed",
 }

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-peak-increase",
         metavar="PERCENT",
         default=DEFAULT_INCREASE,
-        help=f"growth of the peak that is no regression (default {DEFAULT_INCREASE}%)",
+        help=f"how much the peak may grow before it is a regression (default {DEFAULT_INCREASE}%)",
     )
     add("--json", action="store_true", help="print one JSON document")
     add("--list", action="store_true", help="list the summaries of your runs (root: of all users)")

@@ -159,7 +159,7 @@ complete -c torchmem -n '_shtab_torchmem_using snapshot' -l plot -xka "(__fish_c
 complete -c torchmem -n '_shtab_torchmem_using snapshot; and test $_shtab_torchmem_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a file of torch.cuda.memory._dump_snapshot or `torchmem capture`'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a compare -d 'say what changed between two runs, and whether it is a regression'
 complete -c torchmem -n '_shtab_torchmem_using compare' -s h -l help -d 'show this help message and exit'
-complete -c torchmem -n '_shtab_torchmem_using compare' -l max-peak-increase -x -d 'growth of the peak that is no regression (default 2%)'
+complete -c torchmem -n '_shtab_torchmem_using compare' -l max-peak-increase -x -d 'how much the peak may grow before it is a regression (default 2%)'
 complete -c torchmem -n '_shtab_torchmem_using compare' -l json -d 'print one JSON document'
 complete -c torchmem -n '_shtab_torchmem_using compare' -l list -d 'list the summaries of your runs (root: of all users)'
 complete -c torchmem -n '_shtab_torchmem_using compare' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'

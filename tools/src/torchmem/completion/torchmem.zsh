@@ -52,7 +52,7 @@ _shtab_torchmem_capture_defaults_added=0
 
 _shtab_torchmem_compare_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--max-peak-increase[growth of the peak that is no regression (default 2\%)]:PERCENT:"
+  "--max-peak-increase[how much the peak may grow before it is a regression (default 2\%)]:PERCENT:"
   "--json[print one JSON document]"
   "--list[list the summaries of your runs (root\: of all users)]"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"

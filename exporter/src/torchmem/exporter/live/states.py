@@ -28,7 +28,7 @@ COLLECTION_SHARE = 0.1
 """The largest share of the time that collections for clients of the live page take."""
 
 HISTORY_PAUSE_SECONDS = 10.0
-"""The least time between two points while nobody looks; most come from scrapes."""
+"""The least time between two points while no page is open; most come from scrapes."""
 RANK_HISTORY_PAUSE_SECONDS = 20.0
 """How old the newest collection gets before one is made for the history alone, while a rank runs.
 
@@ -98,7 +98,7 @@ class States:
         return await asyncio.shield(self._running)
 
     async def keep_history(self) -> None:
-        """Add to the history, forever, also while nobody scrapes or looks."""
+        """Add to the history, forever, also without a scrape or an open page."""
         while True:
             await asyncio.sleep(HISTORY_PAUSE_SECONDS)
             try:
