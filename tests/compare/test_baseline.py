@@ -59,7 +59,7 @@ def test_the_file_is_stable(tmp_path: Path) -> None:
     ],
 )
 def test_refused(tmp_path: Path, content: bytes | None, sentence: str) -> None:
-    """A file that is no baseline is refused in one sentence."""
+    """A file that is not a baseline is rejected in one sentence."""
     path = tmp_path / "gpu-memory.json"
     if content is not None:
         path.write_bytes(content)

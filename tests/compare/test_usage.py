@@ -47,7 +47,7 @@ def test_json_keeps_all() -> None:
     "values", [[], {"peak_allocated": "6 GiB"}, {"peak_reserved": -1}, {"uses": [{"bytes": 1}]}]
 )
 def test_json_refused(values: object) -> None:
-    """What is no usage is refused as a bad value."""
+    """A value that does not describe usage is rejected."""
     with pytest.raises(ValueError, match=r"\w"):
         usage_of(values)
 

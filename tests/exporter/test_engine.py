@@ -85,7 +85,7 @@ def test_without_nvml_the_headroom_stays() -> None:
 
 
 def test_the_margin_is_of_this_scrape() -> None:
-    """A neighbor of 60 GB leaves less than the engine takes; awake there is no margin."""
+    """A neighbor of 60 GB leaves less than the engine takes; an awake engine has no margin."""
 
     def margins(engine: Engine | None, free: int) -> list[float]:
         use = ProcessUse(638 * MIB, free, is_alone=False)

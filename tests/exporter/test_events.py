@@ -113,7 +113,7 @@ def test_xids_are_bounded() -> None:
 
 
 def test_gpus_without_events_have_no_series(open_exporter: OpenExporter) -> None:
-    """Where events are not supported, there is no 0 that would look like no error."""
+    """Where events are not supported, no 0 is exported, which would look like no error."""
     exposition = scrape(
         open_exporter(FakeNvml.of(fake_gpu(A, 0, frozenset()), fake_gpu(B, 1, frozenset({"xid"}))))
     )

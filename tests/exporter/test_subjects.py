@@ -568,7 +568,7 @@ def test_gpu_without_gpm(hopper: GpuUnderTest, function: str) -> None:
 
 
 def test_driver_without_gpm_samples(hopper: GpuUnderTest) -> None:
-    """Where no sample can be allocated there are no means."""
+    """If no GPM sample can be allocated, no averages are exported."""
     hopper.node.change("node", nvmlGpmSampleAlloc="not_supported")
 
     assert [means_after(hopper, 0), means_after(hopper, 15)] == [None, None]

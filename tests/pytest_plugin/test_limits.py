@@ -11,7 +11,7 @@ from torchmem.sample.errors import UsageError
 
 
 def test_sizes_are_bytes_or_text() -> None:
-    """Limits may be numbers of bytes or sizes as text; what is missing is no limit."""
+    """A limit is a number of bytes or a size as text; one that is missing limits nothing."""
     limits = MemoryLimits.of({"peak": "6 GiB", "leak": 0, "gpu_model": "a100-40gb"})
     assert limits == MemoryLimits(peak=6 * GIB, leak=0, gpu_model="a100-40gb")
 

@@ -222,7 +222,7 @@ def test_a_connection_has_a_deadline(errors: Errors) -> None:
 
 
 def test_a_closed_endpoint_frees_its_port(errors: Errors) -> None:
-    """After `close` there is no thread and no descriptor more, and the port can be used again."""
+    """`close` ends the thread, closes the descriptors and frees the port."""
     before = descriptors()
     endpoint = Endpoint.listen(0, "127.0.0.1", page_of(Counting()), errors)
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 30) as idle:

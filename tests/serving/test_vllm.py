@@ -99,7 +99,7 @@ def test_the_plan_is_vllms_own(run: Run) -> None:
 
 
 def test_a_neighbor_bounds_the_headroom_of_an_idle_engine(run: Run) -> None:
-    """What a neighbor took since the engine's last read is no headroom."""
+    """What a neighbor took since the engine's last read does not count as headroom."""
     state = run.states["beside a neighbor"]
     free = state.mib("nvml_memory_free_bytes") or 0
     cached = sum(state.parts("torchmem_free_bytes", "state").values())
