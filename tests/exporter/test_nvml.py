@@ -354,14 +354,15 @@ def test_missing_values_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
 
     for gpus, name, code in [(range(8), "A", 13), ([0, 1, 5], "B", 13), ([2], "C", 3)]:
         for gpu in gpus:
-            with missing.on_gpu(gpu):
-                missing.note(logging.INFO, name, code)
+            missing.set_gpu(gpu)
+            missing.note(logging.INFO, name, code)
+    missing.set_gpu(None)
     missing.note(logging.INFO, "A", 13)
     missing.note(logging.INFO, "Versions", 4)
     for _ in range(2):
         missing.log()
-    with missing.on_gpu(9):
-        missing.note(logging.WARNING, "C", 999)
+    missing.set_gpu(9)
+    missing.note(logging.WARNING, "C", 999)
     missing.log()
 
     assert caplog.messages == [

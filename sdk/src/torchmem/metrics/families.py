@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -409,14 +409,13 @@ def _floats(values: Mapping[str, float]) -> dict[str, float]:
     return {key: float(value) for key, value in values.items()}
 
 
+_PROCESS_FACTS = ("hostname", "local_rank", "world_size", "script")
+
+
 def _process_facts(sample: Sample) -> dict[str, str]:
     process = sample.process
-    values = asdict(process)
-    facts = {
-        key: str(values[key])
-        for key in ("hostname", "local_rank", "world_size", "script")
-        if values[key] is not None
-    }
+    values = {key: getattr(process, key) for key in _PROCESS_FACTS}
+    facts = {key: str(value) for key, value in values.items() if value is not None}
     facts |= {f"{name}_version": version for name, version in process.versions.items()}
     return process.labels | facts
 
