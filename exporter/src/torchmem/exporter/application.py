@@ -77,8 +77,8 @@ def application(
     It starts the first collection itself, so that it becomes ready without a scrape. Its
     `state.close_streams` ends the answers that would otherwise go on.
     """
-    scrapes = Scrapes(collector)
-    states = States(partial(scrapes.collection, _STATE_SECONDS), collector.found)
+    states = States(lambda: scrapes.collection(_STATE_SECONDS), collector.found)
+    scrapes = Scrapes(collector, states.note_collection)
     ranks, queue = RankIndex(collector.found), FairQueue("torchmem-live", _MAX_WAITING, _LIVE_SHARE)
     api = LiveApi(states, ranks, collector.run_dir, queue)
     maps, reports = MapApi(ranks, collector.run_dir, queue), ReportApi(queue)

@@ -171,10 +171,12 @@ class Collection:
 
 
 class Scrapes:
-    """The handlers of /metrics and /-/ready."""
+    """The handlers of /metrics and /-/ready. `on_collected` is called after each collection."""
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector, self._pages = collector, Pages()
+    def __init__(
+        self, collector: Collector, on_collected: Callable[[], None] = lambda: None
+    ) -> None:
+        self._collector, self._on_collected, self._pages = collector, on_collected, Pages()
         self._whole = SharedCall("torchmem-collect", self._collect)
         self._known = SharedCall(
             "torchmem-known", lambda: Collection(collector.known(), self._pages)
@@ -221,6 +223,7 @@ class Scrapes:
         wanted, self._wanted = self._wanted, None
         if wanted:
             collection.write(wanted)
+        self._on_collected()
         return collection
 
     async def metrics(self, request: Request) -> Response:
