@@ -221,9 +221,10 @@ class NvmlDevice:
 
     def constant(self, name: str, *arguments: Any) -> Any:
         """Like `call`, for a value that does not change as long as NVML is open: it is kept."""
-        value = self._constants.get((name, *arguments))
+        key = (name, *arguments)
+        value = self._constants.get(key)
         if value is None:
-            value = self._constants[name, *arguments] = self.call(name, *arguments)
+            value = self._constants[key] = self.call(name, *arguments)
         return value
 
     def call_first(self, names: Sequence[str], *arguments: Any) -> Any:

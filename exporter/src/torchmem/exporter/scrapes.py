@@ -37,7 +37,7 @@ REST = 2.0  # times as long as the collection took
 MAX_REST_SECONDS = 2.0
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 _MAX_HEADER_ITEMS = 32
-_GZIP = {"level": 1, "wbits": zlib.MAX_WBITS | 16, "memLevel": 5}
+_gzip = partial(zlib.compressobj, level=1, wbits=zlib.MAX_WBITS | 16, memLevel=5)
 """Exposition text shrinks twentyfold already, and higher levels cost CPU every scrape. With more
 memory than this, clearing it takes longer than it saves."""
 _MIN_GZIP_BYTES = 1000
@@ -166,7 +166,7 @@ class Collection:
         plain = self._pages.write(self._families, exposition_format)
         if not compress or len(plain) < _MIN_GZIP_BYTES:
             return plain, False
-        compressor = zlib.compressobj(**_GZIP)
+        compressor = _gzip()
         return compressor.compress(plain) + compressor.flush(), True
 
 

@@ -101,7 +101,7 @@ def _run(jobs: SimpleQueue[_Job | None]) -> None:
         thread.name = _AT_WORK
         try:
             job.run()
-        except Exception:  # the next job still needs the thread
+        except Exception:  # noqa: BLE001 - the next job needs the thread; it is logged
             _log.exception("a call that may hang failed")
         thread.name = _AT_REST
 

@@ -78,7 +78,7 @@ def _status(pid: int, key: str, proc: Path) -> tuple[int, ...]:
 
 
 def line_after(text: str, key: str) -> str:
-    """Return what follows a key at the start of a line, up to its end; empty without such a line."""
+    """Return the rest of the first line that starts with a key; empty if there is none."""
     start = 0 if text.startswith(key) else text.find(f"\n{key}") + 1
     if start == 0 and not text.startswith(key):
         return ""
