@@ -118,7 +118,8 @@ def counted(program: Program, node: Node) -> str:
     """Return millions of instructions per scrape; those of a compiled peer are not counted."""
     if instructions.missing() or "torchmem.exporter" not in program.command:
         return "–"
-    count = instructions.per_scrape(program.command, program.environment, node.publish)
+    command = [*program.command, *instructions.PATIENT_FLAGS]
+    count = instructions.per_scrape(command, program.environment, node.publish)
     return f"{count / 1e6:.0f}"
 
 
