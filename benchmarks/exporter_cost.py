@@ -6,8 +6,10 @@
         --peer /tmp/peer/bin/nvitop-exporter --before /tmp/before
 
 All exporters read the same fake NVML and run at the same time. CPU time is what the kernel counts
-for all threads of a process: for two minutes without a scrape, then for two minutes with a scrape
-every 15 s as Prometheus scrapes, before each of which every rank publishes other values.
+for all threads of a process: for two minutes without a scrape and without a rank; for two minutes
+without a scrape but with ranks, which the exporter follows for its live page; then for two minutes
+with a scrape every 15 s as Prometheus scrapes, before each of which every rank publishes other
+values.
 Instructions per scrape are counted by callgrind, if valgrind is installed. Needs a C compiler, and
 no GPU.
 """
@@ -35,8 +37,8 @@ PEER = "nvitop-exporter"
 ROOTS = ("sdk/src", "exporter/src", "tools/src")
 SETTLING_SECONDS = 10.0
 HEADER = (
-    "| GPUs | ranks | exporter | series | idle, % of a core | CPU s in 2 min | of the peer | "
-    "instructions per scrape, million | RSS MiB |"
+    "| GPUs | ranks | exporter | series | idle, % of a core | followed, % of a core | "
+    "CPU s in 2 min | of the peer | instructions per scrape, million | RSS MiB |"
 )
 
 
@@ -100,7 +102,15 @@ def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> None:
         node = Node(Path(folder), gpus, pids)
         found = dict(programs(node, arguments))
         with running(found) as servers:
+            node.retract()
+            for server in servers.values():
+                server.scrape()
+            time.sleep(SETTLING_SECONDS)
             idle = spent(servers, lambda: time.sleep(seconds))
+            node.publish()
+            for server in servers.values():
+                server.scrape()
+            unscraped = spent(servers, lambda: time.sleep(seconds))
             scraped = spent(servers, lambda: scrape_for(servers, node.publish, seconds))
             series = {name: server.scrape().series for name, server in servers.items()}
             memory = {name: server.memory_bytes / 2**20 for name, server in servers.items()}
@@ -108,8 +118,8 @@ def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> None:
             ratio = f"{scraped[name] / scraped[PEER]:.3f}" if scraped.get(PEER) else "–"
             print(
                 f"| {gpus} | {ranks} | {name} | {series[name]:,} | {100 * idle[name] / seconds:.3f}"
-                f" | {scraped[name] * 120 / seconds:.2f} | {ratio} | "
-                f"{counted(program, node)} | {memory[name]:.0f} |",
+                f" | {100 * unscraped[name] / seconds:.3f} | {scraped[name] * 120 / seconds:.3f} | "
+                f"{ratio} | {counted(program, node)} | {memory[name]:.0f} |",
                 flush=True,
             )
 
@@ -118,7 +128,8 @@ def counted(program: Program, node: Node) -> str:
     """Return millions of instructions per scrape; those of a compiled peer are not counted."""
     if instructions.missing() or "torchmem.exporter" not in program.command:
         return "–"
-    count = instructions.per_scrape(program.command, program.environment, node.publish)
+    command = [*program.command, *instructions.PATIENT_FLAGS]
+    count = instructions.per_scrape(command, program.environment, node.publish)
     return f"{count / 1e6:.0f}"
 
 

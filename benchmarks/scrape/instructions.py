@@ -10,9 +10,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.scrape.server import started
+from benchmarks.scrape.server import Server, started
 
 GPM_SECONDS = 1.2  # GPM metrics need two reads with some time between them
+PATIENCE_SECONDS = 600  # a scrape is tens of times slower under Valgrind, and a busy machine adds
+PATIENT_FLAGS = ("--scrape-deadline-seconds", str(PATIENCE_SECONDS))
+"""Flags of the exporter with which it does not give up a scrape meanwhile."""
+REST_SECONDS = 0.5
+REST_SHARE = 0.05  # of a core, which a process at rest does not use in this time
 _CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no")
 _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
@@ -37,19 +42,28 @@ def per_scrape(
         output = Path(folder, "callgrind")
         counted = [*_CALLGRIND, f"--callgrind-out-file={output}", *command]
         with started(counted, {**environment, "PYTHONHASHSEED": "0"}) as server:
-            server.scrape()
+            server.scrape(timeout_seconds=PATIENCE_SECONDS)
             time.sleep(GPM_SECONDS)
             _control("--instr=on", server.pid)
             publish()
-            server.scrape()
+            server.scrape(timeout_seconds=PATIENCE_SECONDS)
+            _wait_until_idle(server)
             _control("--zero", server.pid)
             for _ in range(scrapes):
                 publish()
-                server.scrape()
+                server.scrape(timeout_seconds=PATIENCE_SECONDS)
             _control("--dump", server.pid)
             total = _TOTAL.search(output.with_suffix(".1").read_text())
         assert total, "callgrind wrote no total"
         return int(total[1]) / scrapes
+
+
+def _wait_until_idle(server: Server) -> None:
+    """Wait until what follows a start or a scrape has ended, such as a garbage collection."""
+    before, used = -1.0, server.cpu_seconds
+    while used - before > REST_SHARE * REST_SECONDS:
+        time.sleep(REST_SECONDS)
+        before, used = used, server.cpu_seconds
 
 
 def _control(action: str, pid: int) -> None:

@@ -52,6 +52,11 @@ class Node:
             path.with_suffix(".new").write_bytes(encode(_later(sample, now, self._published)))
             path.with_suffix(".new").replace(path)
 
+    def retract(self) -> None:
+        """Remove every rank's file, as if no rank had run."""
+        for path in (self.run_dir / str(os.geteuid())).iterdir():
+            path.unlink()
+
     def _sample(self, rank: int, pid: int) -> Sample:
         sample = full_sample(rank, pid, self._uuids[rank % len(self._uuids)])
         own = replace(sample.process, pid_namespace=pid_namespace(), start_ticks=start_ticks(pid))

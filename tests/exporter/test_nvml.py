@@ -15,7 +15,14 @@ from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.driver import MIN_RETRY_SECONDS, Driver
 from torchmem.exporter.gpus import GpuFault, GpuIdentity
-from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError, NvmlLibrary, text
+from torchmem.exporter.nvml import (
+    GpuLostError,
+    NvmlCallError,
+    NvmlDevice,
+    NvmlDownError,
+    NvmlLibrary,
+    text,
+)
 from torchmem.exporter.subjects.power import Power
 
 OpenExporter = Callable[..., Exporter]
@@ -354,14 +361,15 @@ def test_missing_values_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
 
     for gpus, name, code in [(range(8), "A", 13), ([0, 1, 5], "B", 13), ([2], "C", 3)]:
         for gpu in gpus:
-            with missing.on_gpu(gpu):
-                missing.note(logging.INFO, name, code)
+            missing.set_gpu(gpu)
+            missing.note(logging.INFO, name, code)
+    missing.set_gpu(None)
     missing.note(logging.INFO, "A", 13)
     missing.note(logging.INFO, "Versions", 4)
     for _ in range(2):
         missing.log()
-    with missing.on_gpu(9):
-        missing.note(logging.WARNING, "C", 999)
+    missing.set_gpu(9)
+    missing.note(logging.WARNING, "C", 999)
     missing.log()
 
     assert caplog.messages == [
@@ -372,3 +380,27 @@ def test_missing_values_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
         ),
         "NVML returns no value: unknown error (code 999) on GPU 9: C",
     ]
+
+
+def test_what_never_changes_is_read_once() -> None:
+    """A constant is asked for once until NVML is closed, and again while it is not available."""
+    answers, asked = [None, 1980, 2100], list[str]()
+
+    def maximum(handle: str) -> int:
+        asked.append(handle)
+        answer = answers.pop(0)
+        if answer is None:
+            raise UnavailableError
+        return answer
+
+    class UnavailableError(Exception):
+        value = 3
+
+    nvml = NvmlLibrary(SimpleNamespace(maximum=maximum, NVMLError=UnavailableError))
+    gpu = NvmlDevice(nvml, "gpu")
+    values = [gpu.constant("maximum") for _ in range(3)]
+    gpu.release()
+    values.append(gpu.constant("maximum"))
+
+    assert values == [None, 1980, 1980, 2100]
+    assert asked == ["gpu"] * 3

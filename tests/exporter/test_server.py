@@ -284,6 +284,19 @@ class Slow(EmptyCollector):
         return []
 
 
+def test_the_first_collection_is_reported() -> None:
+    """The server says once that the first collection has ended, however often it is scraped."""
+    reports = list[int]()
+    collector = Slow()
+    server = serve(collector, on_first_collection=lambda: reports.append(len(collector.times)))
+    with closing(server):
+        until(lambda: reports)
+        for _ in range(2):
+            httpx.get(f"{server.url}/metrics", trust_env=False).raise_for_status()
+
+    assert reports == [1]
+
+
 def test_a_party_rests_between_its_collections() -> None:
     """One that scrapes without a pause leaves two thirds of the time to others; each is new."""
     collector = Slow()

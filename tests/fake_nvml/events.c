@@ -1,6 +1,7 @@
 /* Events: the lines `event.N = GPU TYPE DATA` of the node, each delivered once to a set that registered for it. */
 #include "file.h"
 
+#include <fcntl.h>
 #include <libgen.h>
 #include <limits.h>
 #include <poll.h>
@@ -11,8 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A wait sleeps until the file's folder changes, as a driver sleeps until an interrupt. It looks again after a second,
-   for a test that names another file. */
+/* A wait sleeps until the file's folder changes, as a driver sleeps until an interrupt. It also looks again after a
+   second in a process that named the file after its start: such a process is a test, which may name another file. */
 enum { MAX_REGISTERED = 64, LOOK_MILLISECONDS = 1000, STEP_MILLISECONDS = 2 };
 
 struct event_set {
@@ -86,6 +87,23 @@ static long long milliseconds(void)
     return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
+static int was_started_with(const char *variable)
+{
+    static char environment[1 << 17];
+    static ssize_t size = -1;
+    if (size < 0) {
+        int descriptor = open("/proc/self/environ", O_RDONLY | O_CLOEXEC);
+        size = descriptor < 0 ? 0 : read(descriptor, environment, sizeof environment - 1);
+        if (descriptor >= 0)
+            close(descriptor);
+    }
+    size_t length = strlen(variable);
+    for (char *entry = environment; entry < environment + size; entry += strlen(entry) + 1)
+        if (!strncmp(entry, variable, length) && entry[length] == '=')
+            return 1;
+    return 0;
+}
+
 /* A descriptor that is readable once the file has changed, or -1. */
 static int watched_file(void)
 {
@@ -107,7 +125,8 @@ NVML(EventSetWait_v2, nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeou
         nvmlReturn_t code = next_event(set, data);
         long long left = end - milliseconds();
         if (code == TIMEOUT && left > 0) {
-            int most = changes < 0 ? STEP_MILLISECONDS : LOOK_MILLISECONDS;
+            int again = was_started_with("FAKE_NVML_STATE") ? (int)left : LOOK_MILLISECONDS;
+            int most = changes < 0 ? STEP_MILLISECONDS : again;
             poll(&(struct pollfd){.fd = changes, .events = POLLIN}, 1, left < most ? (int)left : most);
         }
         if (changes >= 0)

@@ -218,6 +218,22 @@ def test_without_scrapes_a_running_rank_is_followed(
         assert states.max_history_age == seconds
 
 
+def test_a_scrape_makes_a_point(tmp_path: Path) -> None:
+    """A collection for a scrape adds to the history too, but not a second one soon after it."""
+    publish(tmp_path, own_sample(uuid(0)))
+    simulated = SimulatedNode(1)
+    nvml = FakeNvml(lambda: simulated.gpus(60.0, [{}]))
+    with closing(Exporter(nvml, RunDirectory(tmp_path))) as exporter:
+        states = States(partial(asyncio.to_thread, exporter.collect), exporter.found)
+        counts = []
+        for _ in range(2):
+            exporter.collect()
+            states.note_collection()
+            counts.append(len(states.history.of_gpus().gpus[uuid(0)].times))
+
+    assert counts == [1, 1]
+
+
 def test_an_unknown_rank_has_none(tmp_path: Path) -> None:
     """It is a 404, as in /api/v1/rank."""
     publish(tmp_path, own_sample(uuid(0), dead_process(1)))

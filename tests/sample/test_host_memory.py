@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.host.host_memory import NO_LIMIT, MemoryGroup, host_memory, node_oom_kills
+from torchmem.host.procfs import line_after
 
 GIB = 1 << 30
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -143,3 +144,17 @@ def test_this_process_has_a_limit() -> None:
     assert memory is not None
     assert memory.limit_bytes is not None
     assert 0 < memory.rss_bytes < memory.limit_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "rest"),
+    [
+        ("Uid:\t1\t2\n", "\t1\t2"),
+        ("Name:\tUid:\nUid:\t1", "\t1"),
+        ("Name:\tx Uid:\nGroups:\t3\n", ""),
+        ("", ""),
+    ],
+)
+def test_a_line_of_a_kernel_file(text: str, rest: str) -> None:
+    """A key is found only at the start of a line, wherever the line is."""
+    assert line_after(text, "Uid:") == rest

@@ -71,14 +71,15 @@ def application(
     *,
     web_ui: bool = True,
     allowed_hosts: Collection[str] = (),
+    on_first_collection: Callable[[], None] = lambda: None,
 ) -> Starlette:
     """Return the ASGI application; `web_ui`: whether `/` is the live page.
 
-    It starts the first collection itself, so that it becomes ready without a scrape. Its
-    `state.close_streams` ends the answers that would otherwise go on.
+    It starts the first collection itself, so that it becomes ready without a scrape, and then calls
+    `on_first_collection`. Its `state.close_streams` ends the answers that would otherwise go on.
     """
-    scrapes = Scrapes(collector)
-    states = States(partial(scrapes.collection, _STATE_SECONDS), collector.found)
+    states = States(lambda: scrapes.collection(_STATE_SECONDS), collector.found)
+    scrapes = Scrapes(collector, states.note_collection)
     ranks, queue = RankIndex(collector.found), FairQueue("torchmem-live", _MAX_WAITING, _LIVE_SHARE)
     api = LiveApi(states, ranks, collector.run_dir, queue)
     maps, reports = MapApi(ranks, collector.run_dir, queue), ReportApi(queue)
@@ -98,7 +99,12 @@ def application(
         *(_PAGE_ROUTES if web_ui else [Route("/", _landing_page)]),
     ]
     middleware = [Middleware(Access, config=config, allowed_hosts=allowed_hosts)]
-    jobs = partial(_beside, (scrapes.collection, states.keep_history))
+
+    async def collect_first() -> None:
+        await scrapes.collection()
+        await asyncio.to_thread(on_first_collection)
+
+    jobs = partial(_beside, (collect_first, states.keep_history))
     app = Starlette(routes=routes, middleware=middleware, lifespan=jobs)
     app.router.redirect_slashes = False  # a redirect would contain the client's Host header
     app.state.close_streams = api.close

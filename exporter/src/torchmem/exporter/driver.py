@@ -63,6 +63,7 @@ class PyNvml:
         with suppress(NvmlDownError):
             for device in self._devices.values():
                 device.release()
+            self._library.forget_constants()
             self._library.try_call("nvmlShutdown")
 
     def pid_namespace(self) -> int | None:
@@ -79,15 +80,23 @@ class PyNvml:
 
     def gpu(self, index: int) -> GpuIdentity | GpuFault:
         """Return the identity of a GPU, or a fault if the GPU does not respond."""
+        self._library.missing_values.set_gpu(index)
         try:
-            with self._library.missing_values.on_gpu(index):
-                gpu, handle = identity.read_identity(self._library, index)
+            gpu = identity.read_identity(self._library, index, self._device)
         except (GpuLostError, NvmlCallError) as error:
             return GpuFault(index, error.code)
-        device = self._devices.setdefault(gpu.uuid, NvmlDevice(self._library, handle))
-        device.handle = handle
+        finally:
+            self._library.missing_values.set_gpu(None)
         self._indices[gpu.uuid] = index
         return gpu
+
+    def _device(self, uuid: str, handle: object) -> NvmlDevice:
+        """Return the device with this UUID, with the handle that is valid now."""
+        device = self._devices.get(uuid)
+        if device is None:
+            device = self._devices[uuid] = NvmlDevice(self._library, handle)
+        device.handle = handle
+        return device
 
     def keep(self, uuids: Collection[str]) -> None:
         """Forget the handles and the state of all other GPUs."""
@@ -106,8 +115,11 @@ class PyNvml:
 
     def read(self, kind: type[V], uuid: str) -> V | None:
         """Read one value of a GPU."""
-        with self._library.missing_values.on_gpu(self._indices[uuid]):
+        self._library.missing_values.set_gpu(self._indices[uuid])
+        try:
             return kind.read(self._devices[uuid])
+        finally:
+            self._library.missing_values.set_gpu(None)
 
     def end_reading(self) -> None:
         """Log the calls that returned no value."""

@@ -6,7 +6,7 @@ The driver, the fake of `testing` and the demo implement `Nvml`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from torchmem.exporter.binding import OutdatedBinding
@@ -33,11 +33,11 @@ class GpuIdentity:
     vbios_version: str | None = None
     compute_mode: str | None = None
     persistence_mode: str | None = None
+    labels: GpuLabels = field(init=False, repr=False, compare=False)
+    """Values of the labels gpu and uuid."""
 
-    @property
-    def labels(self) -> GpuLabels:
-        """Values of the labels gpu and uuid."""
-        return str(self.index), self.uuid
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "labels", (str(self.index), self.uuid))
 
 
 @dataclass(frozen=True, slots=True)

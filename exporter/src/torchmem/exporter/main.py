@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -29,6 +28,7 @@ from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.pod_names import PodNames
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import Heartbeat, serve
+from torchmem.exporter.start_memory import give_back, share_arena
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.sample.errors import MissingExtraError, TorchmemError, UsageError
 
@@ -117,7 +117,7 @@ def serve_until_signal(
     listener = systemd_listener() if settings.systemd_socket else None
     heartbeat = Heartbeat(partial(notify_systemd, "WATCHDOG=1"), watchdog_seconds())
     web = LiveConfig(settings.web_config_file)
-    gc.freeze()  # what is there by now stays, so that no later collection looks through it
+    share_arena()
     # Signals are blocked in every thread that starts from here on, and waited for. A handler would
     # interrupt the main thread anywhere, perhaps while it holds a lock that the handler needs.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
@@ -131,6 +131,7 @@ def serve_until_signal(
         web_ui=settings.web_ui,
         allowed_hosts=settings.allowed_hosts,
         on_stop=wake,
+        on_first_collection=give_back,
     )
     with closing(running) as server, closing(exporter), sending(exporter, otlp=settings.otlp):
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)

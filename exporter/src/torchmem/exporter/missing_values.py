@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
 from itertools import groupby
 
 from torchmem.exporter.nvml_reasons import RETURN_CODES
@@ -26,14 +25,9 @@ class MissingValues:
         self._lock = threading.Lock()
         self._thread = threading.local()
 
-    @contextmanager
-    def on_gpu(self, index: int | None) -> Iterator[None]:
-        """Say which GPU the calls of this thread are for."""
+    def set_gpu(self, index: int | None) -> None:
+        """Say which GPU the next calls of this thread are for; None for the node as a whole."""
         self._thread.gpu = index
-        try:
-            yield
-        finally:
-            self._thread.gpu = None
 
     def note(self, level: int, name: str, code: int) -> None:
         """Note that a call returned no value."""

@@ -86,6 +86,7 @@ class NvmlLibrary:
     ) -> None:
         self._module = module
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._constants: dict[Sequence[str], Any] = {}
         self.clock = clock
         self.monotonic = monotonic
         self.missing_values = MissingValues()
@@ -138,6 +139,17 @@ class NvmlLibrary:
                 break
         self.check(name, code)
         return value
+
+    def constant(self, *names: str) -> Any:
+        """Like `call_first`, for a value that does not change until NVML is closed: it is kept."""
+        value = self._constants.get(names)
+        if value is None:
+            value = self._constants[names] = self.call_first(names)
+        return value
+
+    def forget_constants(self) -> None:
+        """Forget what was read once, because NVML is closed."""
+        self._constants = {}
 
     def try_call(self, name: str, *arguments: Any, **keywords: Any) -> tuple[Any, int]:
         """Return a function's value and return code, whatever the code is."""
@@ -197,6 +209,7 @@ class NvmlDevice:
         self.nvml = nvml
         self.handle = handle
         self._states: dict[type, Any] = {}
+        self._constants: dict[tuple[Any, ...], Any] = {}
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call `NvmlLibrary.call` with the handle."""
@@ -204,6 +217,14 @@ class NvmlDevice:
         value, code = nvml.try_call(name, self.handle, *arguments)
         if code:
             nvml.check(name, code)
+        return value
+
+    def constant(self, name: str, *arguments: Any) -> Any:
+        """Like `call`, for a value that does not change as long as NVML is open: it is kept."""
+        key = (name, *arguments)
+        value = self._constants.get(key)
+        if value is None:
+            value = self._constants[key] = self.call(name, *arguments)
         return value
 
     def call_first(self, names: Sequence[str], *arguments: Any) -> Any:
@@ -223,7 +244,8 @@ class NvmlDevice:
         return state
 
     def release(self) -> None:
-        """Forget all state of the GPU."""
+        """Forget all state of the GPU, and what was read once."""
+        self._constants = {}
         states, self._states = self._states, {}
         for state in states.values():
             state.release(self.nvml)

@@ -65,7 +65,7 @@ class ProcessOwners:
         return {"name": sanitize_text(name.rstrip("\n")), "uid": str(uid), **user_label, **groups}
 
     def _read(self, pid: int, name: str) -> str | None:
-        return read_file(self._proc / str(pid) / name)
+        return read_file(f"{self._proc}/{pid}/{name}")
 
     def _user(self, uid: int) -> str | None:
         """Return the user's name, looked up once, with a deadline.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import Any, TypeVar
 
 from prometheus_client.core import Metric
@@ -103,17 +104,16 @@ class Reading:
         current = self.current_gpu
         return frozenset({*self.lost, *self.hung, *([] if current is None else [current])})
 
-    @contextmanager
-    def calling(self, labels: GpuLabels) -> Iterator[None]:
+    def calling(self, labels: GpuLabels) -> AbstractContextManager[None]:
         """Surround every call on one GPU; raise AbandonedError if the call returned too late."""
-        self.current_gpu = labels
-        try:
-            yield
-        finally:
-            with self._lock:
-                self.current_gpu = None
-                if self._is_abandoned:
-                    raise AbandonedError
+        return _Calling(self, labels)
+
+    def end_call(self) -> None:
+        """Note that the call in progress has returned; raise AbandonedError if it was too late."""
+        with self._lock:
+            self.current_gpu = None
+            if self._is_abandoned:
+                raise AbandonedError
 
     def abandon(self) -> GpuLabels | None:
         """Make the reading end when the call in progress returns.
@@ -158,3 +158,23 @@ class Reading:
             _log.exception("GPU %d returned a value that could not be read", gpu.index)
             self.call_failed = True
         return None
+
+
+class _Calling:
+    """The context of one call. As a class, because a generator costs as much as a call."""
+
+    __slots__ = ("_labels", "_reading")
+
+    def __init__(self, reading: Reading, labels: GpuLabels) -> None:
+        self._reading, self._labels = reading, labels
+
+    def __enter__(self) -> None:
+        self._reading.current_gpu = self._labels
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._reading.end_call()

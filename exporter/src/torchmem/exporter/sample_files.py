@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -478,23 +479,30 @@ def _remove_old(directory: int, version: FileVersion) -> None:
 
 def not_after(sample: Sample, now: float) -> Sample:
     """Return the sample with no time later than `now`, in Unix seconds."""
-    return replace(
-        sample,
-        timestamp=min(sample.timestamp, now),
+    devices = tuple(_device_not_after(device, now) for device in sample.devices)
+    is_same = all(map(operator.is_, devices, sample.devices))
+    return _with(
+        _clamped(sample, now, "timestamp"),
         process=_clamped(sample.process, now, "start_timestamp"),
         steps=_clamped(sample.steps, now, "last_timestamp", "progress_timestamp"),
         pinned=_clamped(sample.pinned, now, "timestamp"),
-        devices=tuple(_device_not_after(device, now) for device in sample.devices),
+        devices=sample.devices if is_same else devices,
     )
 
 
 def _device_not_after(device: DeviceSample, now: float) -> DeviceSample:
-    return replace(
+    return _with(
         _clamped(device, now, "component_peak_timestamp", "stats_timestamp"),
         layout=_clamped(device.layout, now, "timestamp"),
         last_oom=_clamped(device.last_oom, now, "timestamp"),
         first_read=_clamped(device.first_read, now, "timestamp"),
     )
+
+
+def _with(value: V, **fields: object) -> V:
+    """Return a dataclass with these fields; itself if it has them, because copies are costly."""
+    changed = {name: new for name, new in fields.items() if getattr(value, name) is not new}
+    return replace(value, **changed) if changed else value  # type: ignore[type-var]
 
 
 def _clamped(value: V, now: float, *names: str) -> V:
@@ -524,7 +532,10 @@ def decode_possible(data: bytes, file: PlainFile | None = None) -> tuple[Sample,
         raise RejectedSampleError("malformed") from error
     if sample is None or not _is_consistent(sample):
         raise RejectedSampleError("out_of_bounds")
-    return replace(sample, devices=distinct_devices(sample.devices)), faults
+    devices = distinct_devices(sample.devices)
+    if len(devices) < len(sample.devices):
+        sample = replace(sample, devices=devices)
+    return sample, faults
 
 
 def _decode_plain(data: bytes) -> Sample | None:

@@ -8,8 +8,9 @@ headers with their weights (RFC 9110, sections 12.4.2 and 12.5).
 from __future__ import annotations
 
 import asyncio
-import gzip
+import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,9 @@ REST = 2.0  # times as long as the collection took
 MAX_REST_SECONDS = 2.0
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 _MAX_HEADER_ITEMS = 32
-_GZIP_LEVEL = 1  # exposition text shrinks twentyfold already; higher levels cost CPU every scrape
+_gzip = partial(zlib.compressobj, level=1, wbits=zlib.MAX_WBITS | 16, memLevel=5)
+"""Exposition text shrinks twentyfold already, and higher levels cost CPU every scrape. With more
+memory than this, clearing it takes longer than it saves."""
 _MIN_GZIP_BYTES = 1000
 
 T = TypeVar("T")
@@ -112,15 +115,28 @@ class SharedCall(Generic[T]):
 
 
 class Pages:
-    """Writes pages in their formats, in a thread of its own, because it keeps their text."""
+    """Writes pages in their formats, one at a time, because it keeps their text.
+
+    `thread` writes those that the thread of the collection has not written.
+    """
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="torchmem-encode")
         self._texts = {kind: PageText(kind.encode, kind.end) for kind in (TEXT, OPENMETRICS)}
+        self._writing = threading.Lock()
 
     def write(self, families: Sequence[Metric], exposition_format: Format) -> bytes:
-        """Return the exposition. For the thread."""
-        return self._texts[exposition_format].write(families)
+        """Return the exposition. For threads other than the event loop's."""
+        with self._writing:
+            return self._texts[exposition_format].write(families)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a page is encoded: its format, and whether it is compressed if it is not short."""
+
+    format: Format
+    is_compressed: bool
 
 
 class Collection:
@@ -128,31 +144,44 @@ class Collection:
 
     def __init__(self, families: Sequence[Metric], pages: Pages) -> None:
         self._families, self._pages = families, pages
-        self._bodies: dict[tuple[Format, bool], asyncio.Task[tuple[bytes, bool]]] = {}
+        self._written: dict[Encoding, tuple[bytes, bool]] = {}
+        self._tasks: dict[Encoding, asyncio.Task[tuple[bytes, bool]]] = {}
 
-    async def body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
+    def write(self, encoding: Encoding) -> None:
+        """Make an encoding that a client waits for. For the thread of the collection."""
+        self._written[encoding] = self._body(encoding.format, compress=encoding.is_compressed)
+
+    async def body(self, encoding: Encoding) -> tuple[bytes, bool]:
         """Return the exposition and whether it is compressed; a short one never is."""
-        key = exposition_format, compress
-        if key not in self._bodies:
-            make = partial(self._body, exposition_format, compress=compress)
-            self._bodies[key] = in_thread(self._pages.thread, make)
-        return await asyncio.shield(self._bodies[key])
+        written = self._written.get(encoding)
+        if written is not None:
+            return written
+        if encoding not in self._tasks:
+            make = partial(self._body, encoding.format, compress=encoding.is_compressed)
+            self._tasks[encoding] = in_thread(self._pages.thread, make)
+        return await asyncio.shield(self._tasks[encoding])
 
     def _body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
-        """Return what `body` returns. For the thread of the pages."""
+        """Return what `body` returns. For threads other than the event loop's."""
         plain = self._pages.write(self._families, exposition_format)
         if not compress or len(plain) < _MIN_GZIP_BYTES:
             return plain, False
-        return gzip.compress(plain, _GZIP_LEVEL), True
+        compressor = _gzip()
+        return compressor.compress(plain) + compressor.flush(), True
 
 
 class Scrapes:
-    """The handlers of /metrics and /-/ready."""
+    """The handlers of /metrics and /-/ready. `on_collected` is called after each collection."""
 
-    def __init__(self, collector: Collector) -> None:
-        pages = Pages()
-        self._whole = SharedCall("torchmem-collect", lambda: Collection(collector.collect(), pages))
-        self._known = SharedCall("torchmem-known", lambda: Collection(collector.known(), pages))
+    def __init__(
+        self, collector: Collector, on_collected: Callable[[], None] = lambda: None
+    ) -> None:
+        self._collector, self._on_collected, self._pages = collector, on_collected, Pages()
+        self._whole = SharedCall("torchmem-collect", self._collect)
+        self._known = SharedCall(
+            "torchmem-known", lambda: Collection(collector.known(), self._pages)
+        )
+        self._wanted: Encoding | None = None
         self._waiting = Counter[str]()
         self._collected = False
         self._rests_until: dict[str, float] = {}
@@ -188,6 +217,15 @@ class Scrapes:
             self._rests_until = {p: until for p, until in self._rests_until.items() if until > now}
             self._rests_until[party] = now + min(REST * (now - begun), MAX_REST_SECONDS)
 
+    def _collect(self) -> Collection:
+        """Collect, and if a scrape waits for the page, write it in the same thread."""
+        collection = Collection(self._collector.collect(), self._pages)
+        wanted, self._wanted = self._wanted, None
+        if wanted:
+            collection.write(wanted)
+        self._on_collected()
+        return collection
+
     async def metrics(self, request: Request) -> Response:
         """Answer /metrics in the format that the client prefers; 503 beyond the limit."""
         client = requester(request.scope)
@@ -208,12 +246,15 @@ class Scrapes:
 
     async def _exposition(self, request: Request) -> Response:
         seconds = answer_seconds(request.headers.get(TIMEOUT_HEADER))
+        encoding = Encoding(
+            choose_format(request.headers.get("accept", "")),
+            accepts_gzip(request.headers.get("accept-encoding", "")),
+        )
+        self._wanted = encoding
         collection = await self.collection_for(party(request.scope), seconds)
-        exposition_format = choose_format(request.headers.get("accept", ""))
-        gzipped = accepts_gzip(request.headers.get("accept-encoding", ""))
-        body, compressed = await collection.body(exposition_format, compress=gzipped)
+        body, compressed = await collection.body(encoding)
         headers = {
-            "Content-Type": exposition_format.content_type,
+            "Content-Type": encoding.format.content_type,
             "Vary": "Accept, Accept-Encoding",
         }
         if compressed:

@@ -156,24 +156,37 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
     web_ui: bool = True,
     allowed_hosts: Collection[str] = (),
     on_stop: Callable[[], None] = lambda: None,
+    on_first_collection: Callable[[], None] = lambda: None,
 ) -> ExporterServer:
     """Serve `collector` on a thread, on `listener` if given, else on `host` and `port`.
 
-    Port 0 takes a free port. `on_stop` is called when the server ends for any reason.
+    Port 0 takes a free port. `on_stop` is called when the server ends for any reason,
+    `on_first_collection` after the first collection, in another thread than the server's.
     `web_ui`: whether `/` is the live page. `allowed_hosts`: see `web.host_names`.
     Raises UsageError when the address cannot be used, PortInUseError for a port in use.
     """
     web = web or LiveConfig()
     listener = listener or _listen(host, port)
-    app = application(collector, web.current, web_ui=web_ui, allowed_hosts=allowed_hosts)
+    app = application(
+        collector,
+        web.current,
+        web_ui=web_ui,
+        allowed_hosts=allowed_hosts,
+        on_first_collection=on_first_collection,
+    )
     server = _Server(app, listener, web, limits, heartbeat)
     return ExporterServer(listener, server, "https" if web.current().tls else "http", on_stop)
+
+
+def _ascii(host: str) -> str | bytes:
+    """Return a host name so that it is not encoded by IDNA, whose tables take half a MiB."""
+    return host.encode() if host.isascii() else host
 
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            _ascii(host), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind)
     except (OSError, UnicodeError) as error:

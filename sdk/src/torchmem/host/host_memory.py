@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from torchmem.host.procfs import PROC, read_file
+from torchmem.host.procfs import PROC, line_after, read_file
 from torchmem.sample.sample import HostMemory
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -41,7 +41,7 @@ class MemoryGroup:
         In a container without a cgroup namespace, a process reads its path on the host but sees its
         own group as the root of the hierarchy. `pid="self"` therefore falls back to the root.
         """
-        found = _path(_read(proc / str(pid) / "cgroup"))
+        found = _path(_read(f"{proc}/{pid}/cgroup"))
         if found is None:
             return None
         path, version = found
@@ -54,7 +54,7 @@ class MemoryGroup:
     def oom_kills(self) -> int | None:
         """Return how many processes of the group the kernel's OOM killer has ended."""
         name = "memory.oom_control" if self.version == 1 else "memory.events"
-        return _field(_read(self.folder / name), "oom_kill")
+        return _field(_read(f"{self.folder}/{name}"), "oom_kill")
 
     def limits(self) -> Iterator[MemoryLimit]:
         """Yield the limit of the group and of every group above it that has one."""
@@ -72,10 +72,13 @@ class MemoryGroup:
         names = ("memory.max", "memory.current", "inactive_file")
         if self.version == 1:
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-        limit, used = _number(_read(folder / names[0])), _number(_read(folder / names[1]))
-        if limit is None or used is None or limit >= NO_LIMIT:
+        limit = _number(_read(f"{folder}/{names[0]}"))
+        if limit is None or limit >= NO_LIMIT:
             return None
-        reclaimable = _field(_read(folder / "memory.stat"), names[2]) or 0
+        used = _number(_read(f"{folder}/{names[1]}"))
+        if used is None:
+            return None
+        reclaimable = _field(_read(f"{folder}/memory.stat"), names[2]) or 0
         return MemoryLimit(limit, max(0, limit - max(0, used - reclaimable)))
 
 
@@ -110,19 +113,19 @@ def node_oom_kills(proc: Path = PROC) -> int | None:
 
     Source: `oom_kill` of /proc/vmstat, since Linux 4.13; the same in all containers.
     """
-    return _field(_read(proc / "vmstat"), "oom_kill")
+    return _field(_read(f"{proc}/vmstat"), "oom_kill")
 
 
 def _resident_bytes(pid: int | str, proc: Path) -> int | None:
     """Return the second field of /proc/PID/statm in bytes; it is 0 for a zombie."""
-    fields = _read(proc / str(pid) / "statm").split()
+    fields = _read(f"{proc}/{pid}/statm").split()
     pages = int(fields[1]) if len(fields) > 1 else 0
     return pages * os.sysconf("SC_PAGE_SIZE") or None
 
 
 def machine_limits(proc: Path = PROC) -> Iterator[MemoryLimit]:
     """Yield the memory of the machine as a limit."""
-    text = _read(proc / "meminfo")
+    text = _read(f"{proc}/meminfo")
     total, available = _field(text, "MemTotal:"), _field(text, "MemAvailable:")
     if total is not None and available is not None:
         yield MemoryLimit(total * _KIB, available * _KIB)
@@ -148,7 +151,7 @@ def _unified(cgroups: Path) -> Path:
     return hybrid if hybrid.is_dir() else cgroups
 
 
-def _read(path: Path) -> str:
+def _read(path: str) -> str:
     """Return a file of the kernel; empty when it is missing, hidden, or its process has ended."""
     return read_file(path) or ""
 
@@ -159,5 +162,5 @@ def _number(text: str) -> int | None:
 
 def _field(text: str, name: str) -> int | None:
     """Return the number behind a name at the start of a line."""
-    words = (line.split() for line in text.splitlines() if line.startswith(name))
-    return next((int(word[1]) for word in words if word[0] == name and len(word) > 1), None)
+    words = line_after(text, f"{name} ").split()
+    return int(words[0]) if words else None

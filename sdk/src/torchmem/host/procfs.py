@@ -10,7 +10,7 @@ PROC = Path("/proc")
 _READ_BYTES = 1 << 16
 
 
-def read_file(path: Path) -> str | None:
+def read_file(path: Path | str) -> str | None:
     """Return a file of the kernel; None if it is missing, hidden, or its process has ended."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -30,7 +30,7 @@ def start_ticks(pid: int | str, proc: Path = PROC) -> int | None:
 
     Return None when the process has ended, zombies included, or cannot be seen.
     """
-    stat = read_file(proc / str(pid) / "stat")
+    stat = read_file(f"{proc}/{pid}/stat")
     if stat is None:
         return None
     fields = stat.rpartition(")")[2].split()
@@ -73,5 +73,14 @@ def nested_pids(pid: int, proc: Path = PROC) -> tuple[int, ...]:
 
 
 def _status(pid: int, key: str, proc: Path) -> tuple[int, ...]:
-    lines = (read_file(proc / str(pid) / "status") or "").splitlines()
-    return next((tuple(map(int, line.split()[1:])) for line in lines if line.startswith(key)), ())
+    text = read_file(f"{proc}/{pid}/status") or ""
+    return tuple(map(int, line_after(text, key).split()))
+
+
+def line_after(text: str, key: str) -> str:
+    """Return the rest of the first line that starts with a key; empty if there is none."""
+    start = 0 if text.startswith(key) else text.find(f"\n{key}") + 1
+    if start == 0 and not text.startswith(key):
+        return ""
+    end = text.find("\n", start)
+    return text[start + len(key) : None if end < 0 else end]

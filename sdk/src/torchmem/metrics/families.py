@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -108,13 +108,17 @@ def family(spec: MetricSpec, rows: Iterable[Row]) -> Metric:
 
     Each row holds the label values in the catalog's order.
     """
-    known = [row for row in rows if row[1] is not None]
-    return RowFamily(_head(spec.name), known, _expand_plain(spec.name))  # type: ignore[arg-type]
+    return _family(spec, [row for row in rows if row[1] is not None])
+
+
+def _family(spec: MetricSpec, known: Sequence[Row]) -> Metric:
+    head, expand = _plain_form(spec.name)
+    return RowFamily(head, known, expand)  # type: ignore[arg-type]
 
 
 @cache
-def _expand_plain(name: str) -> Callable[[Labels, float], Iterator[Series]]:
-    return partial(_plain, CATALOG[name])
+def _plain_form(name: str) -> tuple[Metric, Callable[[Labels, float], Iterator[Series]]]:
+    return _head(name), partial(_plain, CATALOG[name])
 
 
 def _plain(spec: MetricSpec, labels: Labels, value: float) -> Iterator[Series]:
@@ -150,7 +154,9 @@ def value_family(
     spec: MetricSpec, rows: Iterable[tuple[Labels, T]], read: Callable[[T], float | None]
 ) -> Metric:
     """Return a family with one row per object: the value that `read` takes from it."""
-    return family(spec, [(labels, read(value)) for labels, value in rows])
+    return _family(
+        spec, [row for labels, value in rows if (row := (labels, read(value)))[1] is not None]
+    )
 
 
 def keyed_family(
@@ -159,7 +165,12 @@ def keyed_family(
     read: Callable[[T], Mapping[Any, float | None]],
 ) -> Metric:
     """Return a family with one row per object and key of the mapping that `read` takes from it."""
-    return family(spec, by_last_label((labels, read(value)) for labels, value in rows))
+    known: list[Row] = []
+    for labels, value in rows:
+        for key, number in read(value).items():
+            if number is not None:
+                known.append(((*labels, str(key)), number))
+    return _family(spec, known)
 
 
 def _pooled(
@@ -409,14 +420,13 @@ def _floats(values: Mapping[str, float]) -> dict[str, float]:
     return {key: float(value) for key, value in values.items()}
 
 
+_PROCESS_FACTS = ("hostname", "local_rank", "world_size", "script")
+
+
 def _process_facts(sample: Sample) -> dict[str, str]:
     process = sample.process
-    values = asdict(process)
-    facts = {
-        key: str(values[key])
-        for key in ("hostname", "local_rank", "world_size", "script")
-        if values[key] is not None
-    }
+    values = {key: getattr(process, key) for key in _PROCESS_FACTS}
+    facts = {key: str(value) for key, value in values.items() if value is not None}
     facts |= {f"{name}_version": version for name, version in process.versions.items()}
     return process.labels | facts
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 
 import msgspec
@@ -191,7 +192,7 @@ def node_state(found: NodeReading) -> NodeState:
         schema=STATE_SCHEMA_VERSION,
         time=found.time,
         node=platform.node(),
-        version=version("torchmem"),
+        version=_version(),
         nvml=_nvml(found.reading.down_reason),
         legend=LEGEND,
         groups=GROUPS,
@@ -203,6 +204,12 @@ def node_state(found: NodeReading) -> NodeState:
         ),
         run_dir=str(found.run_dir) if found.run_dir else None,
     )
+
+
+@cache
+def _version() -> str:
+    """Return the installed version, which is parsed from the package's metadata only once."""
+    return version("torchmem")
 
 
 def _nvml(reason: str) -> NvmlState:

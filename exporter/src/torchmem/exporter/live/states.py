@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import logging
+import math
 import time
 import zlib
 from collections.abc import Awaitable, Callable
@@ -87,6 +88,7 @@ class States:
         self._newest: EncodedState | None = None
         self._running: asyncio.Task[EncodedState] | None = None
         self._collection_seconds = 0.0
+        self._kept_at = -math.inf
         self.history = NodeHistory()
         self.pause_seconds = MIN_SECONDS
         """How old a state may be, and how long a client should wait for the next one."""
@@ -97,10 +99,22 @@ class States:
             self._running = asyncio.create_task(self._refreshed(max_age or self.pause_seconds))
         return await asyncio.shield(self._running)
 
+    def note_collection(self) -> None:
+        """Add what a collection has just found to the history. For the thread of the collection."""
+        if time.monotonic() - self._kept_at < HISTORY_PAUSE_SECONDS:
+            return
+        try:
+            self._newest = self._encoded(self._found())
+        except Exception:  # noqa: BLE001 - a failure costs one point; it is logged
+            _log.exception("adding to the history failed")
+
     async def keep_history(self) -> None:
         """Add to the history, forever, also without a scrape or an open page."""
         while True:
-            await asyncio.sleep(HISTORY_PAUSE_SECONDS)
+            due = self._kept_at + self.max_history_age - time.monotonic()
+            await asyncio.sleep(max(HISTORY_PAUSE_SECONDS, due))
+            if time.monotonic() - self._kept_at < self.max_history_age:
+                continue
             try:
                 await self.newest(self.max_history_age)
             except Exception:  # noqa: BLE001 - a failure costs one point; it is logged
@@ -126,6 +140,7 @@ class States:
 
     def _encoded(self, found: NodeReading) -> EncodedState:
         state = node_state(found)
+        self._kept_at = time.monotonic()
         self.history.add(state)
         return EncodedState(found, state)
 

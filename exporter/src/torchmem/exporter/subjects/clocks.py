@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from prometheus_client.core import Metric
 
@@ -53,8 +54,8 @@ class Clocks(GpuValue):
         reasons = gpu.call_first(_EVENT_REASONS)
         state = gpu.call("nvmlDeviceGetPerformanceState")
         return cls(
-            hertz=_hertz(gpu, "nvmlDeviceGetClockInfo"),
-            max_hertz=_hertz(gpu, "nvmlDeviceGetMaxClockInfo"),
+            hertz=_hertz(partial(gpu.call, "nvmlDeviceGetClockInfo")),
+            max_hertz=_hertz(partial(gpu.constant, "nvmlDeviceGetMaxClockInfo")),
             throttle={} if reasons is None else _throttle(reasons),
             performance_state=state if available(state) in _PERFORMANCE_STATES else None,
         )
@@ -75,8 +76,8 @@ def _throttle(reasons: int) -> dict[str, bool]:
     return {reason: bool(reasons & bit) for reason, bit in REASONS.items()}
 
 
-def _hertz(gpu: NvmlDevice, name: str) -> dict[str, float | None]:
+def _hertz(megahertz: Callable[[int], int | None]) -> dict[str, float | None]:
     return {
-        domain: multiplied(plausible(gpu.call(name, number), _MAX_MEGAHERTZ), _MEGAHERTZ)
+        domain: multiplied(plausible(megahertz(number), _MAX_MEGAHERTZ), _MEGAHERTZ)
         for number, domain in enumerate(_DOMAINS)
     }

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client.core import Metric
 
 from torchmem.exporter import binding
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Versions
-from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlLibrary, text, text_field
+from torchmem.exporter.nvml import (
+    GpuLostError,
+    NvmlCallError,
+    NvmlDevice,
+    NvmlLibrary,
+    text,
+    text_field,
+)
 from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
 from torchmem.metrics.families import family, info
@@ -34,33 +41,43 @@ def read_versions(nvml: NvmlLibrary) -> Versions:
     )
 
 
-def read_identity(nvml: NvmlLibrary, index: int) -> tuple[GpuIdentity, Any]:
-    """Return the identity and the handle of the GPU at an NVML index.
+def read_identity(
+    nvml: NvmlLibrary, index: int, device: Callable[[str, Any], NvmlDevice]
+) -> GpuIdentity:
+    """Return the identity of the GPU at an NVML index; `device` returns it by UUID and handle.
 
     Raises NvmlDownError, GpuLostError or NvmlCallError, also if handle or UUID are unavailable. Any
     other fact that cannot be read is unknown.
     """
     handle = _require(nvml, "nvmlDeviceGetHandleByIndex", index)
     uuid = str(text(_require(nvml, "nvmlDeviceGetUUID", handle)))
-    pci = nvml.call_optional("nvmlDeviceGetPciInfo", handle)
+    gpu = device(uuid, handle)
+    pci = _constant(gpu, "nvmlDeviceGetPciInfo")
     compute_mode = nvml.call_optional("nvmlDeviceGetComputeMode", handle)
     persistence_mode = nvml.call_optional("nvmlDeviceGetPersistenceMode", handle)
-    identity = GpuIdentity(
+    return GpuIdentity(
         index,
         uuid,
-        name=text(nvml.call_optional("nvmlDeviceGetName", handle)),
+        name=text(_constant(gpu, "nvmlDeviceGetName")),
         pci_bus_id=None if pci is None else text_field(pci, "busId"),
         driver_version=text(_version(nvml, "nvmlSystemGetDriverVersion")),
-        vbios_version=text(nvml.call_optional("nvmlDeviceGetVbiosVersion", handle)),
+        vbios_version=text(_constant(gpu, "nvmlDeviceGetVbiosVersion")),
         compute_mode=_COMPUTE_MODES.get(compute_mode),
         persistence_mode=_PERSISTENCE_MODES.get(persistence_mode),
     )
-    return identity, handle
+
+
+def _constant(gpu: NvmlDevice, name: str) -> Any:
+    """Return a constant of the GPU, None also if the call fails in an unexpected way."""
+    try:
+        return gpu.constant(name)
+    except NvmlCallError:
+        return None
 
 
 def _version(nvml: NvmlLibrary, *names: str) -> Any:
     try:
-        return nvml.call_first(names)
+        return nvml.constant(*names)
     except (GpuLostError, NvmlCallError):  # a code for a GPU has no meaning for the system
         return None
 

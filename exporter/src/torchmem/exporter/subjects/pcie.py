@@ -44,9 +44,9 @@ class Pcie(GpuValue):
         """Read the link and its replay counter."""
         return cls(
             generation=available(gpu.call("nvmlDeviceGetCurrPcieLinkGeneration")),
-            max_generation=available(gpu.call("nvmlDeviceGetMaxPcieLinkGeneration")),
+            max_generation=available(gpu.constant("nvmlDeviceGetMaxPcieLinkGeneration")),
             width=available(gpu.call("nvmlDeviceGetCurrPcieLinkWidth")),
-            max_width=available(gpu.call("nvmlDeviceGetMaxPcieLinkWidth")),
+            max_width=available(gpu.constant("nvmlDeviceGetMaxPcieLinkWidth")),
             replays=available(gpu.call("nvmlDeviceGetPcieReplayCounter")),
         )
 

@@ -28,7 +28,7 @@ class Power(GpuValue):
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Power:
         """Read usage, limits and total energy consumption (milliwatts and millijoules)."""
-        limits = gpu.call("nvmlDeviceGetPowerManagementLimitConstraints")
+        limits = gpu.constant("nvmlDeviceGetPowerManagementLimitConstraints")
         return cls(
             watts=_watts(gpu.call("nvmlDeviceGetPowerUsage")),
             limit_watts=_watts(gpu.call("nvmlDeviceGetEnforcedPowerLimit")),

@@ -36,7 +36,7 @@ class Temperatures(GpuValue):
         core = _celsius(gpu.call_first(_SENSOR, _GPU_SENSOR))
         (memory,) = gpu.field_values(_MEMORY_TEMPERATURE)
         limits = {
-            name: _celsius(gpu.call("nvmlDeviceGetTemperatureThreshold", number))
+            name: _celsius(gpu.constant("nvmlDeviceGetTemperatureThreshold", number))
             for name, number in _THRESHOLDS.items()
         }
         return cls({"gpu": core, "memory": _celsius(memory)}, limits)

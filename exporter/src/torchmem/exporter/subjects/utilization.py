@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
@@ -43,7 +43,14 @@ class Utilization(GpuValue):
 
     def ratios(self) -> Mapping[str, float | None]:
         """Return the ratios by engine."""
-        return asdict(self)
+        return {
+            "gpu": self.gpu,
+            "memory": self.memory,
+            "encoder": self.encoder,
+            "decoder": self.decoder,
+            "jpeg": self.jpeg,
+            "ofa": self.ofa,
+        }
 
 
 def families(reading: Reading) -> Iterator[Metric]:

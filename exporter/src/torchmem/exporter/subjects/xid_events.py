@@ -35,8 +35,11 @@ _log = logging.getLogger(__name__)
 XID = "xid"
 MAX_XIDS = 256
 UNLISTED_XID_HOLD_SECONDS = 60.0
-WAIT_SECONDS = 5.0
-"""Of one wait within NVML, which returns at once for an event and cannot be interrupted."""
+WAIT_SECONDS = 15.0
+"""Of one wait within NVML, which returns at once for an event and cannot be interrupted.
+
+It is how long a subscription that has been replaced, as for a new GPU, still takes a thread, and an
+idle exporter wakes up this often."""
 _CLOSE_SECONDS = 0.1
 # nvmlEventType of nvml.h. Single-bit errors, performance states and clocks are left out: they come
 # by the thousand.

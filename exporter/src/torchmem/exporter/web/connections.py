@@ -106,6 +106,7 @@ class Connection:
         """
         self.enter("reading" if more_received else "idle")
         self.body = None
+        self._connections.note_idle()
 
     def on_close(self) -> None:
         """Note that the connection is closed."""
@@ -170,23 +171,31 @@ class Connections:
         self._open: dict[Connection, None] = {}
         self._logged: set[str] = set()
         self._sent_until: dict[str, float] = {}
-        self._busy = asyncio.Event()
+        self._next_sweep: asyncio.TimerHandle | None = None
+        self._is_at_rest = True
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until canceled."""
         listener.setblocking(False)
         for option, size in _SOCKET_BYTES:  # the accepted sockets inherit them
             listener.setsockopt(socket.SOL_SOCKET, option, size)
-        sweeping = asyncio.create_task(self._sweep())
-        try:
-            while True:
-                await self._accept_safely(listener)
-        finally:
-            sweeping.cancel()
+        while True:
+            await self._accept_safely(listener)
 
     def watch(self) -> None:
         """Note that a connection is not idle, so that its time is limited."""
-        self._busy.set()
+        if self._is_at_rest:
+            self._is_at_rest = False
+            self._sweep_after(self._limits.sweep_seconds)
+
+    def note_idle(self) -> None:
+        """Note that a connection may be idle: while all are, the next sweep is when one is due."""
+        if self._is_at_rest or not all(item.is_at_rest for item in self._open):
+            return
+        self._is_at_rest = True
+        oldest = min((item.since for item in self._open), default=None)
+        due = None if oldest is None else oldest + self._limits.idle_seconds - time.monotonic()
+        self._sweep_after(due)
 
     async def close(self, seconds: float) -> None:
         """Close all connections, those that are being answered after their answer.
@@ -199,6 +208,7 @@ class Connections:
             await asyncio.wait_for(self._wait_until_all_are_closed(), seconds)
         for connection in list(self._open):
             connection.abort()
+        self._sweep_after(None)
 
     async def _wait_until_all_are_closed(self) -> None:
         while self._open:
@@ -207,6 +217,7 @@ class Connections:
     def remove(self, connection: Connection) -> None:
         """Forget a connection that is closed."""
         self._open.pop(connection, None)
+        self.note_idle()
 
     def delay(self, party: str, size: int) -> float:
         """Return after how many seconds to send `size` bytes to a party, and count them.
@@ -313,23 +324,23 @@ class Connections:
         min(replaceable, key=load.order_of_closing).abort()
         return True
 
-    async def _sweep(self) -> None:
-        while True:
-            await asyncio.sleep(self._limits.sweep_seconds)
-            now = time.monotonic()
-            for connection in [item for item in self._open if item.is_overdue(self._limits, now)]:
-                connection.abort()
-            await self._next_sweep()
+    def _sweep_after(self, seconds: float | None) -> None:
+        """Sweep once after this time, and not earlier; None for never."""
+        if self._next_sweep is not None:
+            self._next_sweep.cancel()
+        self._next_sweep = None
+        if seconds is not None:
+            self._next_sweep = asyncio.get_running_loop().call_later(seconds, self._sweep)
 
-    async def _next_sweep(self) -> None:
-        """Wait until a connection is not idle, or one has been idle for too long."""
-        self._busy.clear()
-        if not all(item.is_at_rest for item in self._open):
-            return
-        oldest = min((item.since for item in self._open), default=None)
-        due = None if oldest is None else oldest + self._limits.idle_seconds - time.monotonic()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._busy.wait(), due)
+    def _sweep(self) -> None:
+        """Close the connections that are overdue, and arrange the next sweep."""
+        self._is_at_rest = False
+        now = time.monotonic()
+        for connection in [item for item in self._open if item.is_overdue(self._limits, now)]:
+            connection.abort()
+        self.note_idle()
+        if not self._is_at_rest:
+            self._sweep_after(self._limits.sweep_seconds)
 
     def _log_once(self, reason: str) -> None:
         """Log each reason once, so that clients cannot fill the log."""
