@@ -158,8 +158,8 @@ def sum_without_pool(spec: MetricSpec) -> str:
 def ooms_in_range(**fixed: str) -> str:
     """Return the OOMs of each process within the time range, by cause, also if it has ended."""
     return counters.ooms(
-        select(catalog.OOMS, **fixed),
         select(recorded.POSITIVE_OOMS, **fixed),
+        select(recorded.KNOWN_RANKS),
         select(catalog.LAST_OOM_TIMESTAMP),
         window="$__range",
     )
