@@ -85,7 +85,7 @@ def newest(expression: str) -> str:
 
 def ranks_in(state: str) -> str:
     """Return how many ranks are in a state; a rank counts once, however often it has restarted."""
-    return f"count({newest(select(catalog.PROCESS_STATE, state=state) + ' == 1')})"
+    return f"count({select(recorded.NEWEST_STATE, state=state)})"
 
 
 def worst(

@@ -12,6 +12,7 @@ def _recorded(name: str, *labels: str) -> MetricSpec:
 
 LIVE = _recorded("rank:torchmem_process_state:live", "instance", *RANK)
 KNOWN_RANKS = _recorded(counters.KNOWN_RANKS, "instance", *RANK, "state")
+NEWEST_STATE = _recorded("rank:torchmem_process_state:newest", "instance", *RANK, "state")
 STRANDED_RATIO = _recorded("rank:torchmem_stranded_bytes:ratio", "instance", *DEVICE)
 MIN_HEADROOM = _recorded("rank:torchmem_headroom_bytes:min5m", "instance", *DEVICE)
 HEADROOM_FALL = _recorded("rank:torchmem_headroom_bytes:fall10m", "instance", *DEVICE)
@@ -33,8 +34,7 @@ WASTED = _recorded("gpu:torchmem_wasted:ratio", "instance", *GPU)
 
 RUN_RESERVED = _recorded("run:torchmem_reserved_bytes:sum", "run")
 RUN_RESERVED_MAX = _recorded("run:torchmem_reserved_bytes:max", "run")
-RUN_KNOWN_RANKS = _recorded(counters.KNOWN_RANKS, "instance", *RANK, "state")
-STRANDED_RATIO = _recorded("run:torchmem_stranded_bytes:ratio", "run")
+RUN_STRANDED_RATIO = _recorded("run:torchmem_stranded_bytes:ratio", "run")
 RUN_HEADROOM = _recorded("run:torchmem_headroom_bytes:min", "run")
 RUN_SLACK = _recorded("run:torchmem_peak_slack:max", "run")
 RUN_IMBALANCE = _recorded("run:torchmem_active_peak_bytes:imbalance", "run")

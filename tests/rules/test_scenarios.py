@@ -21,6 +21,7 @@ GROUPS = [
     "torchmem_paces",
     "torchmem_history",
     "torchmem_prediction",
+    "torchmem_plans",
     "torchmem_runs",
     "torchmem_balance",
     "torchmem_baselines",
