@@ -34,6 +34,8 @@ from benchmarks.cluster.serve import GPUS, INTERVAL
 from benchmarks.cluster.store import AGENTS, RULER, STORE, StoredFleet
 from benchmarks.cluster.watching import RULES, Watcher, exporters, seconds, shortened
 from support.dashboards import BOARDS
+from support.stack import answers
+from support.waiting import until
 
 TARGETS = (10_000, 100_000)
 HOUR_POINTS = 240
@@ -119,6 +121,8 @@ def _cost(folder: Path, nodes: int, interval: int) -> Cost:
         at = time.time() - 2
         fleet.stop(AGENTS)
         fleet.stop(RULER)
+        # What vmalert has asked for last is still being answered.
+        until(lambda: answers(f"{fleet.url}/api/v1/query?query=1"), 10 * interval, pause=5.0)
         watcher = Watcher(fleet.url, INTERVAL / interval, at)
         return Cost(
             nodes * GPUS,

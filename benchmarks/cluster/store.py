@@ -57,6 +57,7 @@ class StoredFleet:
             "-search.latencyOffset=1s",
             "-search.maxUniqueTimeseries=2000000",
             "-search.maxQueryDuration=120s",
+            "-search.maxQueueDuration=120s",
             "-memory.allowedPercent=15",
         )
         until(lambda: answers(f"{self.url}/health"), 60)
