@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.cluster.serve import INTERVAL
 from benchmarks.cluster.watching import RULES, write_rules, write_targets
+from support.scaled import NEWER
 from support.stack import answers, free_port, running
 from support.waiting import until
 
@@ -21,8 +22,6 @@ SHARDS = 2
 STORE, AGENTS, RULER = "victoria-metrics", "vmagent", "vmalert"
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
-# Debian's vmalert 1.79 does not know it; from 1.91 on it does.
-_KEEP_FIRING = re.compile(r"\n +keep_firing_for: .*")
 # vmalert starts each group at a random time within its interval, so short runs need short ones.
 _GROUP_INTERVAL = re.compile(r"\n +interval: .*")
 
@@ -86,7 +85,7 @@ class StoredFleet:
         """Start vmalert with all rules, all of them evaluated at each interval."""
         write_rules(self.folder, RULES, INTERVAL / self.interval)
         for path in (self.folder / "rules").iterdir():
-            path.write_text(_GROUP_INTERVAL.sub("", _KEEP_FIRING.sub("", path.read_text())))
+            path.write_text(_GROUP_INTERVAL.sub("", NEWER.sub("", path.read_text())))
         self._start(
             RULER,
             f"-rule={self.folder / 'rules' / '*.yml'}",
