@@ -6,10 +6,11 @@ Needs Prometheus on PATH. DIR has the other rules, such as those of an earlier c
 
     mkdir DIR; git archive COMMIT prometheus/rules | tar -x --strip-components 2 -C DIR
 
-Two Prometheus servers scrape the same simulated fleet (see benchmarks.fleet), one with each set of
-rules. The time of a rule is the minimum of Prometheus' own evaluation times, per scrape interval:
-that of a group which is evaluated half as often counts half. Other work on the machine slows down
-both, so the ratio is what counts.
+Three Prometheus servers scrape the same simulated fleet (see benchmarks.fleet): one with each set
+of rules, and one without rules. What rules cost is the difference in CPU time, which includes what
+their results cost the database. The time of a rule is the minimum of Prometheus' own evaluation
+times. Both are per scrape interval: a group that is evaluated half as often counts half. Other work
+on the machine slows down all of them, so the ratio is what counts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from benchmarks.cluster.serve import GPUS, INTERVAL
 from benchmarks.cluster.watching import RULES, Watcher, exporters, scraping
 
+NONE = "no rules"
 READS = 40
 MAX_LISTED = 15
 
@@ -38,16 +40,40 @@ def main() -> None:
     parser.add_argument("--speed", type=float, default=4)
     parser.add_argument("--seconds", type=float, default=180)
     arguments = parser.parse_args()
-    sides = {"before": arguments.before, "after": RULES}
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder, speed = Path(temporary), arguments.speed
+        sides = {NONE: folder / "none", "before": arguments.before, "after": RULES}
         server = stack.enter_context(exporters(folder, speed, "healthy"))
         watchers = {}
         for side, rules in sides.items():
             url = scraping(folder / side, server, arguments.nodes, speed, rules)
             watchers[side] = Watcher(stack.enter_context(url), speed)
         time.sleep(arguments.seconds / 2)
-        _show(_measured(watchers, arguments.seconds / 2), arguments.nodes * GPUS)
+        before, started = _cpu(watchers), time.monotonic()
+        least = _measured(watchers, arguments.seconds / 2)
+        intervals = (time.monotonic() - started) * speed / INTERVAL
+        spent = {side: (used - before[side]) / intervals for side, used in _cpu(watchers).items()}
+        gpus = arguments.nodes * GPUS
+        _show_cpu(spent, gpus)
+        _show({side: rules for side, rules in least.items() if side != NONE}, gpus)
+
+
+def _cpu(watchers: Mapping[str, Watcher]) -> dict[str, float]:
+    """Return CPU seconds by server."""
+    return {
+        side: watcher.own()["process_cpu_seconds_total"][""] for side, watcher in watchers.items()
+    }
+
+
+def _show_cpu(spent: Mapping[str, float], gpus: int) -> None:
+    rules = {side: used - spent[NONE] for side, used in spent.items() if side != NONE}
+    for side, used in rules.items():
+        at_thousand = used / gpus * 1000
+        print(
+            f"{side}: {used:.3f} CPU s per interval at {gpus} GPUs, "
+            f"{at_thousand:.2f} s at 1,000: {at_thousand / INTERVAL:.1%} of {INTERVAL:g} s"
+        )
+    print(f"after / before: {rules['after'] / rules['before']:.2f}\n")
 
 
 def _measured(watchers: Mapping[str, Watcher], seconds: float) -> dict[str, dict[str, float]]:

@@ -85,7 +85,7 @@ def newest(expression: str) -> str:
 
 def ranks_in(state: str) -> str:
     """Return how many ranks are in a state; a rank counts once, however often it has restarted."""
-    return f"count({newest(select(catalog.PROCESS_STATE, state=state) + ' == 1')})"
+    return f"count({select(recorded.NEWEST_STATE, state=state)})"
 
 
 def worst(
@@ -158,8 +158,8 @@ def sum_without_pool(spec: MetricSpec) -> str:
 def ooms_in_range(**fixed: str) -> str:
     """Return the OOMs of each process within the time range, by cause, also if it has ended."""
     return counters.ooms(
-        select(catalog.OOMS, **fixed),
         select(recorded.POSITIVE_OOMS, **fixed),
+        select(recorded.KNOWN_RANKS),
         select(catalog.LAST_OOM_TIMESTAMP),
         window="$__range",
     )

@@ -11,6 +11,8 @@ def _recorded(name: str, *labels: str) -> MetricSpec:
 
 
 LIVE = _recorded("rank:torchmem_process_state:live", "instance", *RANK)
+KNOWN_RANKS = _recorded(counters.KNOWN_RANKS, "instance", *RANK, "state")
+NEWEST_STATE = _recorded("rank:torchmem_process_state:newest", "instance", *RANK, "state")
 STRANDED_RATIO = _recorded("rank:torchmem_stranded_bytes:ratio", "instance", *DEVICE)
 MIN_HEADROOM = _recorded("rank:torchmem_headroom_bytes:min5m", "instance", *DEVICE)
 HEADROOM_FALL = _recorded("rank:torchmem_headroom_bytes:fall10m", "instance", *DEVICE)

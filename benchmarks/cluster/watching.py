@@ -7,7 +7,7 @@ import re
 import sys
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,9 +22,10 @@ from support.waiting import until
 _DURATION = re.compile(
     r"(?<=\[)\d+[smhd](?=\])|(?<=offset )\d+[smhd]|(?<=for: )\d+[smhd]|(?<=interval: )\d+[smhd]"
 )
+# The step of a subquery is what a rule records, and so an interval too.
+_SUBQUERY = re.compile(r"(?<=:)\d+[smhd](?=\])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 HOUR = 3600
-FLEET = "fleet: "
 RULES = ROOT / "prometheus" / "rules"
 
 
@@ -33,16 +34,25 @@ def shortened(rules: str, speed: float) -> str:
     return _DURATION.sub(lambda match: _divided(match[0], speed), rules)
 
 
+def seconds(duration: str) -> int:
+    """Return the seconds of a duration with one unit, such as 5m."""
+    return int(duration[:-1]) * _SECONDS[duration[-1]]
+
+
 def _divided(duration: str, speed: float) -> str:
-    return f"{int(duration[:-1]) * _SECONDS[duration[-1]] * 1000 / speed:.0f}ms"
+    return f"{seconds(duration) * 1000 / speed:.0f}ms"
 
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """A running Prometheus; `speed` simulated seconds pass in one second."""
+    """A running Prometheus; `speed` simulated seconds pass in one second.
+
+    Panels are drawn at `at` (Unix seconds), or now.
+    """
 
     url: str
     speed: float
+    at: float | None = None
 
     def own(self) -> dict[str, dict[str, float]]:
         """Return Prometheus' own metrics: by name, the value by the text of the labels."""
@@ -54,9 +64,12 @@ class Watcher:
 
     def ask(self, path: str, **parameters: Any) -> Any:
         """Return the data of a response of the HTTP API."""
-        return json.loads(get(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"))[
-            "data"
-        ]
+        return json.loads(self.fetch(path, **parameters))["data"]
+
+    def fetch(self, path: str, **parameters: Any) -> bytes:
+        """Return a response of the HTTP API, which no cache of a store may answer."""
+        text = urllib.parse.urlencode({"nocache": 1, **parameters})
+        return get(f"{self.url}/api/v1/{path}?{text}")
 
     def value(self, expression: str) -> float:
         """Return the only value of an expression, 0 if it has none."""
@@ -80,24 +93,33 @@ class Watcher:
         """Return seconds that each panel of the dashboard Fleet takes, over all of its queries."""
         return {name: ask() for name, ask in self.panel_queries()}
 
-    def panel_queries(self) -> Iterator[tuple[str, Callable[[], float]]]:
-        """Yield each panel of Fleet, and a function that runs its queries and returns seconds."""
+    def panel_queries(
+        self, board: str = "fleet", **variables: str
+    ) -> Iterator[tuple[str, Callable[[], float]]]:
+        """Yield each panel of a dashboard, and a function that asks for it and returns seconds."""
         for name, panel in PANELS.items():
-            if name.startswith(FLEET):
-                yield name.removeprefix(FLEET), partial(self._all_seconds, panel["targets"])
+            if name.startswith(f"{board}: "):
+                title = name.removeprefix(f"{board}: ")
+                yield title, partial(self._all_seconds, panel["targets"], variables)
 
-    def _all_seconds(self, targets: Sequence[dict[str, Any]]) -> float:
-        return sum(map(self._seconds, targets))
+    def _all_seconds(
+        self, targets: Sequence[dict[str, Any]], variables: Mapping[str, str]
+    ) -> float:
+        return sum(self._seconds(target, variables) for target in targets)
 
-    def _seconds(self, target: dict[str, Any]) -> float:
-        text = filled_in(target["expr"], span=f"{HOUR / self.speed:.0f}s")
-        now = time.time()
-        over = {"start": now - HOUR / self.speed, "end": now, "step": INTERVAL / self.speed}
+    def _seconds(self, target: dict[str, Any], variables: Mapping[str, str]) -> float:
+        span = f"{HOUR / self.speed:.0f}s"
+        text = _SUBQUERY.sub(
+            lambda match: _divided(match[0], self.speed),
+            filled_in(target["expr"], span=span, **variables),
+        )
+        end = self.at or time.time()
+        over = {"start": end - HOUR / self.speed, "end": end, "step": INTERVAL / self.speed}
         begun = time.perf_counter()
         if target["range"]:
-            self.ask("query_range", query=text, **over)
+            self.fetch("query_range", query=text, **over)
         else:
-            self.ask("query", query=text)
+            self.fetch("query", query=text, time=end)
         return time.perf_counter() - begun
 
 
@@ -152,10 +174,15 @@ def scraping(
         yield f"http://127.0.0.1:{port}"
 
 
-def _configure(folder: Path, server: str, nodes: int, speed: float, rules: Path) -> None:
+def write_rules(folder: Path, rules: Path, speed: float) -> None:
+    """Write the rules of a folder to folder/rules, with their windows divided by `speed`."""
     (folder / "rules").mkdir()
     for path in rules.glob("*.yml"):
         (folder / "rules" / path.name).write_text(shortened(path.read_text(), speed))
+
+
+def write_targets(folder: Path, server: str, nodes: int) -> None:
+    """Write folder/targets.json: all nodes of a server."""
     targets = [
         {
             "targets": [server],
@@ -164,6 +191,11 @@ def _configure(folder: Path, server: str, nodes: int, speed: float, rules: Path)
         for number in range(nodes)
     ]
     (folder / "targets.json").write_text(json.dumps(targets))
+
+
+def _configure(folder: Path, server: str, nodes: int, speed: float, rules: Path) -> None:
+    write_rules(folder, rules, speed)
+    write_targets(folder, server, nodes)
     interval = f"{INTERVAL * 1000 / speed:.0f}ms"
     (folder / "prometheus.yml").write_text(
         "global:\n"

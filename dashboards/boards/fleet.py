@@ -43,7 +43,6 @@ from dashboards.queries import (
     WASTED_GPU_HOURS,
     among,
     append_matcher,
-    newest,
     ooms_in_range,
     prepend_matcher,
     row,
@@ -217,7 +216,7 @@ def _wasteful() -> Panel:
     names = row(GPU_ROW, among(("instance", "uuid"), f"({GPU_NAMES})", hours), "short_name")
     now = among(GPU_ROW, row(GPU_ROW, select(recorded.WASTED)), hours)
     idle = among(GPU_ROW, row(GPU_ROW, select(recorded.IDLE_HELD)), hours)
-    holder = row(GPU_ROW, among(("instance", "uuid"), _largest_process(), hours), "run", "user")
+    holder = row(GPU_ROW, _largest_process(hours), "run", "user")
     columns = [
         Column("GPU", names, label="short_name", width=150),
         Column(
@@ -238,10 +237,10 @@ def _wasteful() -> Panel:
     return table.span(13).height(7).min_width(60)
 
 
-def _largest_process() -> str:
-    """Return the process with most memory on each GPU, with the facts that are known about it."""
+def _largest_process(gpus: str) -> str:
+    """Return the process with most memory on each of some GPUs, with what is known about it."""
     facts = select(catalog.NVML_PROCESS_INFO)
-    memory = select(catalog.NVML_PROCESS_MEMORY)
+    memory = among(("instance", "uuid"), select(catalog.NVML_PROCESS_MEMORY), gpus)
     largest = f"topk by (instance, uuid) (1, {memory})"
     return f"{facts} and on (instance, uuid, pid) {largest}"
 
@@ -252,8 +251,8 @@ def _of_run(spec: MetricSpec) -> str:
 
 def _ranks_in(states: str) -> str:
     """Return the ranks of each run in one of the states, which are separated by |."""
-    ranks = append_matcher(select(catalog.PROCESS_STATE), f'state=~"{states}"')
-    return f"count by (run) ({newest(f'{ranks} == 1')})"
+    ranks = append_matcher(select(recorded.NEWEST_STATE), f'state=~"{states}"')
+    return f"count by (run) ({ranks})"
 
 
 def _runs() -> Panel:

@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
 import subprocess
+import time
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from support.local_http import Answer, Request, answering
 from support.promql import ROOT, rules
+from support.scaled import NEWER, SHARD, command, scaled, shard
+from support.scrape_target import pages, serving
+from support.simulated_time import scrapes
+from support.stack import get
+from support.waiting import until
 
-SCALE = ROOT / "deploy" / "scale"
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
-SHARD = (SCALE / "prometheus-shard.yml").read_text()
 RULES = {path.name for path in (ROOT / "prometheus" / "rules").glob("*.yml")}
 SHARDS = 4
-# Debian's vmalert 1.79 does not know it; docs/scaling.md says so.
-NEWER = re.compile(r"\n +keep_firing_for: .*")
-
-
-def flags(unit: str) -> list[str]:
-    """Return the command of a systemd unit."""
-    text = (SCALE / unit).read_text().replace("\\\n", " ")
-    (command,) = re.findall(r"^ExecStart=(.+)$", text, re.MULTILINE)
-    return command.split()  # type: ignore[no-any-return]
 
 
 def of_store() -> set[str]:
     """Return the rules files that vmalert loads."""
     return {
-        flag.rpartition("/")[2] for flag in flags("vmalert.service") if flag.startswith("-rule=")
+        flag.rpartition("/")[2] for flag in command("vmalert.service") if flag.startswith("-rule=")
     }
 
 
@@ -76,15 +78,14 @@ def test_the_page_lists_the_files_by_place() -> None:
     assert shard == of_shard()
 
 
-def install(folder: Path, shard: int) -> Path:
+def install(folder: Path, number: int) -> Path:
     """Write the configuration of one server with the shipped rules; return its path."""
     shutil.copytree(ROOT / "prometheus" / "rules", folder / "rules", dirs_exist_ok=True)
     (folder / "targets").mkdir(exist_ok=True)
-    targets = [{"targets": [f"node{number}:9847" for number in range(64)]}]
+    targets = [{"targets": [f"node{node}:9847" for node in range(64)]}]
     (folder / "targets" / "exporters.yml").write_text(json.dumps(targets))
-    assert SHARD.count('"0"') == 2
-    path = folder / f"prometheus-{shard}.yml"
-    path.write_text(SHARD.replace('"0"', f'"{shard}"'))
+    path = folder / f"prometheus-{number}.yml"
+    path.write_text(shard(number))
     return path
 
 
@@ -93,8 +94,8 @@ def install(folder: Path, shard: int) -> Path:
 def test_each_node_is_scraped_by_one_server(tmp_path: Path) -> None:
     """Promtool accepts the files of all shards, and each of 64 nodes is a target of one of them."""
     scraped = []
-    for shard in range(SHARDS):
-        path = install(tmp_path, shard)
+    for number in range(SHARDS):
+        path = install(tmp_path, number)
         subprocess.run(["promtool", "check", "config", path], check=True, capture_output=True)
         found = subprocess.run(
             ["promtool", "check", "service-discovery", "--timeout=1s", path, "torchmem"],
@@ -116,10 +117,8 @@ def test_vmalert_accepts_its_flags_and_rules(tmp_path: Path) -> None:
     """A dry run with the flags of the unit reads every rule, without a field that 1.79 lacks."""
     for path in (ROOT / "prometheus" / "rules").glob("*.yml"):
         (tmp_path / path.name).write_text(NEWER.sub("", path.read_text()))
-    command = [
-        flag.replace("/etc/torchmem/rules", str(tmp_path)) for flag in flags("vmalert.service")
-    ]
-    done = subprocess.run([*command, "-dryRun"], capture_output=True, text=True, check=False)
+    installed = command("vmalert.service", {"/etc/torchmem/rules": str(tmp_path)})
+    done = subprocess.run([*installed, "-dryRun"], capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stderr
 
@@ -133,4 +132,73 @@ def test_the_store_knows_its_flags() -> None:
     )
     known = set(re.findall(r"^  -([\w.]+)", help_text.stdout + help_text.stderr, re.MULTILINE))
 
-    assert {flag[1:].partition("=")[0] for flag in flags("victoria-metrics.service")[1:]} <= known
+    assert {flag[1:].partition("=")[0] for flag in command("victoria-metrics.service")[1:]} <= known
+
+
+def shard_of(address: str, shards: int) -> int:
+    """Return which server scrapes an address: hashmod in Prometheus' model/relabel/relabel.go."""
+    digest = hashlib.md5(address.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[8:], "big") % shards
+
+
+@contextmanager
+def two_nodes() -> Iterator[list[str]]:
+    """Serve a run whose two ranks died of an OOM, each on a node of another shard."""
+    last = pages(scrapes("leak"))[-1]
+    dated = re.sub(
+        r"(?m)^(torchmem_last_oom_timestamp_seconds\{.*\}) .*$", rf"\1 {time.time()}", last
+    )
+    with ExitStack() as stack:
+        found: dict[int, str] = {}
+        while len(found) < 2:
+            page = _without_rank(dated, len(found))
+            address = stack.enter_context(serving(partial(str, page)))
+            found.setdefault(shard_of(address, 2), address)
+        yield list(found.values())
+
+
+def _without_rank(page: str, rank: int) -> str:
+    return "".join(line for line in page.splitlines(keepends=True) if f'rank="{rank}"' not in line)
+
+
+def series(store: str, expression: str) -> list[tuple[dict[str, str], float]]:
+    """Return labels and value of each series of an instant query."""
+    text = urllib.parse.urlencode({"query": expression, "nocache": 1})
+    result = json.loads(get(f"{store}/api/v1/query?{text}"))["data"]["result"]
+    return [(row["metric"], float(row["value"][1])) for row in result]
+
+
+@pytest.mark.stack
+@pytest.mark.skipif(
+    not (shutil.which("prometheus") and shutil.which("vmalert")),
+    reason="apt-get install prometheus victoria-metrics",
+)
+def test_the_whole_configuration_works_together(tmp_path: Path) -> None:
+    """Two servers share a run, the store counts all of its ranks, and its alerts are sent."""
+    sent: list[dict[str, Any]] = []
+
+    def receive(request: Request) -> Answer:
+        sent.extend(json.loads(request.body))
+        return Answer()
+
+    with (
+        two_nodes() as nodes,
+        answering(receive) as alertmanager,
+        scaled(tmp_path, 2, nodes, alertmanager) as (store, servers),
+    ):
+        until(lambda: series(store, 'run:torchmem_ranks:count{state="oom"} == 2'), 60)
+        until(lambda: {"0", "1"} <= {alert["labels"].get("rank") for alert in sent}, 60)
+        scraped = [
+            {row["instance"] for row, _ in series(server, 'up{job="torchmem"}')}
+            for server in servers
+        ]
+        stored = series(store, "up")
+
+    assert sorted(map(sorted, scraped)) == sorted([[node] for node in nodes])
+    assert [value for _, value in stored] == [1.0, 1.0]
+    assert not any("shard" in labels for labels, _ in stored)
+    assert {
+        (alert["labels"]["alertname"], alert["labels"]["severity"])
+        for alert in sent
+        if alert["labels"].get("rank")
+    } == {("TorchmemOutOfMemory", "critical")}

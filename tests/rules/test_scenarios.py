@@ -15,12 +15,15 @@ from torchmem.simulator.scenarios import SCENARIOS
 
 GROUPS = [
     "torchmem_memory",
+    "torchmem_breakdown",
     "torchmem_margins",
     "torchmem_trends",
     "torchmem_paces",
     "torchmem_history",
     "torchmem_prediction",
+    "torchmem_plans",
     "torchmem_runs",
+    "torchmem_balance",
     "torchmem_baselines",
     "torchmem_gpus",
     "torchmem_nodes",
@@ -28,10 +31,13 @@ GROUPS = [
     "torchmem_report",
     "torchmem_alerts_memory",
     "torchmem_alerts_memory_slow",
+    "torchmem_alerts_growth",
     "torchmem_alerts_ranks",
     "torchmem_alerts_ranks_slow",
+    "torchmem_alerts_costs",
     "torchmem_alerts_serving",
     "torchmem_alerts_gpus",
+    "torchmem_alerts_gpus_slow",
     "torchmem_alerts_monitoring",
 ]
 FIRED = 'count_over_time(ALERTS{alertstate="firing",severity!="none"}[2h])'

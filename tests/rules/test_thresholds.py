@@ -254,7 +254,7 @@ def test_an_override_applies_to_its_runs_only(file: Path, tmp_path: Path) -> Non
             {
                 "rule_files": [str(tmp_path / "rules" / "*.yml")],
                 "evaluation_interval": "15s",
-                "group_eval_order": ["torchmem_memory"],
+                "group_eval_order": ["torchmem_memory", "torchmem_breakdown"],
                 "tests": [
                     {
                         "interval": "15s",

@@ -191,13 +191,24 @@ class H100Node:
 
 
 def _without_troubles(sample: Sample) -> Sample:
+    """Return a training rank for which no alert fires, with as many series as possible."""
     device = sample.devices[0]
     assert device.layout
+    assert device.growth
     layout = replace(
         device.layout, stranded_bytes=GIB, headroom_bytes=15 * GIB, headroom_flush_bytes=20 * GIB
     )
     counters = replace(device.counters, alloc_retries=0, ooms={})
-    device = replace(device, layout=layout, counters=counters, last_oom=None)
+    releases = {tier: replace(done, given_up=False) for tier, done in device.releases.items()}
+    device = replace(
+        device,
+        layout=layout,
+        counters=counters,
+        last_oom=None,
+        releases=releases,
+        growth=replace(device.growth, bytes_per_step=1.0),
+        engine=None,
+    )
     heeded = dict.fromkeys(sample.settings_ignored, False)
     return replace(
         sample, devices=(device,), settings_ignored=heeded, cost=replace(sample.cost, errors={})

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 # The recording rule with the counters of OOMs that are above 0.
 POSITIVE_OOMS = "rank:torchmem_ooms:positive"
+# The recording rule with each rank that the exporter serves, one series of each.
+KNOWN_RANKS = "rank:torchmem_process_state:current"
 # The windows of the rules in seconds; Grafana's variables have their own name for that.
 SECONDS = {"10m": "600", "1h": "3600", "$__range": "$__range_s"}
 # How far before the window a value is looked for: a longer gap, such as an exporter that is down,
@@ -32,15 +34,16 @@ def increase(counter: str, window: str, older: str) -> str:
     )
 
 
-def ooms(counter: str, positive: str, newest: str, window: str) -> str:
+def ooms(positive: str, known: str, newest: str, window: str) -> str:
     """Return the OOMs within a window; `newest` selects the time of the newest OOM.
 
-    `positive` selects the same counters where they are above 0, which are few: ranges of all
-    counters would cost more than any other rule.
+    `positive` selects the counters that are above 0, which are few. A rank that was among the
+    `known` ones before the window, and not among these, had none. To read all counters instead
+    would cost more than any other rule.
     """
     older = (
         f"and ignoring (cause) time() - min_over_time({newest}[{window}]) >= {SECONDS[window]}\n"
-        f"  unless {counter} offset {window} == 0"
+        f"  unless on (job, instance, rank, pid, run) {known} offset {window}"
     )
     return increase(positive, window, older)
 

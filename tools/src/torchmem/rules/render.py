@@ -145,8 +145,8 @@ def _owner() -> str:
 
 def _increases() -> Iterator[tuple[str, str]]:
     for window in counters.SECONDS:
-        ooms, newest = catalog.OOMS.name, catalog.LAST_OOM_TIMESTAMP.name
-        yield f"ooms {window}", counters.ooms(ooms, counters.POSITIVE_OOMS, newest, window)
+        ranks, newest = counters.KNOWN_RANKS, catalog.LAST_OOM_TIMESTAMP.name
+        yield f"ooms {window}", counters.ooms(counters.POSITIVE_OOMS, ranks, newest, window)
         yield f"retries {window}", counters.retries(catalog.ALLOC_RETRIES.name, window)
 
 
