@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from math import prod
+from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
@@ -38,10 +39,14 @@ from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 from torchmem.sdk.safety.errors import Errors, log
 from torchmem.sdk.safety.interruptions import ignore, is_interruption, shield
 from torchmem.sdk.settings import Settings, SettingsKeywords, resolve
-from torchmem.sdk.steps import Iterations
+from torchmem.sdk.steps import Iterations, NotedSteps
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+
+def _nothing() -> None:
+    """Stand for a reference to an object that is gone."""
 
 
 class Session:
@@ -68,8 +73,10 @@ class Session:
         self._environment = environment
         self._iterations = Iterations()
         # The optimizer of the latest step, and whether its next step begins an iteration.
-        self._stepped: Callable[[], object] = lambda: None
+        self._stepped: Callable[[], object] = _nothing
         self._is_alone = False
+        # The optimizer whose next step is one of the loop's, without another look at it.
+        self._only: Callable[[], object] = _nothing
         self._explicit_steps = False
         # Weak: if training fails, a framework's callback never ends its pass.
         self._open: list[ref[Iteration]] = []
@@ -80,15 +87,15 @@ class Session:
         self._hooks = PressureHooks()
         self._parts = parts
         self._context = self._new_context()
-        self._cost = self._context.cost
+        self._cost, self._clock = self._context.cost, self._context.clock
+        self._noted_steps = NotedSteps(self._clock, self._cost)
         self._monitor = Monitor(self._context, parts)
-        remove = backend.on_step(self._on_step), backend.on_step_begin(self._on_step_begin)
-        self._remove_step_hooks = remove
+        self._remove_step_hook = backend.on_step(self._on_step)
         try:
             backend.on_init(self._on_init)
         except BaseException:
             self._closed = True
-            self._remove_hooks()
+            self._remove_step_hook()
             self._uncaught.remove()
             self._monitor.abandon()
             raise
@@ -137,14 +144,18 @@ class Session:
 
         After the first call, only these calls count as steps; optimizer steps do not.
         """
-        self._step_by_hand(samples)
+        now, clock = perf_counter(), self._clock
+        if now < clock.quiet_until and samples is None and self._explicit_steps:
+            clock.note(now)
+        else:
+            self._step_by_hand(now, samples)
         if self.after_step:
             self.after_step()
 
     @shield
-    def _step_by_hand(self, samples: int | None) -> None:
-        self._explicit_steps = True
-        self._count_step(samples)
+    def _step_by_hand(self, now: float, samples: int | None) -> None:
+        self._explicit_steps, self._only = True, _nothing
+        self._count_step(now, samples)
 
     def iteration(
         self,
@@ -306,6 +317,7 @@ class Session:
     @shield
     def _begin_iteration(self, iteration: Iteration) -> None:
         self._open.append(ref(iteration))
+        self._only = _nothing
         self._context.clock.note_progress(waits=False)
 
     @shield
@@ -318,7 +330,7 @@ class Session:
                 self._context.clock.add_samples(samples)
             has_stepped = bool(iteration.made_step and iteration.made_step())
         if has_stepped and not iteration.has_counted and not self._explicit_steps:
-            self._count_step(None)
+            self._count_step(perf_counter(), None)
             if self.after_step:
                 self.after_step()
 
@@ -475,7 +487,9 @@ class Session:
         with self.errors.suppress("setup"):
             self._open, self._closers = [], []
             parents, self._context = self._monitor, self._new_context()
-            self._cost, self._stepped = self._context.cost, lambda: None
+            self._cost, self._clock = self._context.cost, self._context.clock
+            self._noted_steps = NotedSteps(self._clock, self._cost)
+            self._stepped = self._only = _nothing
             self._monitor = Monitor(self._context, self._parts)
             parents.close_in_child()
 
@@ -486,20 +500,30 @@ class Session:
             self._monitor.start()
         self._context.cost.add(time.thread_time() - started)
 
-    @shield
     def _on_step(self, optimizer: object) -> None:
+        """Note a step of the loop's only optimizer; most steps need nothing more."""
+        now, clock = perf_counter(), self._clock
+        if now < clock.quiet_until and self._only() is optimizer:
+            clock.note(now)
+        else:
+            self._on_full_step(optimizer, now)
+
+    @shield
+    def _on_full_step(self, optimizer: object, now: float) -> None:
         self._monitor.oom_pending = False
         if self._stepped() is not optimizer:
             self._note_optimizer(optimizer)
         if not self._explicit_steps and (
             (self._is_alone and not self._open) or self._begins_step(optimizer)
         ):
-            self._count_step(None)
+            self._count_step(now, None)
+            is_only = self._is_alone and not self._open
+            self._only = self._stepped if is_only else _nothing
 
     def _note_optimizer(self, optimizer: object) -> None:
         """Note an optimizer that did not make the latest step."""
         self._context.components.see(optimizer)
-        self._is_alone = False
+        self._is_alone, self._only = False, _nothing
         with ignore(TypeError):  # of an object that allows no weak references
             self._stepped = ref(optimizer)
 
@@ -513,26 +537,19 @@ class Session:
         begins, iteration.has_counted = not iteration.has_counted, True
         return begins
 
-    @shield
-    def _on_step_begin(self, optimizer: object, has_closure: bool) -> None:
-        if self._monitor.is_step_watched:
-            self._monitor.before_optimizer(optimizer, has_closure=has_closure)
-
-    def _remove_hooks(self) -> None:
-        for remove in self._remove_step_hooks:
-            remove()
-
-    def _count_step(self, samples: int | None) -> None:
-        """Call the monitor; with few calls and objects, as most steps come with cold caches."""
-        started = time.perf_counter()
-        monitor = self._monitor
+    def _count_step(self, now: float, samples: int | None) -> None:
+        """Call the monitor, and count what it cost; nothing more for a step that is only timed."""
+        noted = self._noted_steps
+        if samples is None and noted.time(now):
+            return
+        noted.collect()
         try:
-            monitor.step(started, samples)
+            self._monitor.step(now, samples)
         except Exception as error:
             if self.errors.passes("step", error):
                 raise
-        spent = time.perf_counter() - started
-        self._cost.step_seconds += min(MAX_STEP_SECONDS, spent)
+        noted.time_next()
+        self._cost.step_seconds += min(MAX_STEP_SECONDS, perf_counter() - now)
 
     @shield
     def _close(self, ending: Ending) -> None:
@@ -542,7 +559,7 @@ class Session:
         try:
             with self.errors.suppress("exit"):
                 self._uncaught.remove()
-                self._remove_hooks()
+                self._remove_step_hook()
                 self._monitor.end(ending)
             while self._closers:
                 with self.errors.suppress("exit"):

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from torchmem.sample.sample import STEP_DURATION_BOUNDS, Steps
+from torchmem.sdk.safety.cost import MAX_STEP_SECONDS, CpuMeter
 
 # A process without a step for this many of its usual steps, and this many seconds, is late.
 LATE_STEPS = 5
 MIN_LATE_SECONDS = 1.0
+
+REQUIRED = -1.0
+"""The time until which steps are only noted, if the next step must be a full one."""
 
 
 class Iterations:
@@ -35,8 +42,34 @@ class Iterations:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The steps up to one moment, with the fields of `Steps`; `last` by `time.perf_counter`."""
+
+    count: int = 0
+    last: float | None = None
+    durations: tuple[int, ...] = Steps().duration_counts
+    seconds: float = 0.0
+
+    def with_ends(self, ends: Sequence[float]) -> _Counted:
+        """Count steps that ended at these times."""
+        if not ends:
+            return self
+        durations, last = list(self.durations), ends[0] if self.last is None else self.last
+        skipped = int(self.last is None)  # there is no duration up to the very first end
+        for earlier, later in pairwise((last, *ends[skipped:])):
+            durations[bisect_left(STEP_DURATION_BOUNDS, later - earlier)] += 1
+        return _Counted(
+            self.count + len(ends), ends[-1], tuple(durations), self.seconds + ends[-1] - last
+        )
+
+
 class StepClock:
-    """Counts steps in about a microsecond each. Times are seconds of `time.perf_counter`.
+    """Counts steps. Times are seconds of `time.perf_counter`.
+
+    A step that ends before `quiet_until` needs nothing but a call of `note` with the time of its
+    end, a method of a list, because most steps come with cold caches. The training thread counts
+    what was noted at a full step, and other threads only look at it.
 
     `progress` is the latest beginning or end of a pass of the loop. After a pass that `waits`, no
     step is expected until the next pass begins. `read_count`: the count at the latest read at a
@@ -44,25 +77,57 @@ class StepClock:
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.last: float | None = None
+        self.quiet_until = 0.0
         self.progress: float | None = None
         self.waits = False
         self.read_count: int | None = None
         self._samples: int | None = None
-        self._durations = [0] * (len(STEP_DURATION_BOUNDS) + 1)
-        self._sum = 0.0
+        self._state: tuple[_Counted, list[float]] = _Counted(), []
+        # What was counted of that list, up to an index, so that each end is counted once.
+        self._partial: tuple[list[float], int, _Counted] = [], 0, _Counted()
+        self.note: Callable[[float], None] = self._state[1].append
+
+    def require_full_step(self) -> None:
+        """Let the next step be a full one; in any thread."""
+        self.quiet_until = REQUIRED
+
+    def collect(self) -> int:
+        """Count the steps that were noted, and return their number; in the training thread."""
+        noted = len(self._state[1])
+        ends: list[float] = []
+        # One assignment, because another thread may read at any time.
+        self._state = self._counted(), ends
+        self.note = ends.append
+        return noted
 
     def tick(self, now: float, samples: int | None = None) -> None:
         """Count a step that ended at `now` and consumed `samples` training samples."""
-        if self.last is not None:
-            duration = now - self.last
-            self._durations[bisect_left(STEP_DURATION_BOUNDS, duration)] += 1
-            self._sum += duration
-        self.last = now
-        self.count += 1
+        self.note(now)
         if samples is not None:
             self.add_samples(samples)
+
+    @property
+    def count(self) -> int:
+        """Steps so far."""
+        counted, ends = self._state
+        return counted.count + len(ends)
+
+    @property
+    def last(self) -> float | None:
+        """The end of the latest step."""
+        counted, ends = self._state
+        return ends[-1] if ends else counted.last
+
+    def _counted(self) -> _Counted:
+        """Return all steps so far; in any thread."""
+        counted, ends = self._state
+        of, start, partial = self._partial
+        if of is not ends:
+            start, partial = 0, counted
+        known = len(ends)
+        partial = partial.with_ends(ends[start:known])
+        self._partial = ends, known, partial
+        return partial
 
     def note_progress(self, *, waits: bool) -> None:
         """Note that a pass of the loop began or ended; if it `waits`, no step is expected now."""
@@ -74,23 +139,59 @@ class StepClock:
 
     def is_late(self, now: float) -> bool:
         """Return whether there has been no step for much longer than usual, or none at all."""
-        if self.last is None:
+        last = self.last
+        if last is None:
             return True
-        usual = self._sum / (self.count - 1) if self.count > 1 else MIN_LATE_SECONDS
-        return now - self.last > max(MIN_LATE_SECONDS, LATE_STEPS * usual)
+        if now - last <= MIN_LATE_SECONDS:
+            return False
+        counted = self._counted()
+        usual = counted.seconds / (counted.count - 1) if counted.count > 1 else MIN_LATE_SECONDS
+        return now - last > max(MIN_LATE_SECONDS, LATE_STEPS * usual)
 
     def steps(self) -> Steps:
         """Return the counts so far, with the Unix times of the last step and sign of progress."""
-        last, progress = _unix_time(self.last), _unix_time(self.progress)
+        counted = self._counted()
+        last, progress = _unix_time(counted.last), _unix_time(self.progress)
         return Steps(
-            self.count,
-            tuple(self._durations),
-            self._sum,
+            counted.count,
+            counted.durations,
+            counted.seconds,
             self._samples,
             last,
             progress,
             self.read_count,
         )
+
+
+class NotedSteps:
+    """Counts what the steps cost that are only noted, by timing one of them after a full step.
+
+    A second look at the clock at each step would cost a third of the step.
+    """
+
+    def __init__(self, clock: StepClock, meter: CpuMeter) -> None:
+        self._clock = clock
+        self._meter = meter
+        self._seconds = 0.0
+        self._quiet_until = 0.0
+
+    def time_next(self) -> None:
+        """Time the next step, if it is only noted."""
+        self._quiet_until, self._clock.quiet_until = self._clock.quiet_until, 0.0
+
+    def time(self, now: float) -> bool:
+        """Note the step that ended at `now` and time that, unless a full step is due."""
+        until, self._quiet_until = self._quiet_until, 0.0
+        if now >= until or self._clock.quiet_until == REQUIRED:
+            return False
+        self._clock.note(now)
+        self._clock.quiet_until = until
+        self._seconds = min(MAX_STEP_SECONDS, time.perf_counter() - now)
+        return True
+
+    def collect(self) -> None:
+        """Count the steps that were noted, and what they cost."""
+        self._meter.step_seconds += self._clock.collect() * self._seconds
 
 
 def _unix_time(moment: float | None) -> float | None:

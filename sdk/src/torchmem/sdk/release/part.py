@@ -36,6 +36,11 @@ class ReleasePart(Part):
         """Ask for a read while a request waits."""
         return "read" if self._requests.is_busy else None
 
+    @property
+    def is_wishing(self) -> bool:
+        """Whether a request waits."""
+        return self._requests.is_busy
+
     def at_step(self) -> None:
         """Release where that pays, and serve a request."""
         with self._release.errors.suppress("release"):
