@@ -35,7 +35,10 @@ Contradictions = Callable[[Any], Mapping[str, Any] | None]
 
 
 Checked = dict[int, object]
-"""Objects by their id that have no impossible value; it keeps them alive, so that ids stay true."""
+"""Objects by their id that have no impossible value; it keeps them alive, so that ids stay true.
+
+Nobody may change a mapping in them.
+"""
 
 
 def without_impossible(
@@ -61,7 +64,6 @@ class _Walk:
         self._contradictions = contradictions
         self._faults = faults
         self._known = known
-        self._mappings = 0
         self.checked: Checked = {}
 
     def object(self, name: str, value: Any) -> Any:
@@ -69,10 +71,9 @@ class _Walk:
         if self._known.get(id(value)) is value:
             self.checked[id(value)] = value
             return value
-        mappings, faults = self._mappings, len(self._faults)
+        faults = len(self._faults)
         found = self._object(name, value)
-        # A mapping may change, although the object that has it is frozen.
-        if self._mappings == mappings and len(self._faults) == faults:
+        if len(self._faults) == faults:
             self.checked[id(value)] = value
         return found
 
@@ -81,6 +82,8 @@ class _Walk:
         kind: type = type(value)
         for field, default in _defaults(kind):
             old = getattr(value, field)
+            if old is None or (type(old) is int and 0 <= old <= MAX_NUMBER):
+                continue
             new = self._value(field, old)
             if new is _IMPOSSIBLE:
                 if default is _REQUIRED:
@@ -107,7 +110,10 @@ class _Walk:
         if kind is tuple:
             return self._items(name, value)
         if kind is dict:
-            self._mappings += 1
+            numbers = value.values()
+            if {*map(type, numbers)} <= {int} and 0 <= min(numbers, default=0) <= MAX_NUMBER:
+                if max(numbers, default=0) <= MAX_NUMBER:
+                    return value
             kept = {key: self._value(name, item) for key, item in value.items()}
             left = {key: item for key, item in kept.items() if item is not _IMPOSSIBLE}
             return value if left == value else left

@@ -23,7 +23,7 @@ from torchmem.explain.verdict import Circumstances
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
 from torchmem.sample.validity import Checked
 from torchmem.sdk.context import Context
-from torchmem.sdk.draft import Draft
+from torchmem.sdk.draft import Draft, Finished
 from torchmem.sdk.identity import identify, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
@@ -81,6 +81,8 @@ class Monitor:
         self._starting = threading.Lock()
         self._publishing = threading.Lock()
         self._checked: Checked = {}
+        self._finished: Finished = {}
+        self._ignored: tuple[dict[str, str], dict[str, bool]] | None = None
         self._pid: int | None = None
         self._ended: Ending | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -418,12 +420,18 @@ class Monitor:
                 recorder.oom_seconds,
             ),
             allocator_settings=recorder.settings,
-            settings_ignored=ignored_settings(self._context.environment, recorder.settings),
+            settings_ignored=self._ignored_settings(recorder.settings),
             oom_pending=self.oom_pending,
             ended=self._ended,
             stall_after_seconds=None if self._clock.waits else settings.stall_after,
-            **draft.finished(),
+            **draft.finished(self._finished),
         )
+
+    def _ignored_settings(self, effective: dict[str, str]) -> dict[str, bool]:
+        """Return `ignored_settings`, computed again if the settings have changed."""
+        if self._ignored is None or self._ignored[0] != effective:
+            self._ignored = effective, ignored_settings(self._context.environment, effective)
+        return self._ignored[1]
 
     def abandon(self) -> None:
         """Stop and publish nothing, for a session whose start was interrupted."""

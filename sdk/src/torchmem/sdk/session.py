@@ -39,7 +39,7 @@ from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 from torchmem.sdk.safety.errors import Errors, log
 from torchmem.sdk.safety.interruptions import ignore, is_interruption, shield
 from torchmem.sdk.settings import Settings, SettingsKeywords, resolve
-from torchmem.sdk.steps import Iterations, NotedSteps
+from torchmem.sdk.steps import Iterations
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -88,7 +88,6 @@ class Session:
         self._parts = parts
         self._context = self._new_context()
         self._cost, self._clock = self._context.cost, self._context.clock
-        self._noted_steps = NotedSteps(self._clock, self._cost)
         self._monitor = Monitor(self._context, parts)
         self._remove_step_hook = backend.on_step(self._on_step)
         try:
@@ -488,7 +487,6 @@ class Session:
             self._open, self._closers = [], []
             parents, self._context = self._monitor, self._new_context()
             self._cost, self._clock = self._context.cost, self._context.clock
-            self._noted_steps = NotedSteps(self._clock, self._cost)
             self._stepped = self._only = _nothing
             self._monitor = Monitor(self._context, self._parts)
             parents.close_in_child()
@@ -538,18 +536,14 @@ class Session:
         return begins
 
     def _count_step(self, now: float, samples: int | None) -> None:
-        """Call the monitor, and count what it cost; nothing more for a step that is only timed."""
-        noted = self._noted_steps
-        if samples is None and noted.time(now):
-            return
-        noted.collect()
+        """Call the monitor, and count what this step cost, and those that were only noted."""
+        spent = self._clock.collect()
         try:
             self._monitor.step(now, samples)
         except Exception as error:
             if self.errors.passes("step", error):
                 raise
-        noted.time_next()
-        self._cost.step_seconds += min(MAX_STEP_SECONDS, perf_counter() - now)
+        self._cost.step_seconds += spent + min(MAX_STEP_SECONDS, perf_counter() - now)
 
     @shield
     def _close(self, ending: Ending) -> None:

@@ -7,16 +7,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from time import perf_counter
 
 from torchmem.sample.sample import STEP_DURATION_BOUNDS, Steps
-from torchmem.sdk.safety.cost import MAX_STEP_SECONDS, CpuMeter
+from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 
 # A process without a step for this many of its usual steps, and this many seconds, is late.
 LATE_STEPS = 5
 MIN_LATE_SECONDS = 1.0
-
-REQUIRED = -1.0
-"""The time until which steps are only noted, if the next step must be a full one."""
 
 
 class Iterations:
@@ -69,7 +67,8 @@ class StepClock:
 
     A step that ends before `quiet_until` needs nothing but a call of `note` with the time of its
     end, a method of a list, because most steps come with cold caches. The training thread counts
-    what was noted at a full step, and other threads only look at it.
+    what was noted at a full step, and other threads only look at it. The first such step after a
+    full one is timed, because a second look at the clock would cost each of them a third more.
 
     `progress` is the latest beginning or end of a pass of the loop. After a pass that `waits`, no
     step is expected until the next pass begins. `read_count`: the count at the latest read at a
@@ -85,24 +84,30 @@ class StepClock:
         self._state: tuple[_Counted, list[float]] = _Counted(), []
         # What was counted of that list, up to an index, so that each end is counted once.
         self._partial: tuple[list[float], int, _Counted] = [], 0, _Counted()
-        self.note: Callable[[float], None] = self._state[1].append
+        self._noted_seconds = 0.0
+        self.note: Callable[[float], None] = self._note_and_time
 
     def require_full_step(self) -> None:
         """Let the next step be a full one; in any thread."""
-        self.quiet_until = REQUIRED
+        self.quiet_until = 0.0
 
-    def collect(self) -> int:
-        """Count the steps that were noted, and return their number; in the training thread."""
-        noted = len(self._state[1])
-        ends: list[float] = []
+    def _note_and_time(self, now: float) -> None:
+        spent = perf_counter() - now  # this call costs as much as the rest of a noted step
+        self.note = self._state[1].append
+        self.note(now)
+        self._noted_seconds = min(MAX_STEP_SECONDS, spent)
+
+    def collect(self) -> float:
+        """Count the steps that were noted, in the training thread; return what they cost."""
+        spent = len(self._state[1]) * self._noted_seconds
         # One assignment, because another thread may read at any time.
-        self._state = self._counted(), ends
-        self.note = ends.append
-        return noted
+        self._state = self._counted(), []
+        self.note = self._note_and_time
+        return spent
 
     def tick(self, now: float, samples: int | None = None) -> None:
         """Count a step that ended at `now` and consumed `samples` training samples."""
-        self.note(now)
+        self._state[1].append(now)
         if samples is not None:
             self.add_samples(samples)
 
@@ -131,7 +136,7 @@ class StepClock:
 
     def note_progress(self, *, waits: bool) -> None:
         """Note that a pass of the loop began or ended; if it `waits`, no step is expected now."""
-        self.progress, self.waits = time.perf_counter(), waits
+        self.progress, self.waits = perf_counter(), waits
 
     def add_samples(self, samples: int) -> None:
         """Count training samples, at any time in a step."""
@@ -163,36 +168,5 @@ class StepClock:
         )
 
 
-class NotedSteps:
-    """Counts what the steps cost that are only noted, by timing one of them after a full step.
-
-    A second look at the clock at each step would cost a third of the step.
-    """
-
-    def __init__(self, clock: StepClock, meter: CpuMeter) -> None:
-        self._clock = clock
-        self._meter = meter
-        self._seconds = 0.0
-        self._quiet_until = 0.0
-
-    def time_next(self) -> None:
-        """Time the next step, if it is only noted."""
-        self._quiet_until, self._clock.quiet_until = self._clock.quiet_until, 0.0
-
-    def time(self, now: float) -> bool:
-        """Note the step that ended at `now` and time that, unless a full step is due."""
-        until, self._quiet_until = self._quiet_until, 0.0
-        if now >= until or self._clock.quiet_until == REQUIRED:
-            return False
-        self._clock.note(now)
-        self._clock.quiet_until = until
-        self._seconds = min(MAX_STEP_SECONDS, time.perf_counter() - now)
-        return True
-
-    def collect(self) -> None:
-        """Count the steps that were noted, and what they cost."""
-        self._meter.step_seconds += self._clock.collect() * self._seconds
-
-
 def _unix_time(moment: float | None) -> float | None:
-    return None if moment is None else time.time() - (time.perf_counter() - moment)
+    return None if moment is None else time.time() - (perf_counter() - moment)

@@ -55,7 +55,7 @@ class Reader:
         )
         self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
-        self._is_hurried = False
+        self._is_hurried = self._needs_map = False
         self._has_stopped = False
 
     def at_step(self, step: int, now: float) -> None:
@@ -96,7 +96,8 @@ class Reader:
         """Have the main thread read what is due; in the background thread."""
         self._pace()
         is_due = self._idle_reads.is_due(now) or not self._recorder.records()
-        stats, layout = is_idle and is_due, self._snapshots.is_due(now)
+        layout = self._snapshots.is_due(now)
+        stats = is_idle and (is_due or layout)
         if stats or layout:
             with self._errors.suppress("snapshot"):
                 read = partial(self._read_requested, stats=stats, layout=layout)
@@ -106,9 +107,18 @@ class Reader:
         started = time.thread_time()
         if stats and not self._has_stopped:
             self.read()
-        if layout and not self._has_stopped:
+        if layout and not self._has_stopped and not (stats and self._keeps_snapshot()):
             self._take_snapshot()
         self._cost.add(time.thread_time() - started)
+
+    def _keeps_snapshot(self) -> bool:
+        """Return whether the newest snapshot still holds, as in a process that is idle."""
+        started = time.perf_counter()
+        is_kept = not self._needs_map and self._recorder.keep_snapshot()
+        if is_kept:
+            now = time.perf_counter()
+            self._snapshots.record(now, now - started)
+        return is_kept
 
     def hurry(self) -> None:
         """Have the next snapshot taken soon."""
@@ -118,7 +128,7 @@ class Reader:
         interval = self._settings.snapshot_interval
         if self._is_hurried or self._recorder.is_outdated:
             interval = min(interval, SOON_SNAPSHOT_SECONDS)
-        self._is_hurried = False
+        self._needs_map, self._is_hurried = self._is_hurried, False
         self._snapshots.pace(interval)
 
     def snapshot_here(self) -> None:

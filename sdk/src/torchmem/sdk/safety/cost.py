@@ -123,7 +123,7 @@ class CpuMeter:
     Callers add differences of `time.thread_time`. Safe against threads and signal handlers.
     Reading that clock costs more than a step without a read, so `step_seconds` is wall time, of
     each step MAX_STEP_SECONDS at most: the thread may have waited for the core. Most of these steps
-    are estimated, see `torchmem.sdk.steps.NotedSteps`.
+    are estimated, see `torchmem.sdk.steps.StepClock`.
     """
 
     def __init__(self) -> None:
