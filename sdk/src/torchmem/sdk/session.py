@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from torchmem.allocator.backend import Backend, T
-from torchmem.sample.release_messages import MAX_WANTED_BYTES
 from torchmem.sample.release_tiers import SETTING_TIERS, TIERS
 from torchmem.sample.sample import Ending, Sample
 from torchmem.sdk.context import Context
@@ -28,12 +27,9 @@ from torchmem.sdk.identity import identify, is_multiprocessing_child
 from torchmem.sdk.iteration import Iteration, batch_shape
 from torchmem.sdk.monitor import Build, Monitor
 from torchmem.sdk.oom.ending import UncaughtErrors, ending_of, is_oom, last_error, library_oom
-from torchmem.sdk.oom.reports import OomReports
-from torchmem.sdk.parts import build
 from torchmem.sdk.publish.optional import OwnPort
 from torchmem.sdk.pytorch.idle_backend import IdleBackend
 from torchmem.sdk.reading.peaks import Phase
-from torchmem.sdk.release.part import ReleasePart
 from torchmem.sdk.release.pressure_hooks import PressureHook, PressureHooks
 from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 from torchmem.sdk.safety.errors import Errors, log
@@ -43,6 +39,16 @@ from torchmem.sdk.steps import Iterations
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+    from torchmem.sdk.part import Part
+    from torchmem.sdk.release.part import ReleasePart
+
+
+def build_parts(context: Context, monitor: Monitor) -> Iterable[Part]:
+    """Return all parts. They are imported only once CUDA starts, as scripts wait for an import."""
+    from torchmem.sdk.parts import build
+
+    return build(context, monitor)
 
 
 def _nothing() -> None:
@@ -63,7 +69,7 @@ class Session:
         settings: Settings,
         backend: Backend,
         environment: Mapping[str, str],
-        parts: Build = build,
+        parts: Build = build_parts,
     ) -> None:
         self.settings = settings
         self.errors = Errors()
@@ -217,7 +223,7 @@ class Session:
         cache is emptied. With the tier `neighbors` of the setting `release`, other processes of
         this user are asked too, for at most `timeout` seconds.
         """
-        engine, release = self._context.engine, self._monitor.part(ReleasePart)
+        engine, release = self._context.engine, self._release_part()
         if release is not None and engine.device is not None and engine.asleep_bytes:
             release.make_room(engine.asleep_of(parts), timeout, engine.device)
 
@@ -409,7 +415,7 @@ class Session:
         torch's index; by default the device on which this process has the most memory. Returns
         False before CUDA is initialized.
         """
-        release = self._monitor.part(ReleasePart)
+        release = self._release_part()
         return release is not None and release.wait(
             nbytes, timeout, device, take=take, borrow=borrow
         )
@@ -422,9 +428,15 @@ class Session:
         allocator's cache. Raises only interruptions. Returns 0 before CUDA is initialized, and
         while a CUDA graph is being captured.
         """
-        release = self._monitor.part(ReleasePart)
-        wanted = MAX_WANTED_BYTES if nbytes is None else nbytes
-        return release.by_script(wanted) if release else 0
+        release = self._release_part()
+        return release.by_script(nbytes) if release else 0
+
+    def _release_part(self) -> ReleasePart | None:
+        if not self._monitor.is_active:
+            return None
+        from torchmem.sdk.release.part import ReleasePart
+
+        return self._monitor.part(ReleasePart)
 
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.
@@ -470,11 +482,17 @@ class Session:
             if oom is not None:
                 self._monitor.on_library_oom(oom)
             if ends_process and not self._closed and (oom is not None or is_oom(error)):
-                reports = self._monitor.part(OomReports)
-                if reports:
-                    reports.add_tensors()
+                self._add_tensors()
             if ends_process and not hasattr(sys, "ps1"):
                 self._ending = ending_of(error, oom_pending=self._monitor.oom_pending)
+
+    def _add_tensors(self) -> None:
+        if self._monitor.is_active:
+            from torchmem.sdk.oom.reports import OomReports
+
+            reports = self._monitor.part(OomReports)
+            if reports:
+                reports.add_tensors()
 
     def after_fork(self) -> None:
         """Give up the parent's thread, file, and sockets in a forked child.
