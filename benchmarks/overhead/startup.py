@@ -41,8 +41,9 @@ end = time.monotonic() + {seconds}
 while time.monotonic() < end:
     session.step()
     time.sleep(0.01)
-print(kib("VmRSS") - before, kib("VmHWM") - before)
-session.close()
+highest = kib("VmHWM")
+session.close()  # a snapshot may exist until then
+print(kib("VmRSS") - before, highest - before)
 """
 
 
