@@ -42,7 +42,8 @@ while time.monotonic() < end:
     session.step()
     time.sleep(0.01)
 highest = kib("VmHWM")
-session.close()  # a snapshot may exist until then
+session.close()
+time.sleep(3)  # until the background thread has measured its last snapshot
 print(kib("VmRSS") - before, highest - before)
 """
 

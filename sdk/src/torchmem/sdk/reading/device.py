@@ -34,7 +34,9 @@ def flows(stats: NestedStats | None) -> Flows | None:
     if not stats or any(name not in stats for name in _FLOWS):
         return None
     values = [stats[name]["all"] for name in _FLOWS]
-    return tuple(value.get(way, 0) for value in values for way in ("allocated", "freed"))
+    if any("freed" not in value for value in values):
+        return None
+    return tuple(value[way] for value in values for way in ("allocated", "freed"))
 
 
 _FLOWS = ("allocation", "active", "segment", "reserved_bytes")
