@@ -88,7 +88,7 @@ CALLS = {
 
 def main() -> None:
     """Print one line for each."""
-    counts = {}
+    counts: dict[str, float] = {}
     for name, (call, times) in CALLS.items():
         counts[name] = count(PREPARE.replace("CALL", call), times) - counts.get("nothing", 0)
         print(f"{name:<29}{counts[name]:12,.0f} instructions")

@@ -38,7 +38,7 @@ class HookedBackend(SimulatedBackend):
     after: Callable[[object], None]
     announces_steps = False
 
-    def on_step_begin(self, callback: Callable[[object, bool], None]) -> Callable[[], None]:  # noqa: ARG002
+    def on_step_begin(self, callback: Callable[[object, bool], None]) -> Callable[[], None]:
         """Note that the next step is to be announced."""
         self.announces_steps = True
 

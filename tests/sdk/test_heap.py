@@ -50,7 +50,12 @@ def test_only_after_a_large_snapshot(blocks: int, calls: int) -> None:
     errors, called = Errors(), []
     recorder = Recorder(SimulatedBackend([allocator]), errors)
     reader = Reader(
-        recorder, Settings(), errors, CpuMeter(), lambda _: None, lambda: called.append(True)
+        recorder,
+        Settings(),
+        errors,
+        CpuMeter(),
+        lambda _: None,
+        return_freed_memory=lambda: called.append(True),
     )
     reader.read()
     reader.snapshot_here()

@@ -22,7 +22,7 @@ class Counting(SimulatedBackend):
         super().__init__(allocators)
         self.snapshots = 0
 
-    def memory_snapshot(self) -> list[SegmentInfo]:
+    def memory_snapshot(self) -> list[SegmentInfo] | None:
         """Count one more."""
         self.snapshots += 1
         return super().memory_snapshot()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args
@@ -110,10 +110,8 @@ class _Walk:
         if kind is tuple:
             return self._items(name, value)
         if kind is dict:
-            numbers = value.values()
-            if {*map(type, numbers)} <= {int} and 0 <= min(numbers, default=0) <= MAX_NUMBER:
-                if max(numbers, default=0) <= MAX_NUMBER:
-                    return value
+            if _is_sound(value.values()):  # without a call for each, as most are
+                return value
             kept = {key: self._value(name, item) for key, item in value.items()}
             left = {key: item for key, item in kept.items() if item is not _IMPOSSIBLE}
             return value if left == value else left
@@ -133,6 +131,13 @@ class _Walk:
     def _impossible(self, name: str, value: float) -> Any:
         self._faults.append(Fault(name, "negative" if value < 0 else "too_large"))
         return _IMPOSSIBLE
+
+
+def _is_sound(values: Collection[Any]) -> bool:
+    """Return whether all are possible integers."""
+    if not {*map(type, values)} <= {int}:
+        return False
+    return min(values, default=0) >= 0 and max(values, default=0) <= MAX_NUMBER
 
 
 @cache

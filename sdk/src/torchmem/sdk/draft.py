@@ -62,11 +62,12 @@ class Draft:
         """Set fields of `Sample`, other than `devices`."""
         self._fields.update(fields)
 
-    def finished(self, earlier: Finished) -> dict[str, Any]:
+    def finished(self, earlier: Finished | None = None) -> dict[str, Any]:
         """Return fields of `Sample`: the devices, and all that was added.
 
         `earlier` has the devices of the previous draft, and then those of this one.
         """
+        earlier = {} if earlier is None else earlier
         devices = tuple([device.finished(earlier) for device in self.devices])
         return {**self._fields, "devices": devices}
 

@@ -28,9 +28,8 @@ from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.safety.main_thread import MainThreadReader
 from torchmem.sdk.settings import Settings
 
-
 MANY_BLOCKS = 20_000
-"""PyTorch's list of these blocks takes 8 MiB, most of which the C library keeps once it is freed."""
+"""PyTorch's list of these takes 8 MiB, most of which the C library keeps once they are freed."""
 
 
 class Reader:
@@ -40,13 +39,14 @@ class Reader:
     or None. `next_read` is the time from which a step's end is read, by `time.perf_counter`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a collaborator
         self,
         recorder: Recorder,
         settings: Settings,
         errors: Errors,
         cost: CpuMeter,
         after_read: Callable[[int | None], None],
+        *,
         return_freed_memory: Callable[[], None] = return_freed_memory,
     ) -> None:
         self.next_read = 0.0
