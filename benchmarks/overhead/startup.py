@@ -41,8 +41,10 @@ end = time.monotonic() + {seconds}
 while time.monotonic() < end:
     session.step()
     time.sleep(0.01)
-print(kib("VmRSS") - before, kib("VmHWM") - before)
+highest = kib("VmHWM")
 session.close()
+time.sleep(3)  # until the background thread has measured its last snapshot
+print(kib("VmRSS") - before, highest - before)
 """
 
 

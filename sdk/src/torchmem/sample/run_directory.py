@@ -113,7 +113,11 @@ _writes = itertools.count()
 
 def temporary_path(path: Path) -> Path:
     """Return a new path next to `path` for each write, as several threads may replace one file."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{next(_writes)}{TEMPORARY_SUFFIX}")
+    return path.with_name(_temporary_name(path.name))
+
+
+def _temporary_name(name: str) -> str:
+    return f".{name}.{os.getpid()}.{next(_writes)}{TEMPORARY_SUFFIX}"
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -121,16 +125,19 @@ def replace_file(path: Path, content: bytes) -> None:
 
     Raises OSError when the directory cannot be written.
     """
-    temporary = temporary_path(path)
+    folder, _, name = os.fspath(path).rpartition("/")
+    # Text, because a Path takes longer to make than the file to write.
+    temporary = os.path.join(folder or ".", _temporary_name(name))  # noqa: PTH118
     try:
         _write_new(temporary, content)
-        temporary.replace(path)
+        os.replace(temporary, path)  # noqa: PTH105
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)  # noqa: PTH108
         raise
 
 
-def _write_new(path: Path, content: bytes) -> None:
+def _write_new(path: str, content: bytes) -> None:
     descriptor = _create(path)
     try:
         os.fchmod(descriptor, 0o644)  # the exporter may run as another user, and umask may be 077
@@ -141,11 +148,11 @@ def _write_new(path: Path, content: bytes) -> None:
         os.close(descriptor)
 
 
-def _create(path: Path) -> int:
+def _create(path: str) -> int:
     """Create the file, replacing any file or link at that path, and return its descriptor."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o644)
     except FileExistsError:
-        path.unlink()
+        os.unlink(path)  # noqa: PTH108
         return os.open(path, flags, 0o644)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args
@@ -35,7 +35,10 @@ Contradictions = Callable[[Any], Mapping[str, Any] | None]
 
 
 Checked = dict[int, object]
-"""Objects by their id that have no impossible value; it keeps them alive, so that ids stay true."""
+"""Objects by their id that have no impossible value; it keeps them alive, so that ids stay true.
+
+Nobody may change a mapping in them.
+"""
 
 
 def without_impossible(
@@ -61,7 +64,6 @@ class _Walk:
         self._contradictions = contradictions
         self._faults = faults
         self._known = known
-        self._mappings = 0
         self.checked: Checked = {}
 
     def object(self, name: str, value: Any) -> Any:
@@ -69,10 +71,9 @@ class _Walk:
         if self._known.get(id(value)) is value:
             self.checked[id(value)] = value
             return value
-        mappings, faults = self._mappings, len(self._faults)
+        faults = len(self._faults)
         found = self._object(name, value)
-        # A mapping may change, although the object that has it is frozen.
-        if self._mappings == mappings and len(self._faults) == faults:
+        if len(self._faults) == faults:
             self.checked[id(value)] = value
         return found
 
@@ -81,6 +82,8 @@ class _Walk:
         kind: type = type(value)
         for field, default in _defaults(kind):
             old = getattr(value, field)
+            if old is None or (type(old) is int and 0 <= old <= MAX_NUMBER):
+                continue
             new = self._value(field, old)
             if new is _IMPOSSIBLE:
                 if default is _REQUIRED:
@@ -107,7 +110,8 @@ class _Walk:
         if kind is tuple:
             return self._items(name, value)
         if kind is dict:
-            self._mappings += 1
+            if _is_sound(value.values()):  # without a call for each, as most are
+                return value
             kept = {key: self._value(name, item) for key, item in value.items()}
             left = {key: item for key, item in kept.items() if item is not _IMPOSSIBLE}
             return value if left == value else left
@@ -127,6 +131,13 @@ class _Walk:
     def _impossible(self, name: str, value: float) -> Any:
         self._faults.append(Fault(name, "negative" if value < 0 else "too_large"))
         return _IMPOSSIBLE
+
+
+def _is_sound(values: Collection[Any]) -> bool:
+    """Return whether all are possible integers."""
+    if not {*map(type, values)} <= {int}:
+        return False
+    return min(values, default=0) >= 0 and max(values, default=0) <= MAX_NUMBER
 
 
 @cache

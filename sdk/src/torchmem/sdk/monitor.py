@@ -13,29 +13,31 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from torchmem.allocator.backend import OomObserver
 from torchmem.allocator.settings import ignored_settings
 from torchmem.explain.activity import is_in_optimizer
 from torchmem.explain.call_stack import Origin
-from torchmem.explain.verdict import Circumstances
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
 from torchmem.sample.validity import Checked
 from torchmem.sdk.context import Context
-from torchmem.sdk.draft import Draft
+from torchmem.sdk.draft import Draft, Finished
 from torchmem.sdk.identity import identify, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
 from torchmem.sdk.part import Part, Parts, Wish
-from torchmem.sdk.publish.sample_file import SampleFile
 from torchmem.sdk.pytorch.call_stack import calling_origin
 from torchmem.sdk.reading.reader import Reader
 from torchmem.sdk.reading.run_history import EARLY_STEPS
-from torchmem.sdk.safety.cost import FIRST_STEPS
-from torchmem.sdk.safety.interruptions import call_holding, call_if_free
+from torchmem.sdk.safety.cost import FIRST_STEPS, MAX_NOTED_SECONDS
+from torchmem.sdk.safety.interruptions import call_holding, call_if_free, shield
 from torchmem.sdk.sampler import Sampler, run_before_sigterm_handler
 from torchmem.sdk.settings import Settings
+
+if TYPE_CHECKING:
+    from torchmem.explain.verdict import Circumstances
+    from torchmem.sdk.publish.sample_file import SampleFile
 
 JOIN_SECONDS = 0.5
 LOCK_SECONDS = 1.0
@@ -81,8 +83,11 @@ class Monitor:
         self._starting = threading.Lock()
         self._publishing = threading.Lock()
         self._checked: Checked = {}
+        self._finished: Finished = {}
+        self._ignored: tuple[dict[str, str], dict[str, bool]] | None = None
         self._pid: int | None = None
         self._ended: Ending | None = None
+        self._unwatch: Callable[[], None] | None = None
 
     @property
     def is_active(self) -> bool:
@@ -120,6 +125,7 @@ class Monitor:
         if not self._to_start or self._ended or self._pid not in {None, os.getpid()}:
             return
         self._pid = os.getpid()
+        self._clock.require_full_step()
         call_if_free(self._starting, self._start)
 
     def _start(self) -> None:
@@ -130,6 +136,8 @@ class Monitor:
     def _open(self) -> None:
         context = self._context
         with self._errors.suppress("setup"):
+            from torchmem.sdk.publish.sample_file import SampleFile
+
             self._process = identify(self._settings, context.environment, self._backend.versions())
             directory = self._settings.directory(context.environment)
             self.file = SampleFile.of(self._process, directory, self._errors)
@@ -178,6 +186,18 @@ class Monitor:
         is_read = now >= self.reader.next_read or self.is_step_watched
         if is_read or wishes or count <= EARLY_STEPS:
             self._act_at_step(now, wishes)
+        self._clock.quiet_until = self._quiet_until(now)
+
+    def _quiet_until(self, now: float) -> float:
+        """Return the time until which nothing is to be done at the end of a step."""
+        is_early = self._clock.count < EARLY_STEPS
+        if is_early or self.is_step_watched or self._ended or self._is_wishing():
+            return 0.0
+        latest = now + MAX_NOTED_SECONDS
+        return min(latest, self.reader.next_read) if self.reader.next_read > now else latest
+
+    def _is_wishing(self) -> bool:
+        return any(part.is_wishing for part in self._parts.wishing)
 
     def _act_at_step(self, now: float, wishes: Wishes) -> None:
         count, wanted = self._clock.count, {wish for _, wish in wishes}
@@ -185,7 +205,7 @@ class Monitor:
         begins = is_first or "watch" in wanted or now >= self.reader.next_read
         is_due = (begins or "read" in wanted or self.is_step_watched) and not self._ended
         is_due = is_due and self._backend.is_initialized()
-        self.is_step_watched = False
+        self._watch(is_watched=False)
         if not is_due and count <= EARLY_STEPS and not self._ended:
             self.reader.early(count, self._after_early_read)
         if is_due:
@@ -219,15 +239,27 @@ class Monitor:
 
     def _watch_next_step(self) -> None:
         """Read before and after the next optimizer's step, and record it if that is due."""
-        self.is_step_watched = self._components.has_optimizers
+        self._watch(is_watched=self._components.has_optimizers)
         count = self._clock.count
         is_called = any(part.wants(count) == "call" for part in self._parts.wishing)
         if self.is_step_watched and not is_called:
             with self._errors.suppress("components"):
                 self._recorder.record_next_step()
 
-    def before_optimizer(self, optimizer: object, *, has_closure: bool) -> None:
+    def _watch(self, *, is_watched: bool) -> None:
+        """Have the next step of an optimizer announced, or no longer: PyTorch's hook costs time."""
+        self.is_step_watched = is_watched
+        unwatch, self._unwatch = self._unwatch, None
+        if unwatch:
+            unwatch()
+        if is_watched:
+            self._unwatch = self._backend.on_step_begin(self._before_optimizer)
+
+    @shield
+    def _before_optimizer(self, optimizer: object, has_closure: bool) -> None:
         """Read before an optimizer's step, in a step that is watched."""
+        if not self.is_step_watched:  # an interruption left the hook
+            return
         started = time.thread_time()
         with self._errors.suppress("components"):
             if self._backend.is_initialized() and not self._ended:
@@ -258,6 +290,8 @@ class Monitor:
                 for part in self._parts.ticking:
                     with self._errors.suppress(part.stage):
                         part.at_tick()
+                if self._is_wishing():
+                    self._clock.require_full_step()
                 now = time.perf_counter()
                 self.reader.request(now, is_idle=self._is_idle(now))
                 self.measure()
@@ -310,6 +344,8 @@ class Monitor:
 
     def _about(self, origin: Origin | None) -> Circumstances:
         """Return what is known about the run when a request fails."""
+        from torchmem.explain.verdict import Circumstances
+
         world = self._process.world_size if self._process else None
         return Circumstances(
             steps=self._clock.count,
@@ -324,6 +360,7 @@ class Monitor:
         """Read, publish, and call the parts, in this order: each may be the last that succeeds."""
         started, spent, oom = time.perf_counter(), time.thread_time(), Oom(failed, None)
         self.oom_pending = True
+        self._clock.require_full_step()
         with self._errors.suppress("setup"):
             self._recorder.read_settings()
         with self._errors.suppress("oom"):
@@ -389,16 +426,23 @@ class Monitor:
                 recorder.oom_seconds,
             ),
             allocator_settings=recorder.settings,
-            settings_ignored=ignored_settings(self._context.environment, recorder.settings),
+            settings_ignored=self._ignored_settings(recorder.settings),
             oom_pending=self.oom_pending,
             ended=self._ended,
             stall_after_seconds=None if self._clock.waits else settings.stall_after,
-            **draft.finished(),
+            **draft.finished(self._finished),
         )
+
+    def _ignored_settings(self, effective: dict[str, str]) -> dict[str, bool]:
+        """Return `ignored_settings`, computed again if the settings have changed."""
+        if self._ignored is None or self._ignored[0] != effective:
+            self._ignored = effective, ignored_settings(self._context.environment, effective)
+        return self._ignored[1]
 
     def abandon(self) -> None:
         """Stop and publish nothing, for a session whose start was interrupted."""
         self._ended = "exited"
+        self._watch(is_watched=False)
         self.reader.stop()
         self._sampler.stop(JOIN_SECONDS)
         self._close()
@@ -406,6 +450,8 @@ class Monitor:
     def end(self, ending: Ending) -> None:
         """Stop, and publish the last state, marked as ended. Publishes nothing before `start`."""
         self._ended = ending
+        self._clock.require_full_step()
+        self._watch(is_watched=False)
         self.reader.stop()
         if self.file is None or not self.is_active:
             return
@@ -433,6 +479,7 @@ class Monitor:
 
     def close_in_child(self) -> None:
         """Close what a forked child inherited."""
+        self._watch(is_watched=False)
         for part in self._parts.all:
             with self._errors.suppress(part.stage):
                 part.close_in_child()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torchmem.allocator.backend import Device
-from torchmem.allocator.settings import AllocatorConfig
-from torchmem.allocator.snapshot import SegmentInfo
-from torchmem.allocator.tensor_groups import TensorGroup
-from torchmem.explain.call_stack import Origin
-from torchmem.explain.lines import Lines
-from torchmem.explain.verdict import Verdict
-from torchmem.sample.sample import Layout, OomRecord
+if TYPE_CHECKING:
+    from torchmem.allocator.backend import Device
+    from torchmem.allocator.settings import AllocatorConfig
+    from torchmem.allocator.snapshot import SegmentInfo
+    from torchmem.allocator.tensor_groups import TensorGroup
+    from torchmem.explain.call_stack import Origin
+    from torchmem.explain.lines import Lines
+    from torchmem.explain.verdict import Verdict
+    from torchmem.sample.sample import Layout, OomRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,17 @@ class Part:
     def wants(self, step: int) -> Wish:
         """Return what the part wants at the end of `step`, counted from 1.
 
-        It is called at each step, in the training thread, and must take less than a microsecond.
+        It is called in the training thread: at each step while `is_wishing`, else at some steps.
         """
+
+    @property
+    def is_wishing(self) -> bool:
+        """Whether `wants` must be called at the end of the next step.
+
+        It is asked after full steps and ticks, and only of parts that override `wants`. As long as
+        no part is wishing, most steps cost less than a microsecond.
+        """
+        return True
 
     def at_read(self, step: int | None) -> None:
         """Act after a read of the statistics, in the thread that read.

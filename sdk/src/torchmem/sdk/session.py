@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from math import prod
+from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 from torchmem.allocator.backend import Backend, T
-from torchmem.sample.release_messages import MAX_WANTED_BYTES
 from torchmem.sample.release_tiers import SETTING_TIERS, TIERS
 from torchmem.sample.sample import Ending, Sample
 from torchmem.sdk.context import Context
@@ -27,12 +27,9 @@ from torchmem.sdk.identity import identify, is_multiprocessing_child
 from torchmem.sdk.iteration import Iteration, batch_shape
 from torchmem.sdk.monitor import Build, Monitor
 from torchmem.sdk.oom.ending import UncaughtErrors, ending_of, is_oom, last_error, library_oom
-from torchmem.sdk.oom.reports import OomReports
-from torchmem.sdk.parts import build
 from torchmem.sdk.publish.optional import OwnPort
 from torchmem.sdk.pytorch.idle_backend import IdleBackend
 from torchmem.sdk.reading.peaks import Phase
-from torchmem.sdk.release.part import ReleasePart
 from torchmem.sdk.release.pressure_hooks import PressureHook, PressureHooks
 from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 from torchmem.sdk.safety.errors import Errors, log
@@ -42,6 +39,20 @@ from torchmem.sdk.steps import Iterations
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
+
+    from torchmem.sdk.part import Part
+    from torchmem.sdk.release.part import ReleasePart
+
+
+def build_parts(context: Context, monitor: Monitor) -> Iterable[Part]:
+    """Return all parts. They are imported only once CUDA starts, as scripts wait for an import."""
+    from torchmem.sdk.parts import build
+
+    return build(context, monitor)
+
+
+def _nothing() -> None:
+    """Stand for a reference to an object that is gone."""
 
 
 class Session:
@@ -58,7 +69,7 @@ class Session:
         settings: Settings,
         backend: Backend,
         environment: Mapping[str, str],
-        parts: Build = build,
+        parts: Build = build_parts,
     ) -> None:
         self.settings = settings
         self.errors = Errors()
@@ -68,8 +79,10 @@ class Session:
         self._environment = environment
         self._iterations = Iterations()
         # The optimizer of the latest step, and whether its next step begins an iteration.
-        self._stepped: Callable[[], object] = lambda: None
+        self._stepped: Callable[[], object] = _nothing
         self._is_alone = False
+        # The optimizer whose next step is one of the loop's, without another look at it.
+        self._only: Callable[[], object] = _nothing
         self._explicit_steps = False
         # Weak: if training fails, a framework's callback never ends its pass.
         self._open: list[ref[Iteration]] = []
@@ -80,15 +93,14 @@ class Session:
         self._hooks = PressureHooks()
         self._parts = parts
         self._context = self._new_context()
-        self._cost = self._context.cost
+        self._cost, self._clock = self._context.cost, self._context.clock
         self._monitor = Monitor(self._context, parts)
-        remove = backend.on_step(self._on_step), backend.on_step_begin(self._on_step_begin)
-        self._remove_step_hooks = remove
+        self._remove_step_hook = backend.on_step(self._on_step)
         try:
             backend.on_init(self._on_init)
         except BaseException:
             self._closed = True
-            self._remove_hooks()
+            self._remove_step_hook()
             self._uncaught.remove()
             self._monitor.abandon()
             raise
@@ -137,14 +149,18 @@ class Session:
 
         After the first call, only these calls count as steps; optimizer steps do not.
         """
-        self._step_by_hand(samples)
+        now, clock = perf_counter(), self._clock
+        if now < clock.quiet_until and samples is None and self._explicit_steps:
+            clock.note(now)
+        else:
+            self._step_by_hand(now, samples)
         if self.after_step:
             self.after_step()
 
     @shield
-    def _step_by_hand(self, samples: int | None) -> None:
-        self._explicit_steps = True
-        self._count_step(samples)
+    def _step_by_hand(self, now: float, samples: int | None) -> None:
+        self._explicit_steps, self._only = True, _nothing
+        self._count_step(now, samples)
 
     def iteration(
         self,
@@ -207,7 +223,7 @@ class Session:
         cache is emptied. With the tier `neighbors` of the setting `release`, other processes of
         this user are asked too, for at most `timeout` seconds.
         """
-        engine, release = self._context.engine, self._monitor.part(ReleasePart)
+        engine, release = self._context.engine, self._release_part()
         if release is not None and engine.device is not None and engine.asleep_bytes:
             release.make_room(engine.asleep_of(parts), timeout, engine.device)
 
@@ -306,6 +322,7 @@ class Session:
     @shield
     def _begin_iteration(self, iteration: Iteration) -> None:
         self._open.append(ref(iteration))
+        self._only = _nothing
         self._context.clock.note_progress(waits=False)
 
     @shield
@@ -318,7 +335,7 @@ class Session:
                 self._context.clock.add_samples(samples)
             has_stepped = bool(iteration.made_step and iteration.made_step())
         if has_stepped and not iteration.has_counted and not self._explicit_steps:
-            self._count_step(None)
+            self._count_step(perf_counter(), None)
             if self.after_step:
                 self.after_step()
 
@@ -398,7 +415,7 @@ class Session:
         torch's index; by default the device on which this process has the most memory. Returns
         False before CUDA is initialized.
         """
-        release = self._monitor.part(ReleasePart)
+        release = self._release_part()
         return release is not None and release.wait(
             nbytes, timeout, device, take=take, borrow=borrow
         )
@@ -411,9 +428,15 @@ class Session:
         allocator's cache. Raises only interruptions. Returns 0 before CUDA is initialized, and
         while a CUDA graph is being captured.
         """
-        release = self._monitor.part(ReleasePart)
-        wanted = MAX_WANTED_BYTES if nbytes is None else nbytes
-        return release.by_script(wanted) if release else 0
+        release = self._release_part()
+        return release.by_script(nbytes) if release else 0
+
+    def _release_part(self) -> ReleasePart | None:
+        if not self._monitor.is_active:
+            return None
+        from torchmem.sdk.release.part import ReleasePart
+
+        return self._monitor.part(ReleasePart)
 
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.
@@ -459,11 +482,17 @@ class Session:
             if oom is not None:
                 self._monitor.on_library_oom(oom)
             if ends_process and not self._closed and (oom is not None or is_oom(error)):
-                reports = self._monitor.part(OomReports)
-                if reports:
-                    reports.add_tensors()
+                self._add_tensors()
             if ends_process and not hasattr(sys, "ps1"):
                 self._ending = ending_of(error, oom_pending=self._monitor.oom_pending)
+
+    def _add_tensors(self) -> None:
+        if self._monitor.is_active:
+            from torchmem.sdk.oom.reports import OomReports
+
+            reports = self._monitor.part(OomReports)
+            if reports:
+                reports.add_tensors()
 
     def after_fork(self) -> None:
         """Give up the parent's thread, file, and sockets in a forked child.
@@ -475,7 +504,8 @@ class Session:
         with self.errors.suppress("setup"):
             self._open, self._closers = [], []
             parents, self._context = self._monitor, self._new_context()
-            self._cost, self._stepped = self._context.cost, lambda: None
+            self._cost, self._clock = self._context.cost, self._context.clock
+            self._stepped = self._only = _nothing
             self._monitor = Monitor(self._context, self._parts)
             parents.close_in_child()
 
@@ -486,20 +516,30 @@ class Session:
             self._monitor.start()
         self._context.cost.add(time.thread_time() - started)
 
-    @shield
     def _on_step(self, optimizer: object) -> None:
+        """Note a step of the loop's only optimizer; most steps need nothing more."""
+        now, clock = perf_counter(), self._clock
+        if now < clock.quiet_until and self._only() is optimizer:
+            clock.note(now)
+        else:
+            self._on_full_step(optimizer, now)
+
+    @shield
+    def _on_full_step(self, optimizer: object, now: float) -> None:
         self._monitor.oom_pending = False
         if self._stepped() is not optimizer:
             self._note_optimizer(optimizer)
         if not self._explicit_steps and (
             (self._is_alone and not self._open) or self._begins_step(optimizer)
         ):
-            self._count_step(None)
+            self._count_step(now, None)
+            is_only = self._is_alone and not self._open
+            self._only = self._stepped if is_only else _nothing
 
     def _note_optimizer(self, optimizer: object) -> None:
         """Note an optimizer that did not make the latest step."""
         self._context.components.see(optimizer)
-        self._is_alone = False
+        self._is_alone, self._only = False, _nothing
         with ignore(TypeError):  # of an object that allows no weak references
             self._stepped = ref(optimizer)
 
@@ -513,26 +553,15 @@ class Session:
         begins, iteration.has_counted = not iteration.has_counted, True
         return begins
 
-    @shield
-    def _on_step_begin(self, optimizer: object, has_closure: bool) -> None:
-        if self._monitor.is_step_watched:
-            self._monitor.before_optimizer(optimizer, has_closure=has_closure)
-
-    def _remove_hooks(self) -> None:
-        for remove in self._remove_step_hooks:
-            remove()
-
-    def _count_step(self, samples: int | None) -> None:
-        """Call the monitor; with few calls and objects, as most steps come with cold caches."""
-        started = time.perf_counter()
-        monitor = self._monitor
+    def _count_step(self, now: float, samples: int | None) -> None:
+        """Call the monitor, and count what this step cost, and those that were only noted."""
+        spent = self._clock.collect()
         try:
-            monitor.step(started, samples)
+            self._monitor.step(now, samples)
         except Exception as error:
             if self.errors.passes("step", error):
                 raise
-        spent = time.perf_counter() - started
-        self._cost.step_seconds += min(MAX_STEP_SECONDS, spent)
+        self._cost.step_seconds += spent + min(MAX_STEP_SECONDS, perf_counter() - now)
 
     @shield
     def _close(self, ending: Ending) -> None:
@@ -542,7 +571,7 @@ class Session:
         try:
             with self.errors.suppress("exit"):
                 self._uncaught.remove()
-                self._remove_hooks()
+                self._remove_step_hook()
                 self._monitor.end(ending)
             while self._closers:
                 with self.errors.suppress("exit"):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from torchmem.allocator.settings import ADVICE_VARIABLE
-from torchmem.explain.thresholds import THRESHOLDS_VARIABLE
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.sample.release_tiers import EVERY_TIER, SETTING_TIERS, ReleaseTier
 from torchmem.sample.run_directory import run_directory
@@ -26,8 +25,8 @@ OTHER_VARIABLES = {
     "TORCHMEM_EXPORTER_ARGS",
     "TORCHMEM_PREFLIGHT",
     "TORCHMEM_SUMMARY",
+    "TORCHMEM_THRESHOLDS",
     ADVICE_VARIABLE,
-    THRESHOLDS_VARIABLE,
 }
 # Share of letters, by difflib, from which an unknown variable counts as misspelled.
 MIN_RESEMBLANCE = 0.93

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
 
 from torchmem.sample.sample import STEP_DURATION_BOUNDS, Steps
+from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 
 # A process without a step for this many of its usual steps, and this many seconds, is late.
 LATE_STEPS = 5
@@ -35,8 +40,35 @@ class Iterations:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The steps up to one moment, with the fields of `Steps`; `last` by `time.perf_counter`."""
+
+    count: int = 0
+    last: float | None = None
+    durations: tuple[int, ...] = Steps().duration_counts
+    seconds: float = 0.0
+
+    def with_ends(self, ends: Sequence[float]) -> _Counted:
+        """Count steps that ended at these times."""
+        if not ends:
+            return self
+        durations, last = list(self.durations), ends[0] if self.last is None else self.last
+        skipped = int(self.last is None)  # there is no duration up to the very first end
+        for earlier, later in pairwise((last, *ends[skipped:])):
+            durations[bisect_left(STEP_DURATION_BOUNDS, later - earlier)] += 1
+        return _Counted(
+            self.count + len(ends), ends[-1], tuple(durations), self.seconds + ends[-1] - last
+        )
+
+
 class StepClock:
-    """Counts steps in about a microsecond each. Times are seconds of `time.perf_counter`.
+    """Counts steps. Times are seconds of `time.perf_counter`.
+
+    A step that ends before `quiet_until` needs nothing but a call of `note` with the time of its
+    end, a method of a list, because most steps come with cold caches. The training thread counts
+    what was noted at a full step, and other threads only look at it. The first such step after a
+    full one is timed, because a second look at the clock would cost each of them a third more.
 
     `progress` is the latest beginning or end of a pass of the loop. After a pass that `waits`, no
     step is expected until the next pass begins. `read_count`: the count at the latest read at a
@@ -44,29 +76,67 @@ class StepClock:
     """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.last: float | None = None
+        self.quiet_until = 0.0
         self.progress: float | None = None
         self.waits = False
         self.read_count: int | None = None
         self._samples: int | None = None
-        self._durations = [0] * (len(STEP_DURATION_BOUNDS) + 1)
-        self._sum = 0.0
+        self._state: tuple[_Counted, list[float]] = _Counted(), []
+        # What was counted of that list, up to an index, so that each end is counted once.
+        self._partial: tuple[list[float], int, _Counted] = [], 0, _Counted()
+        self._noted_seconds = 0.0
+        self.note: Callable[[float], None] = self._note_and_time
+
+    def require_full_step(self) -> None:
+        """Let the next step be a full one; in any thread."""
+        self.quiet_until = 0.0
+
+    def _note_and_time(self, now: float) -> None:
+        spent = perf_counter() - now  # this call costs as much as the rest of a noted step
+        self.note = self._state[1].append
+        self.note(now)
+        self._noted_seconds = min(MAX_STEP_SECONDS, spent)
+
+    def collect(self) -> float:
+        """Count the steps that were noted, in the training thread; return what they cost."""
+        spent = len(self._state[1]) * self._noted_seconds
+        # One assignment, because another thread may read at any time.
+        self._state = self._counted(), []
+        self.note = self._note_and_time
+        return spent
 
     def tick(self, now: float, samples: int | None = None) -> None:
         """Count a step that ended at `now` and consumed `samples` training samples."""
-        if self.last is not None:
-            duration = now - self.last
-            self._durations[bisect_left(STEP_DURATION_BOUNDS, duration)] += 1
-            self._sum += duration
-        self.last = now
-        self.count += 1
+        self._state[1].append(now)
         if samples is not None:
             self.add_samples(samples)
 
+    @property
+    def count(self) -> int:
+        """Steps so far."""
+        counted, ends = self._state
+        return counted.count + len(ends)
+
+    @property
+    def last(self) -> float | None:
+        """The end of the latest step."""
+        counted, ends = self._state
+        return ends[-1] if ends else counted.last
+
+    def _counted(self) -> _Counted:
+        """Return all steps so far; in any thread."""
+        counted, ends = self._state
+        of, start, partial = self._partial
+        if of is not ends:
+            start, partial = 0, counted
+        known = len(ends)
+        partial = partial.with_ends(ends[start:known])
+        self._partial = ends, known, partial
+        return partial
+
     def note_progress(self, *, waits: bool) -> None:
         """Note that a pass of the loop began or ended; if it `waits`, no step is expected now."""
-        self.progress, self.waits = time.perf_counter(), waits
+        self.progress, self.waits = perf_counter(), waits
 
     def add_samples(self, samples: int) -> None:
         """Count training samples, at any time in a step."""
@@ -74,18 +144,23 @@ class StepClock:
 
     def is_late(self, now: float) -> bool:
         """Return whether there has been no step for much longer than usual, or none at all."""
-        if self.last is None:
+        last = self.last
+        if last is None:
             return True
-        usual = self._sum / (self.count - 1) if self.count > 1 else MIN_LATE_SECONDS
-        return now - self.last > max(MIN_LATE_SECONDS, LATE_STEPS * usual)
+        if now - last <= MIN_LATE_SECONDS:
+            return False
+        counted = self._counted()
+        usual = counted.seconds / (counted.count - 1) if counted.count > 1 else MIN_LATE_SECONDS
+        return now - last > max(MIN_LATE_SECONDS, LATE_STEPS * usual)
 
     def steps(self) -> Steps:
         """Return the counts so far, with the Unix times of the last step and sign of progress."""
-        last, progress = _unix_time(self.last), _unix_time(self.progress)
+        counted = self._counted()
+        last, progress = _unix_time(counted.last), _unix_time(self.progress)
         return Steps(
-            self.count,
-            tuple(self._durations),
-            self._sum,
+            counted.count,
+            counted.durations,
+            counted.seconds,
             self._samples,
             last,
             progress,
@@ -94,4 +169,4 @@ class StepClock:
 
 
 def _unix_time(moment: float | None) -> float | None:
-    return None if moment is None else time.time() - (time.perf_counter() - moment)
+    return None if moment is None else time.time() - (perf_counter() - moment)

@@ -146,6 +146,11 @@ class Capture(Part):
         """Return "call" while a request is served."""
         return None if self._job is None else "call"
 
+    @property
+    def is_wishing(self) -> bool:
+        """Whether a request is served."""
+        return self._job is not None
+
     def at_step(self) -> None:
         """Start or end a recording at a step's end."""
         self._call_locked(self._advance_at_step)

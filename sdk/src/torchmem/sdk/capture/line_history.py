@@ -162,6 +162,11 @@ class LineHistory(Part):
         """Return "watch" if the lines are to be compared at the end of this step."""
         return "watch" if self._is_recording and step >= self._next_look else None
 
+    @property
+    def is_wishing(self) -> bool:
+        """Whether the lines are to be compared at the end of a certain step."""
+        return self._is_recording and self._next_look < math.inf
+
     def begin(self) -> None:
         """Start at the first allocation, unless the start depends on reads."""
         if self._setting is True:

@@ -54,6 +54,7 @@ class MapPublisher(Part):
     ) -> None:
         self._path = sibling_path(sample, MAP_SUFFIX)
         self._request = sibling_path(sample, REQUEST_SUFFIX)
+        self._requests: dict[int, str] = {}
         self._name = sample.name.removesuffix(SAMPLE_SUFFIX)
         self._run_dir = sample.parent.parent
         self._enabled = enabled
@@ -90,11 +91,14 @@ class MapPublisher(Part):
         return False
 
     def _has_asked(self, user: int, granted: set[int]) -> bool:
-        request = request_directory(self._run_dir, user) / self._name
+        request = self._requests.get(user)
+        if request is None:
+            path = request_directory(self._run_dir, user) / self._name
+            request = self._requests[user] = os.fspath(path)
         if not os.path.lexists(request):  # the usual case; an exception would cost 100 us
             return False
         with ignore(OSError, UntrustedFileError):
-            with open_untrusted_directory(request.parent) as (directory, folder):
+            with open_untrusted_directory(Path(request).parent) as (directory, folder):
                 status = os.stat(self._name, dir_fd=directory, follow_symlinks=False)
             return folder.st_uid in granted and _is_request(status, granted)
         return False

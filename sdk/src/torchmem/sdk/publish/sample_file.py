@@ -9,8 +9,9 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 
 from torchmem.host.procfs import pid_namespace, start_ticks
@@ -95,35 +96,26 @@ class SampleFile:
 
 def _is_news(sample: Sample, old: Sample) -> bool:
     """Return whether more than clock, SDK cost and host memory changed, or `old` is too old."""
-    if (
+    return (
         sample.steps.count != old.steps.count
         or abs(sample.timestamp - old.timestamp) >= HEARTBEAT_SECONDS
-    ):
-        return True
-    cost = replace(old.cost, errors=sample.cost.errors)
-    devices = _as_of(sample.devices, old.devices)
-    unchanged = replace(
-        sample,
-        timestamp=old.timestamp,
-        steps=old.steps,
-        cost=cost,
-        devices=devices,
-        host=old.host,
-        pinned=old.pinned,
+        or sample.cost.errors != old.cost.errors
+        or _news(sample) != _news(old)
+        or len(sample.devices) != len(old.devices)
+        or any(map(_is_device_news, sample.devices, old.devices))
     )
-    return old != unchanged
 
 
-def _as_of(
-    devices: tuple[DeviceSample, ...], old: tuple[DeviceSample, ...]
-) -> tuple[DeviceSample, ...]:
-    """Return `devices` with the times at which the statistics of `old` were read."""
-    if len(devices) != len(old):
-        return devices
-    return tuple(
-        replace(device, stats_timestamp=before.stats_timestamp)
-        for device, before in zip(devices, old, strict=True)
-    )
+_NO_NEWS = {"timestamp", "steps", "cost", "devices", "host", "pinned"}
+_news = attrgetter(*[field.name for field in fields(Sample) if field.name not in _NO_NEWS])
+"""Returns the fields of which every change is news."""
+
+
+def _is_device_news(device: DeviceSample, old: DeviceSample) -> bool:
+    """Return whether more changed than the time at which the statistics were read."""
+    if device is old:
+        return False
+    return replace(device, stats_timestamp=old.stats_timestamp) != old
 
 
 def make_user_directory(run_dir: Path) -> Path:

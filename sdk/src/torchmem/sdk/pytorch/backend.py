@@ -47,24 +47,47 @@ from torchmem.sdk.safety.main_thread import PendingCalls
 # Events of PyTorch's history that say nothing about how much is requested.
 SKIPPED_ACTIONS = ["free_requested", "segment_alloc", "segment_free", "oom", "snapshot"]
 
-_step_callbacks: list[Callable[[object], None]] = []
-_step_begin_callbacks: list[Callable[[object, bool], None]] = []
+# Tuples, which are replaced and not changed, so that a hook need not copy them.
+_step_callbacks: tuple[Callable[[object], None], ...] = ()
+_step_begin_callbacks: tuple[Callable[[object, bool], None], ...] = ()
 
 
-@shield
-def _call_step_callbacks(optimizer: object, *_: object) -> None:
-    for callback in tuple(_step_callbacks):
-        callback(optimizer)
+def _call_step_callbacks(optimizer: object, _arguments: object, _keywords: object) -> None:
+    """Call the callbacks, shielded as by `shield` but without its frame: each step comes here."""
+    try:
+        for callback in _step_callbacks:
+            callback(optimizer)
+    except RecursionError as error:
+        try:
+            is_raised = is_interruption(error)
+        except RecursionError:
+            is_raised = False
+        if is_raised:
+            raise
 
 
-@shield
 def _call_step_begin_callbacks(
     optimizer: object, arguments: tuple[object, ...], keywords: Mapping[str, object]
 ) -> None:
-    has_arguments = len(arguments) > 0 or len(keywords) > 0
-    has_closure = has_arguments and any(map(callable, (*arguments, *keywords.values())))
-    for callback in tuple(_step_begin_callbacks):
+    if _step_begin_callbacks:
+        _announce_step(optimizer, arguments, keywords)
+
+
+@shield
+def _announce_step(
+    optimizer: object, arguments: tuple[object, ...], keywords: Mapping[str, object]
+) -> None:
+    has_closure = any(map(callable, (*arguments, *keywords.values())))
+    for callback in _step_begin_callbacks:
         callback(optimizer, has_closure)
+
+
+def _without(callbacks: tuple[T, ...], removed: T) -> tuple[T, ...]:
+    """Return the callbacks without the first that equals `removed`."""
+    if removed not in callbacks:
+        return callbacks
+    index = callbacks.index(removed)
+    return callbacks[:index] + callbacks[index + 1 :]
 
 
 def _has_peaks(module: object) -> bool:
@@ -357,11 +380,12 @@ class TorchBackend:
 
     def on_step_begin(self, callback: Callable[[object, bool], None]) -> Callable[[], None]:
         """Run `callback` before every step of an optimizer of torch.optim, by a global hook."""
-        _step_begin_callbacks.append(callback)
+        global _step_begin_callbacks  # noqa: PLW0603 - the hook belongs to the module
+        _step_begin_callbacks += (callback,)
 
         def remove() -> None:
-            if callback in _step_begin_callbacks:
-                _step_begin_callbacks.remove(callback)
+            global _step_begin_callbacks  # noqa: PLW0603
+            _step_begin_callbacks = _without(_step_begin_callbacks, callback)
 
         return remove
 
@@ -370,11 +394,12 @@ class TorchBackend:
 
         Optimizers that exist already are included.
         """
-        _step_callbacks.append(callback)
+        global _step_callbacks  # noqa: PLW0603 - the hook belongs to the module
+        _step_callbacks += (callback,)
 
         def remove() -> None:
-            if callback in _step_callbacks:
-                _step_callbacks.remove(callback)
+            global _step_callbacks  # noqa: PLW0603
+            _step_callbacks = _without(_step_callbacks, callback)
 
         return remove
 

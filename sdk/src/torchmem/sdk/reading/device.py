@@ -25,6 +25,23 @@ from torchmem.sdk.reading.run_history import RunHistoryRecorder
 PEAKS = ("allocated_bytes", "active_bytes", "reserved_bytes")
 
 
+Flows = tuple[int, ...]
+"""Allocations and frees since the process started; the blocks are the same as long as they are."""
+
+
+def flows(stats: NestedStats | None) -> Flows | None:
+    """Return the flows in one nested statistics dict; None if this allocator does not count."""
+    if not stats or any(name not in stats for name in _FLOWS):
+        return None
+    values = [stats[name]["all"] for name in _FLOWS]
+    if any("freed" not in value for value in values):
+        return None
+    return tuple(value[way] for value in values for way in ("allocated", "freed"))
+
+
+_FLOWS = ("allocation", "active", "segment", "reserved_bytes")
+
+
 class MonotonicCounter:
     """A total that keeps growing when its source is reset to zero."""
 
@@ -70,6 +87,8 @@ class DeviceRecord:
         self._window_peak = 0
         self.watched_peak: int | None = None
         self.run_history = RunHistoryRecorder()
+        self._shown: tuple[Measurement | None, Flows | None] = None, None
+        self._published: tuple[tuple[object, ...], DeviceSample] | None = None
 
     def update(self, stats: NestedStats) -> None:
         """Take one nested statistics dict whose components are not known yet."""
@@ -129,6 +148,23 @@ class DeviceRecord:
         """The layout in the latest snapshot."""
         return self.measured.layout if self.measured else None
 
+    def note_flows(self, moved: Flows | None) -> None:
+        """Note the flows just before the snapshot that was measured."""
+        self._shown = self.measured, moved
+
+    def shows(self, moved: Flows | None) -> bool:
+        """Return whether the latest snapshot has the blocks that exist at these flows."""
+        measured, shown = self._shown
+        return moved is not None and moved == shown and measured is self.measured
+
+    def keep_layout(self) -> None:
+        """Date the layout to the latest read, as no block has changed."""
+        if self.measured is not None and self.stats_timestamp is not None:
+            layout = replace(self.measured.layout, timestamp=self.stats_timestamp)
+            self.measured = replace(self.measured, layout=layout)
+            self.periodic_layout = layout
+            self.note_flows(self._shown[1])
+
     def reserved_bytes(self) -> int:
         """Return the reserved bytes at the latest read; 0 if they are unknown."""
         return self.allocator.reserved_bytes.total if self.allocator else 0
@@ -184,10 +220,26 @@ class DeviceRecord:
         return self._flows["freed"].total
 
     def sample(self, *, expandable: bool) -> DeviceSample:
-        """Return the device as it is published.
+        """Return the device as it is published: the same object as before if nothing has changed.
 
         With expandable segments PyTorch keeps no inactive_split, so it is left out.
         """
+        basis = (
+            self.stats_timestamp,
+            self.allocator,
+            self.measured,
+            self.driver_free,
+            self.limit,
+            self.components,
+            self.component_peaks,
+            self.run_history.published(),
+            expandable,
+        )
+        if self._published is None or self._published[0] != basis:
+            self._published = basis, self._sample(expandable=expandable)
+        return self._published[1]
+
+    def _sample(self, *, expandable: bool) -> DeviceSample:
         allocator = self.allocator
         if allocator is not None and expandable:
             allocator = replace(allocator, inactive_split_bytes=None)

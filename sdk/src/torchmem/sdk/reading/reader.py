@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from torchmem.allocator.backend import Backend
+from torchmem.host.heap import return_freed_memory
 from torchmem.sdk.observation import MeasuredSnapshot
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.cost import (
@@ -27,6 +28,9 @@ from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.safety.main_thread import MainThreadReader
 from torchmem.sdk.settings import Settings
 
+MANY_BLOCKS = 20_000
+"""PyTorch's list of these takes 8 MiB, most of which the C library keeps once they are freed."""
+
 
 class Reader:
     """Reads when a read is due, and within the budgets.
@@ -35,13 +39,15 @@ class Reader:
     or None. `next_read` is the time from which a step's end is read, by `time.perf_counter`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a collaborator
         self,
         recorder: Recorder,
         settings: Settings,
         errors: Errors,
         cost: CpuMeter,
         after_read: Callable[[int | None], None],
+        *,
+        return_freed_memory: Callable[[], None] = return_freed_memory,
     ) -> None:
         self.next_read = 0.0
         self._recorder = recorder
@@ -50,12 +56,13 @@ class Reader:
         self._errors = errors
         self._cost = cost
         self._after_read = after_read
+        self._return_freed_memory = return_freed_memory
         self._main_thread = MainThreadReader(
             lambda call: recorder.backend.call_soon(errors.defer_logging(call))
         )
         self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
-        self._is_hurried = False
+        self._is_hurried = self._needs_map = False
         self._has_stopped = False
 
     def at_step(self, step: int, now: float) -> None:
@@ -96,7 +103,8 @@ class Reader:
         """Have the main thread read what is due; in the background thread."""
         self._pace()
         is_due = self._idle_reads.is_due(now) or not self._recorder.records()
-        stats, layout = is_idle and is_due, self._snapshots.is_due(now)
+        layout = self._snapshots.is_due(now)
+        stats = is_idle and (is_due or layout)
         if stats or layout:
             with self._errors.suppress("snapshot"):
                 read = partial(self._read_requested, stats=stats, layout=layout)
@@ -106,9 +114,18 @@ class Reader:
         started = time.thread_time()
         if stats and not self._has_stopped:
             self.read()
-        if layout and not self._has_stopped:
+        if layout and not self._has_stopped and not (stats and self._keeps_snapshot()):
             self._take_snapshot()
         self._cost.add(time.thread_time() - started)
+
+    def _keeps_snapshot(self) -> bool:
+        """Return whether the newest snapshot still holds, as in a process that is idle."""
+        started = time.perf_counter()
+        is_kept = not self._needs_map and self._recorder.keep_snapshot()
+        if is_kept:
+            now = time.perf_counter()
+            self._snapshots.record(now, now - started)
+        return is_kept
 
     def hurry(self) -> None:
         """Have the next snapshot taken soon."""
@@ -118,7 +135,7 @@ class Reader:
         interval = self._settings.snapshot_interval
         if self._is_hurried or self._recorder.is_outdated:
             interval = min(interval, SOON_SNAPSHOT_SECONDS)
-        self._is_hurried = False
+        self._needs_map, self._is_hurried = self._is_hurried, False
         self._snapshots.pace(interval)
 
     def snapshot_here(self) -> None:
@@ -137,6 +154,10 @@ class Reader:
             snapshot, started = self._recorder.measure_snapshot(), time.perf_counter()
             if snapshot:
                 use(snapshot)
+                is_large = _blocks(snapshot) >= MANY_BLOCKS
+                snapshot = None
+                if is_large:
+                    self._return_freed_memory()
                 spent = (self._recorder.snapshot_seconds or 0.0) + time.perf_counter() - started
                 self._snapshots.record(time.perf_counter(), spent)
 
@@ -144,3 +165,7 @@ class Reader:
         """Stop reading for the background thread."""
         self._has_stopped = True
         self._main_thread.stop()
+
+
+def _blocks(snapshot: MeasuredSnapshot) -> int:
+    return sum(len(segment["blocks"]) for segment in snapshot.segments)

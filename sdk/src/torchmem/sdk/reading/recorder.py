@@ -18,7 +18,7 @@ from torchmem.sdk.components.components import Components
 from torchmem.sdk.components.step_trace import Counts, StepTrace
 from torchmem.sdk.components.tracked import Moment
 from torchmem.sdk.observation import MeasuredSnapshot
-from torchmem.sdk.reading.device import DeviceRecord
+from torchmem.sdk.reading.device import DeviceRecord, Flows, flows
 from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.safety.interruptions import call_holding, call_if_free
 
@@ -32,12 +32,14 @@ class RawSnapshot:
     segments: all segments, in PyTorch's form.
     timestamp: Unix time.
     available: memory that each device could still obtain, by torch's index.
+    flows: `flows` of each device, read before the snapshot.
     seconds: time that the snapshot took.
     """
 
     segments: list[SegmentInfo]
     timestamp: float
     available: Mapping[int, AvailableMemory | None]
+    flows: Mapping[int, Flows | None]
     seconds: float
 
 
@@ -217,7 +219,7 @@ class Recorder:
 
         If the backend returns none, the previous snapshot stays.
         """
-        started = time.perf_counter()
+        started, moved = time.perf_counter(), self._flows()
         segments = self.backend.memory_snapshot()
         if segments is None:
             return
@@ -227,7 +229,23 @@ class Recorder:
             index: self._available(record.device, segments)
             for index, record in self.records().items()
         }
-        self._snapshot = RawSnapshot(segments, timestamp, available, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        self._snapshot = RawSnapshot(segments, timestamp, available, moved, seconds)
+
+    def _flows(self) -> dict[int, Flows | None]:
+        return {index: flows(self.backend.memory_stats(index)) for index in self._records}
+
+    def keep_snapshot(self) -> bool:
+        """Take the newest snapshot for one of now, right after a read of the statistics.
+
+        Return False, and do nothing, if a block may have changed since then.
+        """
+        moved, records = self._flows(), self._records
+        if not records or not all(each.shows(moved[index]) for index, each in records.items()):
+            return False
+        for record in records.values():
+            record.keep_layout()
+        return True
 
     def _available(self, device: Device, segments: Sequence[SegmentInfo]) -> AvailableMemory | None:
         """Return what the device could still obtain, or None if free memory or limit is unknown."""
@@ -262,6 +280,7 @@ class Recorder:
                 snapshot.segments, index, snapshot.timestamp, available, config
             )
             record.periodic_layout = record.layout
+            record.note_flows(snapshot.flows.get(index))
         self.snapshot_seconds = snapshot.seconds + time.perf_counter() - started
         return MeasuredSnapshot(snapshot.segments, snapshot.timestamp, self._measured(), config)
 

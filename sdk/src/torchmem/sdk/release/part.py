@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from torchmem.sample.release_messages import MAX_WANTED_BYTES
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import Oom
 from torchmem.sdk.part import Part, Wish
@@ -35,6 +36,11 @@ class ReleasePart(Part):
     def wants(self, step: int) -> Wish:  # noqa: ARG002
         """Ask for a read while a request waits."""
         return "read" if self._requests.is_busy else None
+
+    @property
+    def is_wishing(self) -> bool:
+        """Whether a request waits."""
+        return self._requests.is_busy
 
     def at_step(self) -> None:
         """Release where that pays, and serve a request."""
@@ -68,8 +74,12 @@ class ReleasePart(Part):
         """Add what the releases did."""
         self._release.complete(sample)
 
-    def by_script(self, wanted: int) -> int:
-        """Release what pressure hooks can spare, and the cache, in the calling thread."""
+    def by_script(self, wanted: int | None) -> int:
+        """Release what pressure hooks can spare, and the cache, in the calling thread.
+
+        By default all pressure hooks are called.
+        """
+        wanted = MAX_WANTED_BYTES if wanted is None else wanted
         with self._release.errors.suppress("release"):
             released = self._release.by_script(wanted)
             self._after_release()

@@ -107,10 +107,10 @@ def shield(function: Callable[P, T], otherwise: T | None = None) -> Callable[P, 
             return function(*args, **kwargs)
         except RecursionError as error:
             try:
-                interrupts = is_interruption(error)
+                is_raised = is_interruption(error)
             except RecursionError:
-                interrupts = False
-            if interrupts:
+                is_raised = False
+            if is_raised:
                 raise
         return cast("T", otherwise)
 
