@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from torchmem.allocator.sizes import GIB, MIB, format_size
 from torchmem.compare.baseline import Compared, Outcome
-from torchmem.compare.text import headline, largest_changes, signed, words
+from torchmem.compare.text import KEPT, headline, is_kept, largest_changes, signed, words
 from torchmem.compare.usage import Change, UsageDiff
 
 MAX_DETAILS = 10
@@ -92,7 +92,8 @@ def _details(each: Compared) -> str:
     rows = "\n".join(map(_row, largest_changes(each.diff)[:MAX_CHANGES]))
     heading = "| change | component | module | line |\n|---:|---|---|---|"
     parts = [f"<details><summary><code>{_escaped(each.name)}</code></summary>"]
-    parts += [part for part in (chart(each.diff), rows and f"{heading}\n{rows}") if part]
+    kept = _escaped(KEPT) if is_kept(each.diff) else ""
+    parts += [part for part in (chart(each.diff), rows and f"{heading}\n{rows}", kept) if part]
     return "\n\n".join([*parts, "</details>"])
 
 
