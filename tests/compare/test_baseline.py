@@ -153,6 +153,7 @@ def test_markdown() -> None:
     assert len(rows) == 1
     assert rows[0].count("|") == 7
     assert "<b>" not in page
-    assert '"activations: before", "activations: now"' in page
-    assert "bar [20.00, 20.00, 80.00, 120.00]" in page
+    assert 'x-axis ["parameters", "activations"]' in page
+    bars = [line for line in page.splitlines() if line.startswith("    bar")]
+    assert bars == ["    bar [20.00, 80.00]", "    bar [20.00, 120.00]", "    bar [20.00, 80.00]"]
     assert page.index("🔴") < page.index("| same |")

@@ -26,6 +26,8 @@ from torchmem.preflight.runner import RunFunction
 from torchmem.preflight.worktree import Repository, import_path
 from torchmem.sample.errors import TorchmemError
 
+Progress = Callable[[RunProgress], None]
+
 
 class Repo(GitRepo):
     """A repository with a file `batch`, from which the simulated script takes its batch size."""
@@ -45,13 +47,7 @@ class CommittedScript:
     folders: list[Path] = field(default_factory=list)
 
     def __call__(
-        self,
-        plan: RunPlan,
-        folder: Path,
-        progress: Callable[[RunProgress], None],
-        *,
-        stdout: int | None = None,
-        stderr: int | None = None,
+        self, plan: RunPlan, folder: Path, progress: Progress, **streams: int | None
     ) -> RunResult:
         assert plan.folder is not None
         self.folders.append(plan.folder)
@@ -59,7 +55,7 @@ class CommittedScript:
         (plan.folder / "number").write_text("changed by the script")
         is_broken, leak = batch == "fail", 5 * MIB if batch == "leak" else 0
         words = (*plan.command, "--batch-size", batch if batch.isdigit() else "1")
-        result = PlayedScript(leak)(replace(plan, command=words), folder, progress, stdout=stdout)
+        result = PlayedScript(leak)(replace(plan, command=words), folder, progress, **streams)
         result = replace(result, devices=tuple(_divided(each) for each in result.devices))
         return replace(result, ended="error", exit_code=1) if is_broken else result
 
