@@ -90,8 +90,8 @@ def skipped_at_import(path: Path) -> str | None:
         return None
     return (
         f"{path.name} skips all its tests at import, because this process has no GPU: write the "
-        "condition as @pytest.mark.skipif with a function or as a skip in a fixture, which run on "
-        "the phantom GPU."
+        "condition as @pytest.mark.skipif at the tests or as a skip in a fixture, which are "
+        "evaluated on the phantom GPU."
     )
 
 
