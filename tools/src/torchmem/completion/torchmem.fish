@@ -161,6 +161,7 @@ complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -
 complete -c torchmem -n '_shtab_torchmem_using compare' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using compare' -l max-peak-increase -x -d 'how much the peak may grow before it is a regression (default 2%)'
 complete -c torchmem -n '_shtab_torchmem_using compare' -l json -d 'print one JSON document'
+complete -c torchmem -n '_shtab_torchmem_using compare' -l markdown -xka "(__fish_complete_path (commandline -ct))" -d 'write the comparison for the comment of a pull request'
 complete -c torchmem -n '_shtab_torchmem_using compare' -l list -d 'list the summaries of your runs (root: of all users)'
 complete -c torchmem -n '_shtab_torchmem_using compare' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a preflight -d 'run a training script on a phantom GPU and report whether it fits'

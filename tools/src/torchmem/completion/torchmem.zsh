@@ -54,6 +54,7 @@ _shtab_torchmem_compare_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--max-peak-increase[how much the peak may grow before it is a regression (default 2\%)]:PERCENT:"
   "--json[print one JSON document]"
+  "--markdown[write the comparison for the comment of a pull request]:FILE:_files"
   "--list[list the summaries of your runs (root\: of all users)]"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
   ":file or directory of the older run:"
