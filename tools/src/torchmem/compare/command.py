@@ -20,7 +20,7 @@ the output of `torchmem preflight --json`, a baseline, or a memory snapshot.
 Examples:
   torchmem compare --list
   torchmem compare before.summary.json after.summary.json
-  torchmem compare main.json branch.json --markdown comment.md
+  torchmem compare before.summary.json after.summary.json --markdown pr.md
 
 Exit code: 0 without a regression, 1 with one, 2 if the files cannot be
 compared. It is a regression if the second run does not fit and the first did,

@@ -209,9 +209,9 @@ _shtab_torchmem_preflight_options=(
   "--snapshot[keep the trace, for memory_viz and torchmem whatif]:FILE:_files"
   "--json[print one JSON document\; the script\'s output goes to stderr]"
   "--plot[plot memory over the steps, as .png or .svg]:FILE:_files"
-  "--save-baseline[write what the run needs to a JSON file to be reviewed like a lock file]:FILE:_files"
-  "--baseline[compare with such a file\: exit code 1, and what changed, if the run needs more]:FILE:_files"
-  "--tolerance[growth of the peak that is accepted, such as 2\% (default 1\%)]:PERCENT:"
+  "--save-baseline[write what is used to a JSON file to be reviewed like a lock file]:FILE:_files"
+  "--baseline[compare with such a file, and fail with what changed if more is used]:FILE:_files"
+  "--tolerance[growth of a peak that is accepted, such as 2\% (default\: 1\%)]:PERCENT:"
   "--markdown[write the comparison for the comment of a pull request]:FILE:_files"
   "(-)*::the command to run:_torchmem_command"
 )
