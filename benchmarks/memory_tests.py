@@ -201,7 +201,8 @@ def _line(source: str, text: str) -> int:
     return number
 
 
-MODEL_LINE = r"\w+\.py:\d+"
+MODEL_LINE = r" (?!training\.py)\S+\.py:\d+"
+"""A line of the package's code."""
 SEEDS = (
     Seed(
         "no effect",
