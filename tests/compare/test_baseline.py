@@ -69,6 +69,16 @@ def test_refused(tmp_path: Path, content: bytes | None, sentence: str) -> None:
     assert sentence in str(caught.value)
 
 
+def test_where_a_file_cannot_be_written(tmp_path: Path) -> None:
+    """A folder that is missing, and one in place of the file, are refused before any run."""
+    baseline.check_output(tmp_path / "comment.md")
+    baseline.check_output(None)
+    with pytest.raises(UsageError, match="there is no directory .*: create it first"):
+        baseline.check_output(tmp_path / "no" / "comment.md")
+    with pytest.raises(UsageError, match="is a directory: name a file in it"):
+        baseline.check_output(tmp_path)
+
+
 def test_tolerance() -> None:
     """A tolerance is a percentage; within it a usage is the same, in both directions."""
     assert baseline.parse_tolerance("2%") == 0.02
