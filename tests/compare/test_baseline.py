@@ -73,7 +73,7 @@ def test_where_a_file_cannot_be_written(tmp_path: Path) -> None:
     """A folder that is missing, and one in place of the file, are refused before any run."""
     baseline.check_output(tmp_path / "comment.md")
     baseline.check_output(None)
-    with pytest.raises(UsageError, match="there is no directory .*: create it first"):
+    with pytest.raises(UsageError, match="create it first"):
         baseline.check_output(tmp_path / "no" / "comment.md")
     with pytest.raises(UsageError, match="is a directory: name a file in it"):
         baseline.check_output(tmp_path)
