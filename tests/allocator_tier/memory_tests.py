@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 MIB = 2**20
+HAS_GPU = "libphantom" in os.environ.get("LD_PRELOAD", "")
+"""As torch.cuda.is_available() at import: only where measured tests run."""
 
 
 def layers(number: int = 4) -> Any:
@@ -122,6 +124,19 @@ def test_conditions_see_the_phantom() -> None:
     import torch
 
     assert torch.cuda.get_device_name() == "NVIDIA A100-SXM4-40GB (phantom)"
+
+
+@pytest.mark.gpu_memory
+@pytest.mark.skipif(not HAS_GPU, reason="no GPU")
+def test_a_condition_at_import_is_that_of_the_phantom() -> None:
+    pass
+
+
+if not HAS_GPU:
+
+    @pytest.mark.gpu_memory
+    def test_fails_missing_on_the_phantom() -> None:
+        pass
 
 
 @pytest.mark.gpu_memory

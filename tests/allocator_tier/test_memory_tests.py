@@ -62,9 +62,10 @@ def test_what_fails_and_what_passes(first: Run) -> None:
         "test_fails_because_of_values",
         "test_fails_by_an_early_exit",
         "test_fails_killed",
+        "test_fails_missing_on_the_phantom",
         "test_fails_with_a_leak",
     ], first.output
-    assert "5 failed, 7 passed" in first.output
+    assert "6 failed, 8 passed" in first.output
 
 
 def test_a_failure_says_why(first: Run) -> None:
@@ -86,11 +87,13 @@ def test_a_leak_is_named(first: Run) -> None:
 
 
 def test_what_the_phantom_cannot_do_is_said(first: Run) -> None:
-    """Values, processes and early ends each have a sentence."""
+    """Values, processes, early ends and tests that depend on the GPU each have a sentence."""
     values = first.failures["test_fails_because_of_values"]
     assert "the test read 1 value from the phantom GPU, which computes nothing" in values
     assert "was killed by SIGKILL" in first.failures["test_fails_killed"]
     assert "exited with code 3" in first.failures["test_fails_by_an_early_exit"]
+    missing = first.failures["test_fails_missing_on_the_phantom"]
+    assert "the test does not exist when it is collected on the phantom GPU" in missing
     assert "test_forks: the test used no GPU memory in its own process, but started 1" in (
         first.output
     )

@@ -197,7 +197,7 @@ def test_a_replayed_gpu_equals_a_run_on_it(
     done: subprocess.CompletedProcess[str], place: Place
 ) -> None:
     """A GPU that fits is replayed to the byte, and one that does not fit is report out."""
-    rows = {row["card"]["name"]: row for row in document(done)["comparison"]["cards"]}
+    rows = {row["gpu_model"]["name"]: row for row in document(done)["comparison"]["gpu_models"]}
     assert list(rows) == list(GPUS)
     assert {row["fits"] for row in rows.values()} == {True, False}
 

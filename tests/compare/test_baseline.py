@@ -11,8 +11,9 @@ import pytest
 from torchmem.allocator.sizes import MIB
 from torchmem.compare import baseline, markdown
 from torchmem.compare.baseline import Baseline, BaselineEntry
-from torchmem.compare.text import change_lines, headline, held_lines
-from torchmem.compare.usage import SourceLine, Usage, Use
+from torchmem.compare.text import change_lines, headline, held_lines, kept_lines
+from torchmem.compare.usage import SourceLine, Usage, Use, diff
+from torchmem.explain.remedies import REMEDY_BY_TREND
 from torchmem.sample.errors import UsageError
 
 LINE = SourceLine("model.py", 31, "forward", "weights = scores.softmax(-1)")
@@ -68,6 +69,16 @@ def test_refused(tmp_path: Path, content: bytes | None, sentence: str) -> None:
     assert sentence in str(caught.value)
 
 
+def test_where_a_file_cannot_be_written(tmp_path: Path) -> None:
+    """A folder that is missing, and one in place of the file, are refused before any run."""
+    baseline.check_output(tmp_path / "comment.md")
+    baseline.check_output(None)
+    with pytest.raises(UsageError, match="create it first"):
+        baseline.check_output(tmp_path / "no" / "comment.md")
+    with pytest.raises(UsageError, match="is a directory: name a file in it"):
+        baseline.check_output(tmp_path)
+
+
 def test_tolerance() -> None:
     """A tolerance is a percentage; within it a usage is the same, in both directions."""
     assert baseline.parse_tolerance("2%") == 0.02
@@ -107,6 +118,33 @@ def test_a_regression_is_named() -> None:
     ]
 
 
+def test_the_component_that_grew_most_is_named() -> None:
+    """The first words are of it, and each component that grew has a row."""
+    many = [Use("activations", 10 * MIB, f"layers.{index}", LINE) for index in range(20)]
+    cache = Use("held", 30 * MIB, "cache", LINE)
+    parameters = replace(USAGE.uses[0], bytes=25 * MIB, line=LINE)
+    found = diff(USAGE, Usage(330 * MIB, uses=(parameters, USAGE.uses[1], *many, cache)))
+    assert headline(found) == "+10.00 MiB activations in layers.0 (model.py:31)"
+    rows = [line.split()[2] for line in change_lines(found) if line.startswith(" ")]
+    assert len(rows) == 8
+    assert {*rows} == {"held", "activations", "parameters"}
+
+
+def test_what_steps_keep_has_advice() -> None:
+    """If steps keep more, the text says what the lines show, and what to look for."""
+    kept = Use("held", 40 * MIB, "layers.*.attention", LINE)
+    usage = Usage(140 * MIB, uses=(*USAGE.uses, kept))
+    found = diff(USAGE, usage)
+    advice = " ".join(kept_lines(usage))
+    assert "which do not show what keeps it." in advice
+    assert REMEDY_BY_TREND["leak"] in advice
+    assert list(change_lines(found))[2:] == kept_lines(usage)
+    little = replace(usage, uses=(*USAGE.uses, replace(kept, bytes=2 * MIB)))
+    assert kept_lines(little) == []
+    compared = Baseline({"a": ENTRY}).compare("a", replace(ENTRY, usage=usage))
+    assert "do not show what keeps it." in markdown.page([compared], phantom=True)
+
+
 def test_variation() -> None:
     """Runs of the same code that differ beyond the tolerance are said to vary, and by how much."""
     assert baseline.variation([100 * MIB, 101 * MIB], 0.02) is None
@@ -125,6 +163,7 @@ def test_markdown() -> None:
     assert len(rows) == 1
     assert rows[0].count("|") == 7
     assert "<b>" not in page
-    assert '"activations: before", "activations: now"' in page
-    assert "bar [20.00, 20.00, 80.00, 120.00]" in page
+    assert 'x-axis ["parameters", "activations"]' in page
+    bars = [line for line in page.splitlines() if line.startswith("    bar")]
+    assert bars == ["    bar [20.00, 80.00]", "    bar [20.00, 120.00]", "    bar [20.00, 80.00]"]
     assert page.index("🔴") < page.index("| same |")

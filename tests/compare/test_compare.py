@@ -93,6 +93,32 @@ def test_a_higher_peak_is_a_regression(tmp_path: Path, torchmem: Callable[..., P
     assert "  peak allocated  50.00 GiB  55.00 GiB  +5.00 GiB (+10.0%)" in stdout.splitlines()
 
 
+def test_markdown_for_a_pull_request(tmp_path: Path, torchmem: Callable[..., Page]) -> None:
+    """The comment has the sentence, a table, what changed, what else differs, and the notes."""
+    paths = [tmp_path / name for name in ("before.summary.json", "after.summary.json")]
+    paths[0].write_bytes(encode(summary()))
+    paths[1].write_bytes(encode(summary(60 * GIB, "oom")))
+    comment = tmp_path / "comment.md"
+    code, stdout, stderr = torchmem(*paths, "--markdown", comment)
+    page = comment.read_text()
+
+    assert (code, stderr) == (1, "")
+    assert page.startswith("### GPU memory: Regression\n\nIt runs out of memory now, and did not")
+    assert "| 🔴 more | <code>cuda:0</code> | 50.00 GiB | 60.00 GiB | +10.00 GiB |" in page
+    assert page.endswith("After: the run ran out of memory, so the peak is that up to then.\n")
+    assert stdout.startswith("Regression: ")
+
+
+def test_a_comment_that_cannot_be_written(tmp_path: Path, torchmem: Callable[..., Page]) -> None:
+    """One sentence says so, and the exit code is 2."""
+    path = tmp_path / "some.summary.json"
+    path.write_bytes(encode(summary()))
+    code, _, stderr = torchmem(path, path, "--markdown", tmp_path / "no" / "comment.md")
+
+    assert (code, len(stderr.splitlines())) == (2, 1)
+    assert f"there is no directory {tmp_path / 'no'}: create it first." in stderr
+
+
 def test_what_changed_is_said_by_component(tmp_path: Path, torchmem: Callable[..., Page]) -> None:
     """The components of the peak are compared, and settings and versions that differ are listed."""
     before = summary()
@@ -324,9 +350,9 @@ def test_unknown_figures_are_left_out(tmp_path: Path, torchmem: Callable[..., Pa
         (b'{"process": 1, "devices": 2, "verdict": 3, "state": 4}', "is not the summary of a run"),
         (b'{"process": 1, "devices": 2, "timestamp": 3}', "is not a valid sample of a process"),
         (b'{"process": 1, "device": 2, "oom": 3}', "is not an OOM report"),
-        (b'{"phantom": true, "card": 1, "command": 2', "is cut off"),
-        (b'{"phantom": true, "card": 1, "command": 2}', "is not a document of schema 1"),
-        (b'{"phantom": 1, "card": 1, "command": 2, "kind": "bisect"}', "is a bisection"),
+        (b'{"phantom": true, "gpu_model": 1, "command": 2', "is cut off"),
+        (b'{"phantom": true, "gpu_model": 1, "command": 2}', "is not a document of schema 1"),
+        (b'{"phantom": 1, "gpu_model": 1, "command": 2, "kind": "bisect"}', "is a bisection"),
         (b'{"schema": 9, "entries": {"torch": 1}}', "is not a baseline of schema 1"),
     ],
 )

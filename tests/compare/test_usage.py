@@ -95,6 +95,31 @@ def test_lines_that_only_moved_are_no_change() -> None:
     assert (found.by_component, found.by_module, found.by_line) == ((), (), ())
 
 
+def test_an_edited_line_is_one_line() -> None:
+    """A line with another text in the same function is no growth there and no decrease before."""
+    edited = replace(ATTENTION, line=32, code="weights = F.softmax(scores, -1)")
+    same = replace(USAGE.uses[1], line=edited)
+    found = diff(USAGE, replace(USAGE, uses=(USAGE.uses[0], same, *USAGE.uses[2:])))
+    assert found.by_line == ()
+    more = replace(same, bytes=60 * MIB)
+    found = diff(USAGE, replace(USAGE, uses=(USAGE.uses[0], more, *USAGE.uses[2:])))
+    assert found.by_line == (
+        Change(50 * MIB, 60 * MIB, "activations", "layers.*.attention", edited),
+    )
+
+
+def test_other_lines_are_not_paired() -> None:
+    """If more lines came than went, each is a change of its own."""
+    added = [replace(ATTENTION, line=line, code=f"line {line}") for line in (31, 32)]
+    uses = [replace(USAGE.uses[1], line=line, bytes=40 * MIB) for line in added]
+    found = diff(USAGE, replace(USAGE, uses=(USAGE.uses[0], *uses, *USAGE.uses[2:])))
+    assert [(each.before, each.after) for each in found.by_line] == [
+        (0, 40 * MIB),
+        (0, 40 * MIB),
+        (50 * MIB, 0),
+    ]
+
+
 def test_unknown_parts_are_not_compared() -> None:
     """If it is unknown what used the memory in one of two runs, only peaks are compared."""
     found = diff(replace(USAGE, uses=()), replace(USAGE, peak_reserved=None))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from support.git import GitRepo
 from support.played_script import PlayedScript
 
 from torchmem.allocator.sizes import MIB
@@ -26,31 +26,15 @@ from torchmem.preflight.runner import RunFunction
 from torchmem.preflight.worktree import Repository, import_path
 from torchmem.sample.errors import TorchmemError
 
-AUTHOR = {
-    f"GIT_{who}_{what}": value
-    for who in ("AUTHOR", "COMMITTER")
-    for what, value in (("NAME", "a"), ("EMAIL", "a@example.com"))
-}
+Progress = Callable[[RunProgress], None]
 
 
-@dataclass
-class Repo:
+class Repo(GitRepo):
     """A repository with a file `batch`, from which the simulated script takes its batch size."""
 
-    folder: Path
-    commits: list[str] = field(default_factory=list)
-
-    def git(self, *words: str) -> str:
-        environment = os.environ | AUTHOR | {"GIT_CONFIG_GLOBAL": "/dev/null"}
-        command = ["git", "-C", str(self.folder), *words]
-        return subprocess.check_output(command, env=environment, text=True).strip()
-
-    def commit(self, batch: str) -> None:
-        (self.folder / "batch").write_text(batch)
-        (self.folder / "number").write_text(str(len(self.commits)))
-        self.git("add", ".")
-        self.git("commit", "--quiet", "-m", f"Commit {len(self.commits)}: {batch}")
-        self.commits.append(self.git("rev-parse", "HEAD"))
+    def commit_batch(self, batch: str) -> None:
+        number = len(self.commits)
+        self.commit({"batch": batch, "number": str(number)}, f"Commit {number}: {batch}")
 
 
 @dataclass
@@ -63,13 +47,7 @@ class CommittedScript:
     folders: list[Path] = field(default_factory=list)
 
     def __call__(
-        self,
-        plan: RunPlan,
-        folder: Path,
-        progress: Callable[[RunProgress], None],
-        *,
-        stdout: int | None = None,
-        stderr: int | None = None,
+        self, plan: RunPlan, folder: Path, progress: Progress, **streams: int | None
     ) -> RunResult:
         assert plan.folder is not None
         self.folders.append(plan.folder)
@@ -77,7 +55,7 @@ class CommittedScript:
         (plan.folder / "number").write_text("changed by the script")
         is_broken, leak = batch == "fail", 5 * MIB if batch == "leak" else 0
         words = (*plan.command, "--batch-size", batch if batch.isdigit() else "1")
-        result = PlayedScript(leak)(replace(plan, command=words), folder, progress, stdout=stdout)
+        result = PlayedScript(leak)(replace(plan, command=words), folder, progress, **streams)
         result = replace(result, devices=tuple(_divided(each) for each in result.devices))
         return replace(result, ended="error", exit_code=1) if is_broken else result
 
@@ -93,11 +71,8 @@ def _divided(device: GpuMemory) -> GpuMemory:
 @pytest.fixture
 def repo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Repo:
     """Return an empty repository, in which the test runs."""
-    folder = tmp_path / "repo"
-    folder.mkdir()
-    made = Repo(folder)
-    made.git("init", "--quiet", "--initial-branch", "main")
-    monkeypatch.chdir(folder)
+    made = Repo(tmp_path / "repo")
+    monkeypatch.chdir(made.folder)
     return made
 
 
@@ -126,7 +101,7 @@ def bisect(capfd: pytest.CaptureFixture[str]) -> Bisect:
 def test_the_commit_that_costs_the_memory(repo: Repo, bisect: Bisect, root: Path) -> None:
     """It is named with what it adds, where, and what others add; the JSON is documented."""
     for batch in ("4", "4", "5", "12", "12", "12", "13", "13"):
-        repo.commit(batch)
+        repo.commit_batch(batch)
     script = CommittedScript()
     flags = "--json", "--gpu-model", "80GB"
     code, stdout, stderr = bisect(script, f"{repo.commits[0]}..HEAD", *flags)
@@ -161,7 +136,7 @@ def test_the_commit_that_costs_the_memory(repo: Repo, bisect: Bisect, root: Path
 def test_the_checkout_is_not_touched(repo: Repo, bisect: Bisect) -> None:
     """Files, index, branch and references stay, and no worktree is left."""
     for batch in ("4", "12", "12"):
-        repo.commit(batch)
+        repo.commit_batch(batch)
     (repo.folder / "batch").write_text("not committed")
     (repo.folder / "other").write_text("not tracked")
     questions = (
@@ -186,7 +161,7 @@ def test_the_checkout_is_not_touched(repo: Repo, bisect: Bisect) -> None:
 def test_a_commit_without_a_verdict_is_skipped(repo: Repo, bisect: Bisect) -> None:
     """The search goes on beside it."""
     for batch in ("4", "4", "fail", "4", "12", "12"):
-        repo.commit(batch)
+        repo.commit_batch(batch)
     code, stdout, stderr = bisect(CommittedScript(), f"{repo.commits[0]}..main", "--json")
 
     assert (code, stderr) == (0, "")
@@ -196,7 +171,7 @@ def test_a_commit_without_a_verdict_is_skipped(repo: Repo, bisect: Bisect) -> No
 def test_only_candidates_are_left(repo: Repo, bisect: Bisect) -> None:
     """If the commits beside it have no verdict, all that it may be are named; the code is 2."""
     for batch in ("4", "fail", "12"):
-        repo.commit(batch)
+        repo.commit_batch(batch)
     code, stdout, _ = bisect(CommittedScript(), f"{repo.commits[0]}..main", "--json")
     document = json.loads(stdout)
 
@@ -208,7 +183,7 @@ def test_only_candidates_are_left(repo: Repo, bisect: Bisect) -> None:
 def test_the_first_commit_that_does_not_fit(repo: Repo, bisect: Bisect) -> None:
     """If the bad end does not fit, that tells the commits apart, not a peak that was cut off."""
     for batch in ("2", "4", "30", "31"):
-        repo.commit(batch)
+        repo.commit_batch(batch)
     code, stdout, _ = bisect(CommittedScript(), f"{repo.commits[0]}..main", "--gpu-model", "4GB")
 
     assert code == 0
@@ -221,7 +196,7 @@ def test_the_first_commit_that_does_not_fit(repo: Repo, bisect: Bisect) -> None:
 def test_the_first_commit_that_leaks(repo: Repo, bisect: Bisect) -> None:
     """If memory grows at the bad end until it does not fit, the growth is the reason."""
     for batch in ("1", "1", "leak", "leak"):
-        repo.commit(batch)
+        repo.commit_batch(batch)
     _, stdout, _ = bisect(CommittedScript(), f"{repo.commits[0]}..main", "--gpu-model", "2GB")
 
     assert "(Commit 2: leak) costs the memory. Grows by 5." in " ".join(stdout.split())
@@ -230,7 +205,7 @@ def test_the_first_commit_that_leaks(repo: Repo, bisect: Bisect) -> None:
 def test_ends_that_take_the_same(repo: Repo, bisect: Bisect) -> None:
     """Nothing else is run, and the exit code is 1."""
     for batch in ("4", "12", "4"):
-        repo.commit(batch)
+        repo.commit_batch(batch)
     script = CommittedScript()
     code, stdout, _ = bisect(script, f"{repo.commits[0]}..main")
 
@@ -240,11 +215,9 @@ def test_ends_that_take_the_same(repo: Repo, bisect: Bisect) -> None:
 
 def test_the_script_starts_in_the_same_folder(repo: Repo, bisect: Bisect) -> None:
     """A preflight that is started in a subfolder runs there at each commit."""
-    inner = Repo(repo.folder / "inner")
-    inner.folder.mkdir()
     for batch in ("4", "12"):
-        inner.commit(batch)
-    os.chdir(inner.folder)
+        repo.commit({"inner/batch": batch, "inner/number": ""}, batch)
+    os.chdir(repo.folder / "inner")
     script = CommittedScript()
     code, _, stderr = bisect(script, "HEAD~1..HEAD")
 
@@ -273,7 +246,7 @@ def test_modules_are_imported_from_the_commit(repo: Repo, tmp_path: Path) -> Non
 def test_an_interrupt_leaves_no_worktree(repo: Repo, bisect: Bisect) -> None:
     """Ctrl-C during a run removes the worktree and its entry in the repository."""
     for batch in ("4", "12"):
-        repo.commit(batch)
+        repo.commit_batch(batch)
 
     def interrupted(*_: object, **__: object) -> NoReturn:
         raise KeyboardInterrupt
@@ -304,7 +277,7 @@ def test_an_interrupt_leaves_no_worktree(repo: Repo, bisect: Bisect) -> None:
 def test_bad_input_is_one_sentence(repo: Repo, bisect: Bisect, commits: str, sentence: str) -> None:
     """The exit code is 2, and the worktree is removed."""
     for batch in ("40", "4", "fail", "4"):
-        repo.commit(batch)
+        repo.commit_batch(batch)
     repo.git("branch", "side", repo.git("commit-tree", "-m", "side", "HEAD^{tree}"))
     code, stdout, stderr = bisect(CommittedScript(), commits, "--gpu-model", "4GB")
 

@@ -156,7 +156,7 @@ def test_other_gpus_are_full_later(run: Preflight) -> None:
         "expandable_segments:True",
     )
     document = json.loads(run(PlayedScript(leak=5 * MIB), *flags, "--json")[1])
-    own, larger, largest = document["comparison"]["cards"]
+    own, larger, largest = document["comparison"]["gpu_models"]
 
     assert document["verdict"]["growth"]["steps_left"] == own["steps_left"] < larger["steps_left"]
     assert [each["fits"] for each in (own, larger, largest)] == [False, False, True]

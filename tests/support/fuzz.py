@@ -395,7 +395,7 @@ def _compared() -> Documents:
         "kind": "run",
         "command": ["python"],
         "steps": 3,
-        "card": {"product": "T4"},
+        "gpu_model": {"product": "T4"},
         "alloc_conf": None,
         "outcome": outcome,
         "need": None,

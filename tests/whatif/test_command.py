@@ -190,7 +190,7 @@ def test_the_gpus_of_a_preflight_are_known(
     for gpu in CATALOG[::7]:
         flags = ["--gpu-model", gpu.name, "--json", "--setting", "expandable_segments:True"]
         run(parser.parse_args([str(snapshot), *flags]))
-        obtainable.append(json.loads(capsys.readouterr().out)["card_bytes"])
+        obtainable.append(json.loads(capsys.readouterr().out)["gpu_bytes"])
 
     assert [gpu.memory_bytes - gpu.context_bytes for gpu in CATALOG[::7]] == obtainable
 

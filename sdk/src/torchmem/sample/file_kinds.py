@@ -74,7 +74,7 @@ _BEGINNINGS = {
 }
 # By keys of which each document has all, and no document above it has all.
 _DOCUMENTS: tuple[tuple[set[bytes], FileKind], ...] = (
-    ({b"phantom", b"card", b"command"}, PREFLIGHT),
+    ({b"phantom", b"gpu_model", b"command"}, PREFLIGHT),
     ({b"sample", b"process", b"devices"}, _output("report --json", "process")),
     ({b"process", b"devices", b"verdict", b"state"}, SUMMARY),
     ({b"process", b"devices", b"timestamp"}, SAMPLE),

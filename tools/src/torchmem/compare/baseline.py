@@ -121,6 +121,14 @@ def save(path: Path, entries: Mapping[str, BaselineEntry]) -> None:
         ) from None
 
 
+def check_output(path: Path | None) -> None:
+    """Raise UsageError if a file that is to be written has no folder, or is one itself."""
+    if path and not path.absolute().parent.is_dir():
+        raise UsageError(f"there is no directory {path.parent}: create it first.")
+    if path and path.is_dir():
+        raise UsageError(f"{path} is a directory: name a file in it.")
+
+
 def document(entries: Mapping[str, BaselineEntry]) -> str:
     """Return the text of the file, the same for the same entries."""
     blocks = ",\n".join(_block(name, entries[name]) for name in sorted(entries))

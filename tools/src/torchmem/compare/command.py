@@ -20,6 +20,7 @@ the output of `torchmem preflight --json`, a baseline, or a memory snapshot.
 Examples:
   torchmem compare --list
   torchmem compare before.summary.json after.summary.json
+  torchmem compare before.summary.json after.summary.json --markdown pr.md
 
 Exit code: 0 without a regression, 1 with one, 2 if the files cannot be
 compared. It is a regression if the second run does not fit and the first did,
@@ -40,6 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"how much the peak may grow before it is a regression (default {DEFAULT_INCREASE}%)",
     )
     add("--json", action="store_true", help="print one JSON document")
+    add(
+        "--markdown",
+        metavar="FILE",
+        type=Path,
+        help="write the comparison for the comment of a pull request",
+    )
     add("--list", action="store_true", help="list the summaries of your runs (root: of all users)")
     add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
 
@@ -53,13 +60,16 @@ def run(arguments: argparse.Namespace) -> int:
             "two files are needed, the older one first: run `torchmem compare --list` for the "
             "summaries of your runs."
         )
-    from torchmem.compare import page
-    from torchmem.compare.baseline import parse_tolerance
+    from torchmem.compare import markdown, page
+    from torchmem.compare.baseline import check_output, parse_tolerance
     from torchmem.compare.reading import read_side
     from torchmem.compare.verdict import compare
 
     tolerance = parse_tolerance(arguments.max_peak_increase)
+    check_output(arguments.markdown)
     found = compare(read_side(arguments.before), read_side(arguments.after), tolerance)
+    if arguments.markdown:
+        markdown.write(arguments.markdown, page.comment(found))
     write_out(page.document(found) if arguments.json else page.page(found))
     return found.exit_code
 

@@ -1,4 +1,4 @@
-"""The comparison with a baseline as Markdown, for the comment of a pull request.
+"""A comparison as Markdown, for the comment of a pull request.
 
 The picture is a Mermaid chart, which GitHub and GitLab draw: a comment cannot contain an image
 that is not published somewhere.
@@ -6,15 +6,23 @@ that is not published somewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from torchmem.allocator.sizes import GIB, MIB, format_size
 from torchmem.compare.baseline import Compared, Outcome
-from torchmem.compare.text import headline, largest_changes, signed, words
+from torchmem.compare.text import KEPT, headline, is_kept, largest_changes, signed, words
 from torchmem.compare.usage import Change, UsageDiff
+from torchmem.metrics.colors import ATTENTION, GOOD, STATES
+from torchmem.sample.errors import UsageError
 
 MAX_DETAILS = 10
 MAX_CHANGES = 12
+COLORS = (GOOD, ATTENTION, STATES["exited"])
+"""Of what was less, what is more, and what was there before and still is."""
+THEME = {"themeVariables": {"xyChart": {"plotColorPalette": ", ".join(COLORS)}}}
 MARKS: dict[Outcome, str] = {
     "more": "🔴 more",
     "less": "🟢 less",
@@ -24,17 +32,48 @@ MARKS: dict[Outcome, str] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """One row of the table. before, now: peaks in bytes, None if unknown."""
+
+    name: str
+    outcome: Outcome
+    before: int | None
+    now: int | None
+    diff: UsageDiff | None
+
+
 def page(compared: Sequence[Compared], *, phantom: bool) -> str:
-    """Return the comment: what changed in all, a table, and details of what needs more."""
-    ordered = sorted(compared, key=lambda each: (list(MARKS).index(each.outcome), each.name))
+    """Return the comment on a comparison with a baseline."""
+    note = "Measured with PyTorch's own allocator on a phantom GPU, by torchmem."
+    return comment(summary(compared), map(_compared_row, compared), [note] if phantom else [])
+
+
+def comment(title: str, rows: Iterable[ComparedRow], notes: Iterable[str]) -> str:
+    """Return what changed in all, a table, details of what changed, and notes, in paragraphs."""
+    ordered = sorted(rows, key=lambda each: (list(MARKS).index(each.outcome), each.name))
     blocks = [
-        f"### GPU memory: {summary(compared)}",
+        f"### GPU memory: {title}",
         "\n".join(_table(ordered)),
         *(_details(each) for each in ordered[:MAX_DETAILS] if each.outcome in {"more", "less"}),
+        *notes,
     ]
-    if phantom:
-        blocks.append("Measured with PyTorch's own allocator on a phantom GPU, by torchmem.")
-    return "\n\n".join(blocks) + "\n"
+    return "\n\n".join(filter(None, blocks)) + "\n"
+
+
+def _compared_row(each: Compared) -> ComparedRow:
+    before = each.diff.before.peak_allocated if each.diff else None
+    return ComparedRow(each.name, each.outcome, before, each.entry.usage.peak_allocated, each.diff)
+
+
+def write(path: Path, text: str) -> None:
+    """Write the comment to a file. Raises UsageError if that fails."""
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {path} ({error.strerror}): choose another file for --markdown."
+        ) from None
 
 
 def summary(compared: Sequence[Compared]) -> str:
@@ -51,55 +90,63 @@ def summary(compared: Sequence[Compared]) -> str:
 
 
 def chart(found: UsageDiff) -> str:
-    """Return the components of both peaks as a Mermaid chart; empty if they are unknown."""
-    before, after = found.before.by_component, found.after.by_component
-    names = [name for name in after | before if name != "rounding"]
+    """Return the components of both peaks as a Mermaid chart; empty if they are unknown.
+
+    Mermaid draws bars over each other: what both have hides all but what is more or less.
+    """
+    before, now = found.before.by_component, found.after.by_component
+    names = [name for name in now | before if name != "rounding"]
     if not names or not found.before.uses:
         return ""
-    sizes = [side.get(name, 0) for name in names for side in (before, after)]
-    unit, divisor = ("GiB", GIB) if max(sizes) >= GIB else ("MiB", MIB)
-    labels = ", ".join(f'"{words(name)}: {side}"' for name in names for side in ("before", "now"))
-    bars = ", ".join(f"{size / divisor:.2f}" for size in sizes)
+    pairs = [(before.get(name, 0), now.get(name, 0)) for name in names]
+    largest = max(map(max, pairs))
+    unit, divisor = ("GiB", GIB) if largest >= GIB else ("MiB", MIB)
+    bars = (*zip(*pairs, strict=True), tuple(map(min, pairs)))
     return "\n".join(
         [
             "```mermaid",
+            f"%%{{init: {json.dumps(THEME)}}}%%",
             "xychart-beta horizontal",
-            f'    title "Allocated at the peak, {unit}"',
-            f"    x-axis [{labels}]",
-            f'    y-axis "{unit}" 0 --> {max(sizes) / divisor * 1.05:.2f}',
-            f"    bar [{bars}]",
+            f'    title "{unit} allocated at the peak (orange: more than before, green: less)"',
+            f"    x-axis [{', '.join(json.dumps(words(name)) for name in names)}]",
+            f"    y-axis 0 --> {largest / divisor * 1.05:.2f}",
+            *(f"    bar [{_lengths(sizes, divisor)}]" for sizes in bars),
             "```",
         ]
     )
 
 
-def _table(compared: Sequence[Compared]) -> Iterator[str]:
+def _lengths(sizes: Iterable[int], divisor: int) -> str:
+    return ", ".join(f"{size / divisor:.2f}" for size in sizes)
+
+
+def _table(rows: Sequence[ComparedRow]) -> Iterator[str]:
     yield "| | test or run | before | now | change | largest growth |"
     yield "|---|---|---:|---:|---:|---|"
-    for each in compared:
+    for each in rows:
         found = each.diff
-        before = found.before.peak_allocated if found else None
-        now = each.entry.usage.peak_allocated
         change = signed(found.peak_allocated) if found and found.peak_allocated is not None else ""
         grown = headline(found) if found and each.outcome == "more" else None
-        cells = [MARKS[each.outcome], _code(each.name), _size(before), _size(now), change]
-        yield f"| {' | '.join([*cells, _code(grown) if grown else ''])} |"
+        name = code(each.name) if each.name else ""
+        cells = [MARKS[each.outcome], name, _size(each.before), _size(each.now), change]
+        yield f"| {' | '.join([*cells, code(grown) if grown else ''])} |"
 
 
-def _details(each: Compared) -> str:
+def _details(each: ComparedRow) -> str:
     if each.diff is None:
         return ""
     rows = "\n".join(map(_row, largest_changes(each.diff)[:MAX_CHANGES]))
     heading = "| change | component | module | line |\n|---:|---|---|---|"
-    parts = [f"<details><summary><code>{_escaped(each.name)}</code></summary>"]
-    parts += [part for part in (chart(each.diff), rows and f"{heading}\n{rows}") if part]
+    parts = [f"<details><summary>{code(each.name or 'the run')}</summary>"]
+    kept = escaped(KEPT) if is_kept(each.diff) else ""
+    parts += [part for part in (chart(each.diff), rows and f"{heading}\n{rows}", kept) if part]
     return "\n\n".join([*parts, "</details>"])
 
 
 def _row(change: Change) -> str:
     line = change.line
-    where = f"{_code(line.place)} {_code(line.code) if line.code else ''}".strip() if line else ""
-    module = _code(change.module) if change.module else ""
+    where = f"{code(line.place)} {code(line.code) if line.code else ''}".strip() if line else ""
+    module = code(change.module) if change.module else ""
     return f"| {signed(change.bytes)} | {words(change.component)} | {module} | {where} |"
 
 
@@ -107,12 +154,13 @@ def _size(size: int | None) -> str:
     return "" if size is None else format_size(size)
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     """Return text as code in a table, whatever characters it has."""
-    return f"<code>{_escaped(text)}</code>"
+    return f"<code>{escaped(text)}</code>"
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
+    """Return text that Markdown and HTML show as it is."""
     named = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;", "*": "&#42;"}
     named |= {"_": "&#95;", "\n": " ", "@": "&#64;"}
     return "".join(named.get(character, character) for character in text)

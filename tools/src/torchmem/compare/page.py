@@ -10,6 +10,9 @@ from typing import Any
 
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import MAX_COLUMNS, aligned, counted, joined, wrapped
+from torchmem.compare import markdown
+from torchmem.compare.baseline import Outcome as MarkdownOutcome
+from torchmem.compare.markdown import ComparedRow, code, escaped
 from torchmem.compare.measured import Measured, Side
 from torchmem.compare.text import change_lines, change_values, signed
 from torchmem.compare.usage import usage_values
@@ -25,6 +28,11 @@ TITLES: dict[Outcome, str] = {
     "regression": "Regression",
     "improvement": "Improvement",
     "unchanged": "No regression",
+}
+MARKDOWN_OUTCOMES: dict[Outcome, MarkdownOutcome] = {
+    "regression": "more",
+    "improvement": "less",
+    "unchanged": "same",
 }
 WORDS: dict[Outcome, str] = {"regression": "worse", "improvement": "better", "unchanged": "same"}
 
@@ -79,6 +87,33 @@ def document(found: Comparison) -> str:
         "notes": _note_texts(found),
     }
     return json.dumps(values, allow_nan=False) + "\n"
+
+
+def comment(found: Comparison) -> str:
+    """Return Markdown for the comment of a pull request."""
+    rows = (
+        ComparedRow(
+            part.label,
+            MARKDOWN_OUTCOMES[part.outcome],
+            part.before.usage.peak_allocated,
+            part.after.usage.peak_allocated,
+            part.diff,
+        )
+        for part in found.parts
+    )
+    sides = ("Before", found.before), ("After", found.after)
+    verdicts = [
+        escaped(f"{when}, {side.noun}: {side.verdict}") for when, side in sides if side.verdict
+    ]
+    facts = [
+        f"- {escaped(name)}: {code(before)} before, {code(after)} after"
+        for name, before, after in found.differences
+    ]
+    differing = ["What else differs:\n\n" + "\n".join(facts)] if facts else []
+    notes = [*verdicts, *differing, *map(escaped, _note_texts(found))]
+    title, _, reason = sentence(found).partition(": ")
+    head = f"{title}\n\n{escaped(reason[:1].upper() + reason[1:])}"
+    return markdown.comment(head, rows, notes)
 
 
 def listing(found: Sequence[tuple[Path, RunSummary]]) -> str:

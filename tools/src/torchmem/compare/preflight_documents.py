@@ -146,7 +146,7 @@ def _first_outcome(document: Mapping[str, Any]) -> Mapping[str, Any]:
 def _facts(document: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, str]:
     facts = {
         "PyTorch": str(outcome.get("torch_version") or ""),
-        "GPU": f"{document['card']['product']} (phantom)",
+        "GPU": f"{document['gpu_model']['product']} (phantom)",
         "alloc_conf": document["alloc_conf"] or "",
         "steps": str(document["steps"]),
         "command": " ".join(map(str, document["command"])),

@@ -5,7 +5,7 @@ All sizes are bytes. A part that is unknown is None or missing, never 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,6 +35,9 @@ allocated in its backward pass, in the optimizer's step or before the first forw
 of the others. held: allocated before the current step, and none of the others. workspaces: kept by
 PyTorch for cuBLAS. The other names are those of `torchmem_component_peak_bytes`.
 """
+
+HELD = "held"
+"""The component of what earlier steps allocated and nothing else explains: a leak grows it."""
 
 T = TypeVar("T")
 
@@ -128,7 +131,7 @@ class UsageDiff:
 
     Each tuple has what differs, the largest growth first and the largest decrease last. by_module
     is by component and module, by_line by component, module and line; both are without what has no
-    known module or line.
+    known module or line. An edited line is one line, see `_edited`.
     """
 
     before: Usage
@@ -136,6 +139,12 @@ class UsageDiff:
     by_component: tuple[Change, ...] = ()
     by_module: tuple[Change, ...] = ()
     by_line: tuple[Change, ...] = ()
+
+    @property
+    def held(self) -> int:
+        """By how many bytes grew what steps leave for later ones; 0 if it did not."""
+        changes = (each.bytes for each in self.by_component if each.component == HELD)
+        return max(0, next(changes, 0))
 
     @property
     def peak_allocated(self) -> int | None:
@@ -158,7 +167,7 @@ def diff(before: Usage, after: Usage) -> UsageDiff:
         after,
         by_component=_changes(before, after, lambda use: Use(use.component, 0)),
         by_module=_changes(before, after, _of_module),
-        by_line=_changes(before, after, _of_line),
+        by_line=_sorted(_edited(_changes(before, after, _of_line))),
     )
 
 
@@ -242,6 +251,26 @@ def _changes(
         for key, (first, second) in sums.items()
         if first != second
     )
+
+
+def _edited(changes: Iterable[Change]) -> Iterator[Change]:
+    """Join lines that are gone with the new ones of the same component, module and function.
+
+    They are the same lines with another text if there are as many of them.
+    """
+    groups: dict[tuple[Any, ...], list[Change]] = {}
+    for change in changes:
+        line = change.line or SourceLine("")
+        groups.setdefault((change.component, change.module, *line.key[:2]), []).append(change)
+    for group in groups.values():
+        gone = sorted((each for each in group if not each.after), key=_place)
+        new = sorted((each for each in group if not each.before), key=_place)
+        if len(gone) != len(new):
+            yield from group
+            continue
+        yield from (each for each in group if each.before and each.after)
+        pairs = (replace(late, before=early.before) for early, late in zip(gone, new, strict=True))
+        yield from (each for each in pairs if each.bytes)
 
 
 def _sorted(changes: Iterable[Change]) -> tuple[Change, ...]:

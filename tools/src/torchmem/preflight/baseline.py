@@ -97,8 +97,7 @@ def checked_options(arguments: argparse.Namespace) -> BaselineOptions | None:
     if not (arguments.save_baseline or arguments.baseline):
         raise UsageError(f"--{given[0]} needs a baseline: add --baseline FILE.")
     for path in (arguments.save_baseline, arguments.markdown):
-        if path and not path.parent.is_dir():
-            raise UsageError(f"there is no directory {path.parent}: create it first.")
+        files.check_output(path)
     tolerance = files.DEFAULT_TOLERANCE
     if arguments.tolerance:
         tolerance = files.parse_tolerance(arguments.tolerance)
@@ -132,7 +131,7 @@ def check(
         files.save(options.save, saved)
         print(f"torchmem: saved {len(saved)} in {options.save}.", file=sys.stderr)
     if options.markdown:
-        _write(options.markdown, markdown.page(compared, phantom=True))
+        markdown.write(options.markdown, markdown.page(compared, phantom=True))
     return BaselineResult(tuple(compared), " ".join(problems) or None)
 
 
@@ -197,12 +196,3 @@ def _peaks(again: Sequence[dict[str, BaselineEntry]], name: str) -> list[int]:
 
 def _peak(entry: BaselineEntry) -> int:
     return entry.usage.peak_allocated or 0
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise UsageError(
-            f"cannot write {path} ({error.strerror}): choose another file for --markdown."
-        ) from None

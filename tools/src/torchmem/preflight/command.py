@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.cli.flags import add_flag
+from torchmem.compare.baseline_flags import BASELINE_FLAGS
 from torchmem.sample.errors import TorchmemError
 
 if TYPE_CHECKING:
@@ -233,30 +234,9 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_baseline_flags(group: argparse._ArgumentGroup) -> None:
-    """Declare the flags."""
-    group.add_argument(
-        "--save-baseline",
-        metavar="FILE",
-        type=Path,
-        help="write what the run needs to a JSON file to be reviewed like a lock file",
-    )
-    group.add_argument(
-        "--baseline",
-        metavar="FILE",
-        type=Path,
-        help="compare with such a file: exit code 1, and what changed, if the run needs more",
-    )
-    group.add_argument(
-        "--tolerance",
-        metavar="PERCENT",
-        help="growth of the peak that is accepted, such as 2%% (default 1%%)",
-    )
-    group.add_argument(
-        "--markdown",
-        metavar="FILE",
-        type=Path,
-        help="write the comparison for the comment of a pull request",
-    )
+    for name, metavar, text in BASELINE_FLAGS:
+        kind = Path if metavar == "FILE" else str
+        group.add_argument(f"--{name}", metavar=metavar, type=kind, help=text)
 
 
 def _run_checked(

@@ -78,7 +78,7 @@ def dump_document(kind: str, plan: RunPlan, values: dict[str, Any]) -> str:
         "phantom": True,
         "kind": kind,
         "command": list(plan.command),
-        "card": asdict(plan.gpu),
+        "gpu_model": asdict(plan.gpu),
         "gpus": plan.devices,
         "steps": plan.steps,
         "alloc_conf": plan.alloc_conf,
@@ -116,16 +116,16 @@ def _comparison(report: PreflightReport, comparison: PreflightComparison) -> dic
     return {
         "method": comparison.method,
         "settings": whatif_values(comparison.settings),
-        "cards": [_gpu(report, row) for row in comparison.gpus],
+        "gpu_models": [_gpu(report, row) for row in comparison.gpus],
     }
 
 
 def _gpu(report: PreflightReport, row: GpuModelRow) -> dict[str, Any]:
     result, grows = row.result, growth_on(report, row)
     if result.refused is not None:
-        return {"card": asdict(row.gpu), "refused": result.refused}
+        return {"gpu_model": asdict(row.gpu), "refused": result.refused}
     return {
-        "card": asdict(row.gpu),
+        "gpu_model": asdict(row.gpu),
         "fits": result.oom is None and grows is None,
         "steps_left": grows.steps_left if grows and result.oom is None else None,
         "peak_reserved": result.peak_reserved,

@@ -160,7 +160,7 @@ def _cell_values(cell: CellResult, matrix: Matrix) -> dict[str, Any]:
         "values": dict(zip(names, cell.cell.values, strict=True)),
         "command": list(plan.command),
         "environment": dict(plan.environment),
-        "card": asdict(plan.gpu),
+        "gpu_model": asdict(plan.gpu),
         "alloc_conf": plan.alloc_conf,
         "placement": asdict(plan.placement) if plan.placement else None,
         "fits": cell.fits,

@@ -1,6 +1,6 @@
 """The hooks, options, marker and fixture of the plugin; see docs/memory-tests.md.
 
-It imports neither torch nor the rest of torchmem before a test is measured.
+It imports neither torch nor torchmem's own code before a test is measured.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from torchmem.compare.baseline_flags import BASELINE_FLAGS
 from torchmem.pytest_plugin.marker import DEFAULT_GPU_MODEL, NAME
 
 if TYPE_CHECKING:
@@ -43,26 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="the phantom GPU of tests that name none: see torchmem preflight --list-gpu-models "
         f"(default: {DEFAULT_GPU_MODEL})",
     )
-    group.addoption(
-        "--gpu-memory-save-baseline",
-        metavar="FILE",
-        help="write what the tests use to a JSON file to be reviewed like a lock file",
-    )
-    group.addoption(
-        "--gpu-memory-baseline",
-        metavar="FILE",
-        help="fail tests that use more than in such a file",
-    )
-    group.addoption(
-        "--gpu-memory-tolerance",
-        metavar="PERCENT",
-        help="growth of a peak that is accepted, such as 2%% (default: 1%%)",
-    )
-    group.addoption(
-        "--gpu-memory-markdown",
-        metavar="FILE",
-        help="write the comparison for the comment of a pull request",
-    )
+    for name, metavar, text in BASELINE_FLAGS:
+        group.addoption(f"--gpu-memory-{name}", metavar=metavar, help=text)
     parser.addini(NAME, "measure the GPU memory of tests (--gpu-memory)", "bool", default=False)
     for name in ("gpu_model", "baseline", "tolerance"):
         parser.addini(f"{NAME}_{name}", f"the default of --gpu-memory-{name.replace('_', '-')}")

@@ -54,20 +54,20 @@ def options_of(config: pytest.Config) -> Options:
         given = config.getoption(f"{NAME}_{name}")
         return str(given or config.getini(f"{NAME}_{name}") or "")
 
-    save, page = (config.getoption(f"{NAME}_{name}") for name in ("save_baseline", "markdown"))
+    written = (config.getoption(f"{NAME}_{name}") for name in ("save_baseline", "markdown"))
+    save, page = (Path(path) if path else None for path in written)
     for path in (save, page):
-        if path and not Path(path).absolute().parent.is_dir():
-            raise UsageError(f"there is no directory {Path(path).parent}: create it first.")
+        files.check_output(path)
     known, tolerance = value("baseline"), value("tolerance")
     if known and config.getini(f"{NAME}_baseline") == known:
         known = str(config.rootpath / known)
     return Options(
         report=config.getoption(f"{NAME}_report"),
         gpu_model=value("gpu_model") or DEFAULT_GPU_MODEL,
-        save=Path(save).absolute() if save else None,
+        save=save.absolute() if save else None,
         baseline=files.load(Path(known)) if known and not save else None,
         tolerance=files.parse_tolerance(tolerance) if tolerance else files.DEFAULT_TOLERANCE,
-        markdown=Path(page).absolute() if page else None,
+        markdown=page.absolute() if page else None,
     )
 
 
@@ -90,8 +90,8 @@ def skipped_at_import(path: Path) -> str | None:
         return None
     return (
         f"{path.name} skips all its tests at import, because this process has no GPU: write the "
-        "condition as @pytest.mark.skipif with a function or as a skip in a fixture, which run on "
-        "the phantom GPU."
+        "condition as @pytest.mark.skipif at the tests or as a skip in a fixture, which are "
+        "evaluated on the phantom GPU."
     )
 
 

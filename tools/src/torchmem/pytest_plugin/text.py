@@ -6,7 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
 from torchmem.compare.baseline import Compared
-from torchmem.compare.text import change_lines, headline, held_lines, signed, words
+from torchmem.compare.text import (
+    change_lines,
+    headline,
+    held_lines,
+    kept_lines,
+    signed,
+    words,
+)
 from torchmem.compare.usage import Usage
 from torchmem.phantom.gpus import CATALOG
 from torchmem.pytest_plugin.limits import MemoryLimits
@@ -37,7 +44,8 @@ def limit_failure(measured: MeasuredTest, limits: MemoryLimits) -> str | None:
             held = held_lines(left, LEFT) if left else ()
             is_peak = len(problems) > limits.leaks(usage)
             lines = [*head, _place(measured.conditions), *held]
-            return "\n".join([*lines, *(held_lines(usage) if is_peak else ())])
+            peak = [*held_lines(usage), *kept_lines(usage)] if is_peak else []
+            return "\n".join([*lines, *peak])
     return None
 
 

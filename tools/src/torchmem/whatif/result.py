@@ -12,8 +12,6 @@ from typing import Any, Literal
 from torchmem.sample.sample import OomCause, OomDetail
 from torchmem.simulator.blocks import BlockOrder
 
-PUBLISHED_NAMES = {"gpu_bytes": "card_bytes", "gpu_source": "card_source"}
-"""Names in the JSON of fields that have other names here."""
 SCHEMA = 1
 
 Start = Literal["recorded", "empty", "packed", "switched"]
@@ -202,9 +200,7 @@ def whatif_values(result: WhatIf) -> dict[str, Any]:
 
     A timeline becomes one list for each of its columns.
     """
-    values: dict[str, Any] = {
-        PUBLISHED_NAMES.get(name, name): value for name, value in asdict(result).items()
-    }
+    values: dict[str, Any] = asdict(result)
     values["fidelity"] |= {"share": result.fidelity.share, "trusted": result.fidelity.trusted}
     values["outcomes"] = [_replay_values(replay) for replay in result.outcomes]
     return values
