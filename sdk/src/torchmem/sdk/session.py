@@ -22,7 +22,7 @@ from torchmem.sample.release_messages import MAX_WANTED_BYTES
 from torchmem.sample.release_tiers import SETTING_TIERS, TIERS
 from torchmem.sample.sample import Ending, Sample
 from torchmem.sdk.context import Context
-from torchmem.sdk.engine import EnginePart, EngineSource
+from torchmem.sdk.engine import EnginePart, EngineSource, failed_wake_up
 from torchmem.sdk.identity import identify, is_multiprocessing_child
 from torchmem.sdk.iteration import Iteration, batch_shape
 from torchmem.sdk.monitor import Build, Monitor
@@ -208,6 +208,7 @@ class Session:
         this user are asked too, for at most `timeout` seconds.
         """
         engine, release = self._context.engine, self._monitor.part(ReleasePart)
+        engine.waking = None if parts is None else frozenset(parts)
         if release is not None and engine.device is not None and engine.asleep_bytes:
             release.make_room(engine.asleep_of(parts), timeout, engine.device)
 
@@ -223,7 +224,7 @@ class Session:
         try:
             yield
         except Exception as error:
-            self._on_engine_error(error)
+            self._on_engine_error(error, wakes=not sleeps)
             raise
         finally:
             state.is_moving = False
@@ -231,10 +232,14 @@ class Session:
             self._read_engine(part.slept if part and sleeps else None)
 
     @shield
-    def _on_engine_error(self, error: BaseException) -> None:
+    def _on_engine_error(self, error: BaseException, *, wakes: bool) -> None:
         """Count an OOM of the engine's own allocator, which the engine may survive."""
         with self.errors.suppress("exit"):
             oom = library_oom(error)
+            part = self._monitor.part(EnginePart)
+            if oom is not None and wakes and part is not None:
+                part.changed()
+                oom = failed_wake_up(oom, self._context.engine)
             if oom is not None:
                 self._monitor.on_library_oom(oom)
 
