@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 from serving.conftest import MINUTES, Run, run_engine
 
-pytestmark = [pytest.mark.serving, pytest.mark.timeout(25 * MINUTES)]
+pytestmark = [
+    pytest.mark.serving,
+    pytest.mark.timeout(25 * MINUTES),
+    pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not here: make test-serving"),
+]
 
 STEPS = 4
 

@@ -74,6 +74,7 @@ def main() -> None:
         max_model_len=1024,
         max_num_seqs=16,
         gpu_memory_utilization=0.92,
+        worker_extension_cls="phantom_vllm.Leaking",
         **lora,
     )
     note("started")
@@ -91,6 +92,12 @@ def main() -> None:
         note(f"asleep {level}")
         engine.wake_up()
         note(f"awake {level}")
+    for _ in range(5):
+        engine.collective_rpc("leak", args=(64,))
+        engine.sleep(1)
+        note("leaking", 0.5)
+        engine.wake_up()
+    note("leaked")
     engine.sleep(2)
     engine.wake_up(tags=["weights"])
     note("weights awake")

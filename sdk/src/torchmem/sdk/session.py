@@ -353,8 +353,9 @@ class Session:
         """Call `callback` when memory is short, so that the script can free what it does not need.
 
         The tiers `hooks` and `emergency` of the setting `release` call it, in the training thread:
-        at the end of a step, or after an OutOfMemoryError that the script catches. `release` and
-        `torchmem release --hooks` call it too. It receives the number of bytes wanted, and may
+        at the end of a step, or after an OutOfMemoryError that the script catches. The tier
+        `neighbors` calls it for an inference engine of another process that wakes up. `release`
+        and `torchmem release --hooks` call it too. It receives the number of bytes wanted, and may
         return the number of bytes freed. Callbacks are called in order of priority, lowest first,
         until enough is free. A callback is dropped with a warning if it raises, takes too long, or
         frees less than half of what it returned three times in a row. To remove it, call `remove()`
