@@ -241,6 +241,15 @@ def test_what_each_sleep_leaves(open_session: Opener, published: Published) -> N
     assert Engine("vllm", residual_bytes=(1, 2, 3)).residual_growth is None
 
 
+def test_what_stays_may_begin_to_grow_later() -> None:
+    """After a steady time, as many growing sleeps count as are no accident."""
+    steady = (50, 50)
+
+    assert Engine("vllm", residual_bytes=(*steady, *range(51, 57))).residual_growth == 0
+    assert Engine("vllm", residual_bytes=(*steady, *range(52, 66, 2))).residual_growth == 2
+    assert Engine("vllm", residual_bytes=(*range(10), 9, 9)).residual_growth == 0
+
+
 def test_nothing_is_released_while_the_engine_moves(
     open_session: Opener, published: Published
 ) -> None:

@@ -92,7 +92,7 @@ def main() -> None:
         note(f"asleep {level}")
         engine.wake_up()
         note(f"awake {level}")
-    for _ in range(5):
+    for _ in range(7):
         engine.collective_rpc("leak", args=(64,))
         engine.sleep(1)
         note("leaking", 0.5)
