@@ -38,22 +38,40 @@ class Case:
     busy: float = 0.6
 
 
-ENGINE, PAIR = "vllm-lora", "two-processes"
+ENGINE, PAIR = "vllm", "two-processes"
+IDLE, OUT_OF_MEMORY = "TorchmemGpuIdle", "TorchmemOutOfMemory"
+CANNOT_WAKE, LEAK = "TorchmemEngineCannotWake", "TorchmemEngineSleepLeak"
 CASES = {
     "serving": Case(ENGINE, (("started", 0), ("served", 1), ("served long", 30))),
-    "standby": Case(ENGINE, (("served long", 0),), frozenset({"TorchmemGpuIdle"}), busy=0.0),
+    "standby": Case(ENGINE, (("served long", 0),), frozenset({IDLE}), busy=0.0),
     "beside-a-neighbor": Case(ENGINE, (("served", 0), ("beside a neighbor", 10))),
     "asleep": Case(ENGINE, (("served", 0), ("asleep 1", 10)), busy=0.0),
     "woken": Case(ENGINE, (("asleep 1", 0), ("awake 1", 10))),
-    "half-awake": Case(ENGINE, (("asleep 2", 0), ("weights awake", 10)), busy=0.0),
-    "cannot-wake": Case(ENGINE, (("asleep 2", 0), ("asleep beside a neighbor", 10)), busy=0.0),
-    "failed-to-wake": Case(
-        ENGINE, (("asleep beside a neighbor", 0), ("after a failed wake-up", 4)), busy=0.0
+    "half-awake": Case(ENGINE, (("asleep 2", 0), ("weights awake", 10))),
+    "cannot-wake": Case(
+        ENGINE, (("asleep 2", 0), ("asleep beside a neighbor", 10)), frozenset({CANNOT_WAKE})
     ),
-    "one-process": Case("trl", (("step 1", 0), ("step 4", 30))),
-    "two-processes": Case(PAIR, (("asleep", 0), ("woken beside a training", 20))),
-    "borrowed": Case(PAIR, (("asleep", 0), ("the trainer has borrowed", 10))),
-    "sglang": Case("sglang", (("served", 0), ("asleep", 30), ("served again", 60))),
+    "failed-to-wake": Case(
+        ENGINE,
+        (("asleep beside a neighbor", 0), ("after a failed wake-up", 2)),
+        frozenset({CANNOT_WAKE, OUT_OF_MEMORY}),
+    ),
+    "leaking": Case(ENGINE, (("awake 2", 0), ("leaked", 10)), frozenset({LEAK})),
+    "in-one-process": Case("trl", (("step 1", 0), ("step 4", 30))),
+    "in-turns": Case(
+        PAIR,
+        (
+            ("asleep", 0),
+            ("the trainer has borrowed", 10),
+            ("woken beside a training", 13),
+            ("the trainer has cached", 40),
+            ("woken beside an idle trainer", 43),
+        ),
+    ),
+    "borrowed-for-long": Case(
+        PAIR, (("asleep", 0), ("the trainer has borrowed", 10)), frozenset({CANNOT_WAKE})
+    ),
+    "sglang": Case("sglang", (("served", 0), ("asleep", 30), ("awake", 59), ("served again", 60))),
 }
 
 
@@ -66,10 +84,11 @@ def series(case: Case, node: str) -> Iterator[tuple[str, str]]:
     for name in sorted(names):
         values = [_values(name, known[state], *span) for (state, *_), span in _spans(periods)]
         yield name.replace("{", labels, 1).replace(",}", "}"), " ".join(values)
-    gpus = {label for name in names for label in re.findall(r'uuid="[^"]+"', name)}
     count = MINUTES * 60 // SCRAPE_SECONDS
-    for gpu in sorted(gpus):
-        yield f"nvml_utilization_ratio{{{labels[1:]}gpu=\"0\",{gpu},engine=\"gpu\"}}", f"{case.busy}x{count}"
+    (gpu,) = {label for name in names for label in re.findall(r'gpu="0",.*?(uuid="[^"]+")', name)}
+    utilization = f'nvml_utilization_ratio{labels}gpu="0",{gpu},engine="gpu"}}'
+    yield utilization, f"{case.busy}x{count}"
+    yield f"up{labels}}}".replace(",}", "}"), f"1x{count}"
 
 
 def _spans(
@@ -84,7 +103,7 @@ def _values(name: str, page: Recording, begin: int, end: int) -> str:
     """Return the values of a series while a state lasts."""
     value, count = page.values.get(name), end - begin
     if value is None:
-        return f"_x{count}"
+        return f"stale _x{count - 1}"
     if "_timestamp_seconds{" not in name:
         return f"{value!r}x{count - 1}"
     age, start = page.time - value, begin * SCRAPE_SECONDS

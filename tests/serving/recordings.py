@@ -1,6 +1,6 @@
 """Recordings of real engines: what the exporter said in each state, as one table of series.
 
-`WRITE_RECORDINGS=1 make test-serving` makes them again. The tests of the rules read them, which
+`WRITE_RECORDINGS=1 make test-serving test-sglang` makes them again. The tests of the rules read them, which
 need no engine.
 """
 

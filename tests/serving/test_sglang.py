@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from serving import recordings
 from serving.conftest import MINUTES, Run, State, run_engine
 
 pytestmark = [
@@ -24,7 +25,9 @@ SCHEDULER = {"script": "launch_server.py", "world_size": "1"}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return what the server goes through."""
-    return run_engine("sglang_server.py", tmp_path_factory.mktemp("sglang"))
+    found = run_engine("sglang_server.py", tmp_path_factory.mktemp("sglang"))
+    recordings.write("sglang", {name: state.text for name, state in found.states.items()})
+    return found
 
 
 def scheduler(state: State) -> str:

@@ -26,7 +26,16 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """Return what an engine goes through with LoRA adapters, or with CUDA graphs."""
     found = run_engine("vllm_engine.py", tmp_path_factory.mktemp("vllm"), str(request.param))
     pages = {name: state.text for name, state in found.states.items()}
-    recordings.write(f"vllm-{request.param}", pages)
+    if request.param == "lora":
+        recordings.write("vllm", pages)
+    return found
+
+
+@pytest.fixture(scope="module")
+def beyond(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Return what an engine goes through whose requests need more than the profile run."""
+    found = run_engine("vllm_engine.py", tmp_path_factory.mktemp("vllm"), "logprobs")
+    recordings.write("vllm-beyond", {name: state.text for name, state in found.states.items()})
     return found
 
 
@@ -105,6 +114,20 @@ def test_the_plan_is_vllms_own(run: Run) -> None:
     assert 0 < peaks["activations"] < planned["activations"]
     assert abs((state.mib("torchmem_engine_kv_cache_advice_bytes") or 0) - expected) < SKEW
     assert run.states["served"].mib("torchmem_engine_kv_cache_advice_bytes") is None
+
+
+def test_requests_that_need_more_than_the_plan(beyond: Run) -> None:
+    """Log probabilities of prompts are in no profile run: the KV cache should be smaller."""
+    within, state = (beyond.states[f"{name} the plan"] for name in ("within", "beyond"))
+    planned = state.mib("torchmem_engine_planned_bytes", part="activations") or 0
+    cache = state.mib("torchmem_engine_memory_bytes", part="kv_cache") or 0
+    before, after = (
+        each.mib("torchmem_engine_peak_bytes", part="activations") or 0 for each in (within, state)
+    )
+
+    assert before < planned < after - 150
+    assert 0 < (state.mib("torchmem_engine_kv_cache_advice_bytes") or 0) < cache
+    assert sum(state.all("torchmem_sdk_errors_total")) == 0
 
 
 def test_a_neighbor_bounds_the_headroom_of_an_idle_engine(run: Run) -> None:

@@ -60,8 +60,34 @@ def prompts(count: int) -> list[Any]:
     return [{"prompt_token_ids": list(range(1, 33))} for _ in range(count)]
 
 
+def need_more_than_planned() -> None:
+    """Serve requests for log probabilities of prompts, which no profile run makes."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        MODEL,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=1024,
+        max_num_seqs=16,
+        max_num_batched_tokens=1024,
+        hf_overrides={"vocab_size": 256_000},
+    )
+    plain = SamplingParams(max_tokens=900, detokenize=False, ignore_eos=True)
+    engine.generate(prompts(16), plain, use_tqdm=False)
+    note("within the plan")
+    settings = SamplingParams(max_tokens=200, detokenize=False, ignore_eos=True, prompt_logprobs=5)
+    long: list[Any] = [{"prompt_token_ids": list(range(1, 801))}]
+    engine.generate(long, settings, use_tqdm=False)
+    note("beyond the plan")
+
+
 def main() -> None:
     """Go through all states."""
+    if "logprobs" in sys.argv:
+        need_more_than_planned()
+        return
     from vllm import LLM, SamplingParams
 
     lora = {"enable_lora": True, "max_lora_rank": 64, "max_loras": 4} if "lora" in sys.argv else {}
