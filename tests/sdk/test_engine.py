@@ -21,6 +21,7 @@ from torchmem.sdk.engine import MIN_STEPS, divided, kv_cache_advice
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.blocks import Block
 from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 
 MIB = 1 << 20
@@ -144,15 +145,20 @@ def sleep_beside(server: Server, neighbor: int = 0) -> None:
     server.move("weights", "runtime", "kv_cache", sleeps=True)
 
 
-def fail_to_wake_up(server: Server, *parts: str, freed: Iterable[int] = ()) -> None:
+def fail_to_wake_up(server: Server, *parts: str, freed: Iterable[Block] = ()) -> None:
     """Have the engine wake up all but the KV cache, and fail; blocks are freed into the cache."""
     server.gpu.use.cells[1] += WEIGHTS + RUNTIME
     server.session.engine_wakes(parts or None, timeout=0)
-    with pytest.raises(RuntimeError, match="CUDA Error"), server.session.engine_moves():
-        for block in freed:
-            server.allocator.free(block)
-        server.engine.held = allocations("kv_cache")
-        raise RuntimeError("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp")
+
+    def wake_up() -> None:
+        with server.session.engine_moves():
+            for block in freed:
+                server.allocator.free(block)
+            server.engine.held = allocations("kv_cache")
+            raise RuntimeError("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp")
+
+    with pytest.raises(RuntimeError, match="CUDA Error"):
+        wake_up()
 
 
 def test_a_failed_wake_up_is_published_and_counted(
@@ -196,11 +202,10 @@ def test_the_report_of_a_failed_wake_up(open_session: Opener, tmp_path: Path) ->
         "The engine could not wake up: 51.30 GiB was missing, and 58.59 GiB (73% of the GPU) was "
         "held by other processes"
     )
-    assert failure_reason(report) == (
-        "To wake up, the vllm engine was still to take 71.60 GiB from the driver on cuda:0, outside "
-        "PyTorch's allocator.",
-        "The driver had 20.30 GiB free.",
-        "Other processes, or libraries other than PyTorch, held 58.59 GiB.",
+    assert " ".join(failure_reason(report)) == (
+        "To wake up, the vllm engine was still to take 71.60 GiB from the driver on cuda:0, "
+        "outside PyTorch's allocator. The driver had 20.30 GiB free. Other processes, or libraries "
+        "other than PyTorch, held 58.59 GiB."
     )
     advice = [remedy.text for remedy in remedies(report)]
     assert advice[0].startswith("Find out what holds the memory")

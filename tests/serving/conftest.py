@@ -37,7 +37,7 @@ MODEL = {
 
 @dataclass(frozen=True)
 class State:
-    """What the exporter said in one state of the engine, and what the engine's `own` metrics did."""
+    """What the exporter said in one state of an engine, and what the engine's `own` page did."""
 
     text: str
     own: str = ""

@@ -1,7 +1,7 @@
 """Recordings of real engines: what the exporter said in each state, as one table of series.
 
-`WRITE_RECORDINGS=1 make test-serving test-sglang` makes them again. The tests of the rules read them, which
-need no engine.
+`WRITE_RECORDINGS=1 make test-serving test-sglang` makes them again. The tests of the rules read
+them, which need no engine.
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ def main() -> None:
 
     engine.sleep(1)
     time.sleep(1)
-    free, asleep = mib("nvml_memory_free_bytes"), mib("torchmem_engine_memory_bytes", state="asleep")
-    beyond = free - asleep
+    free = mib("nvml_memory_free_bytes")
+    beyond = free - mib("torchmem_engine_memory_bytes", state="asleep")
     note(
         "asleep",
         takes_too_much=trainer.does(f"wait {beyond + GIB} 2"),

@@ -25,7 +25,7 @@ asked: list[int] = []
 def give_back(wanted: int) -> int:
     """Give back what is kept."""
     asked.append(wanted)
-    freed = sum(tensor.nbytes for tensor in kept)
+    freed = sum(int(tensor.nbytes) for tensor in kept)
     kept.clear()
     return freed
 

@@ -48,11 +48,10 @@ class Server:
     """SGLang's server, started by `torchmem run`."""
 
     def __init__(self) -> None:
-        port = free_port()
-        self._url = f"http://127.0.0.1:{port}"
+        self._port = free_port()
         command = [sys.executable, "-m", "torchmem.cli", "run", "--name", NAME, "--"]
         command += [sys.executable, "-W", "ignore", "-m", "sglang.launch_server"]
-        command += ["--model-path", MODEL, "--served-model-name", NAME, "--port", str(port)]
+        command += ["--model-path", MODEL, "--served-model-name", NAME, "--port", str(self._port)]
         command += ["--load-format", "dummy", "--skip-tokenizer-init", "--enable-metrics"]
         command += ["--enable-memory-saver", "--mem-fraction-static", "0.8", *sys.argv[4:]]
         home = cuda_home(Path(OUT).parent)
@@ -67,7 +66,7 @@ class Server:
         while time.monotonic() < deadline:
             assert self._process.poll() is None, "the server has ended"
             try:
-                urlopen(f"{self._url}/health", timeout=5).read()
+                urlopen(f"http://127.0.0.1:{self._port}/health", timeout=5).read()
             except (URLError, OSError):
                 time.sleep(1)
             else:
@@ -77,15 +76,15 @@ class Server:
     def post(self, path: str, **body: Any) -> str:
         """Send a request and return the answer."""
         request = Request(
-            f"{self._url}/{path}",
+            f"http://127.0.0.1:{self._port}/{path}",
             json.dumps(body).encode(),
             {"Content-Type": "application/json"},
         )
-        return str(urlopen(request, timeout=300).read().decode())
+        return str(urlopen(request, timeout=300).read().decode())  # noqa: S310 - on loopback
 
     def metrics(self) -> str:
         """Return the server's own metrics."""
-        return str(urlopen(f"{self._url}/metrics").read().decode())
+        return str(urlopen(f"http://127.0.0.1:{self._port}/metrics").read().decode())
 
     def end(self) -> None:
         """End the server and its workers."""

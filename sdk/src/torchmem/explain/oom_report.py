@@ -312,8 +312,8 @@ def _wake_up(report: OomReport, gpu: str) -> Iterator[str]:
     engine, missing = report.device.engine, report.oom.requested_bytes or 0
     name = engine.name if engine else "inference"
     yield (
-        f"To wake up, the {name} engine was still to take {format_size(missing)} from the driver on "
-        f"{gpu}, outside PyTorch's allocator."
+        f"To wake up, the {name} engine was still to take {format_size(missing)} from the driver "
+        f"on {gpu}, outside PyTorch's allocator."
     )
     yield f"The driver had {format_size(report.driver_free_bytes)} free."
     outside = report.outside_bytes

@@ -201,7 +201,7 @@ ALLOC_RETRIES = _group.counter(
 OOMS = _group.counter(
     "torchmem_ooms_total",
     "OutOfMemoryErrors raised, caught or not, by cause: capacity, fragmentation, limit, external, "
-    "pending; and those of libraries that nothing caught: library.",
+    "pending; those of libraries that nothing caught: library; and engines that could not wake up.",
     "cause",
 )
 OOM_REJECTIONS = _group.counter(

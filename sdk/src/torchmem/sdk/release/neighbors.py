@@ -82,9 +82,9 @@ class Neighbors:
         asked, waited = -ASK_SECONDS, found.wait_seconds or 0.0
         needed = wanted + left()
         obtainable = self._free if for_engine else self._obtainable
-        while not (is_there := self._is_there(found, wanted, obtainable(found) >= needed, take)) and (
-            now < started + seconds
-        ):
+        while not (
+            is_there := obtainable(found) >= needed and self._has_taken(found, wanted, take)
+        ) and (now < started + seconds):
             if now >= asked + ASK_SECONDS:
                 asked, needed = now, wanted + left()
                 with ignore(OSError):  # the memory may come without a request
@@ -95,11 +95,7 @@ class Neighbors:
             found.wait_seconds = waited + now - started
         return is_there
 
-    def _is_there(
-        self, device: DeviceRelease, wanted: int, is_obtainable: bool, take: bool
-    ) -> bool:
-        if not is_obtainable:
-            return False
+    def _has_taken(self, device: DeviceRelease, wanted: int, take: bool) -> bool:
         return not take or self._take is None or self._take(device, wanted)
 
     def _device(self, index: int | None) -> DeviceRelease | None:
