@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -29,9 +30,21 @@ def scrape() -> str:
     return str(urlopen(f"http://{ADDRESS}/metrics").read().decode())
 
 
+def published_at() -> list[float]:
+    """Return when each process has written its newest sample, in Unix seconds."""
+    found = re.findall(r"^torchmem_sample_timestamp_seconds{.*} (\S+)$", scrape(), re.MULTILINE)
+    return [float(each) for each in found]
+
+
 def note(state: str, seconds: float = 3.0) -> None:
-    """Record a state that has lasted for some seconds."""
+    """Record a state that has lasted for some seconds, and that all processes have published.
+
+    A process that does nothing publishes every 15 seconds, on a busy machine later.
+    """
+    begun, deadline = time.time(), time.monotonic() + 60
     time.sleep(seconds)
+    while min(published_at(), default=begun) < begun and time.monotonic() < deadline:
+        time.sleep(0.5)
     with Path(OUT).open("a") as lines:
         lines.write(json.dumps({"state": state, "text": scrape()}) + "\n")
     print(f"=== {state}", flush=True)
