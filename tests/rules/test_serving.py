@@ -57,6 +57,11 @@ CASES = {
         frozenset({CANNOT_WAKE, OUT_OF_MEMORY}),
     ),
     "leaking": Case(ENGINE, (("awake 2", 0), ("leaked", 10)), frozenset({LEAK})),
+    "beyond-the-plan": Case(
+        "vllm-beyond",
+        (("within the plan", 0), ("beyond the plan", 10)),
+        frozenset({"TorchmemEngineAbovePlan"}),
+    ),
     "in-one-process": Case("trl", (("step 1", 0), ("step 4", 30))),
     "in-turns": Case(
         PAIR,
