@@ -9,13 +9,14 @@ CUDA_TORCH ?= torch===2.13.0
 FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16.0 deepspeed==0.19.8
 # The inference engine, and the trainer that has it in its own process.
 SERVING := vllm==0.33.0 trl==1.16.0
+SGLANG := sglang==0.5.23
 # A test runs a notebook.
 NOTEBOOKS := nbclient==0.11.0 ipykernel==7.4.0
 # It is below 1.0, so each release may change the pages.
 SITE_GENERATOR := zensical==0.0.73
 BIN := $(VENV)/bin
 
-.PHONY: help demo stack test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-gpu clean
+.PHONY: help demo stack test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-sglang test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -125,8 +126,19 @@ $(SERVING_VENV)/.serving: pyproject.toml $(SERVING_OVERRIDES)
 test-serving: $(SERVING_VENV)/.serving  ## Test with the real vLLM and TRL on the phantom GPU; own environment, 9 GB of disk.
 	$(SERVING_VENV)/bin/python -m pytest -m serving tests/serving $(ARGS)
 
+SGLANG_VENV ?= .venv-sglang
+
+$(SGLANG_VENV)/.serving: pyproject.toml
+	$(PYTHON) -m venv $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/python -m pip install --quiet uv
+	$(SGLANG_VENV)/bin/uv pip install --quiet --python $(SGLANG_VENV) $(SGLANG) --editable '.[dev]'
+	touch $@
+
+test-sglang: $(SGLANG_VENV)/.serving  ## Test with the real SGLang, which needs other releases than vLLM; own environment, 11 GB of disk.
+	$(SGLANG_VENV)/bin/python -m pytest -m serving tests/serving/test_sglang.py $(ARGS)
+
 test-gpu: $(CUDA_VENV)/.dev  ## Run the tests that need an NVIDIA GPU.
 	$(CUDA_VENV)/bin/python -m pytest -m gpu $(ARGS)
 
 clean:  ## Remove the virtual environments and everything that was built.
-	rm -rf $(VENV) $(CUDA_VENV) $(SERVING_VENV) .venv-lowest-direct .venv-highest .venv-site .stack build dist site
+	rm -rf $(VENV) $(CUDA_VENV) $(SERVING_VENV) $(SGLANG_VENV) .venv-lowest-direct .venv-highest .venv-site .stack build dist site

@@ -45,6 +45,9 @@ computes for each change how much room it would have made *beyond* the failed re
 | waiting for other streams | a block that fits and had just become free | `pending` |
 | release of the cache, for a library | what PyTorch had cached | `library` |
 
+If an inference engine [cannot wake up](serving.md#asleep), nothing follows the wake-up. Then each
+change that makes enough room for it matters, and the onset is absent.
+
 A change matters if it makes at least this much room:
 
 - if memory grows from step to step: enough for another {steps:.0%} of the steps done;

@@ -75,6 +75,28 @@ def test_its_own_memory_is_no_neighbors() -> None:
     assert bounded_headroom(5772 * MIB, 75_300 * MIB) == known
 
 
+def test_an_engine_that_woke_up_unread_has_no_headroom_from_its_sleep() -> None:
+    """What it read asleep is gone, as if others had taken it."""
+    gpu = SharedGpu()
+    gpu.scrape()
+    gpu.unbacked = 40 * GIB
+    gpu.read()
+    layout = replace(LAYOUT, headroom_bytes=gpu.free, headroom_flush_bytes=gpu.free)
+    gpu.sample = replace(gpu.sample, layout=layout)
+    gpu.scrape()
+    gpu.unbacked = 0
+    gpu.scrape()
+
+    item = server(gpu.sample)
+    [known] = gpu.found.by_process.values()
+    outside = {(UUID, process_key(item.sample.process)): known}
+    use = ProcessUse(gpu.used, gpu.free, is_alone=True)
+    [shown] = bounded([item], {(UUID, 7): use}, outside)
+    after = shown.sample.devices[0].layout
+    assert after is not None
+    assert after.headroom_flush_bytes == gpu.free
+
+
 def test_without_nvml_the_headroom_stays() -> None:
     """Unknown bytes bound nothing."""
     item = server(device(layout=LAYOUT))

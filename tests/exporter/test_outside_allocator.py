@@ -328,6 +328,21 @@ def test_memory_that_was_given_back_behind_the_allocator() -> None:
     assert gpu.shown() == gpu.scrape()
 
 
+def test_memory_that_was_taken_again_without_a_read() -> None:
+    """An engine that woke up has all its memory on the GPU, though its SDK has not read since."""
+    gpu = SharedGpu()
+    before = gpu.scrape()
+    gpu.unbacked = 40 * GIB
+    gpu.read()
+    assert gpu.scrape() == before | {UNBACKED: 40.0 * GIB}
+
+    gpu.unbacked = 10 * GIB
+    assert gpu.scrape() == before | {UNBACKED: 10.0 * GIB}
+    gpu.unbacked = 0
+    assert gpu.scrape() == before
+    assert [gpu.used] == [gpu.reserved + outside for outside in gpu.found.by_process.values()]
+
+
 def test_memory_that_was_given_back_before_the_first_scrape() -> None:
     """Where the bytes outside are not known, what is surely not on the GPU is shown."""
     gpu = SharedGpu(unbacked=40 * GIB)

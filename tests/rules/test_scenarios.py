@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -55,17 +56,22 @@ def documented_alerts() -> dict[str, set[str]]:
     }
 
 
-def evaluated(series: Series, expressions: list[str], folder: Path) -> str:
-    """Return what Prometheus' rule engine prints for expressions at the end of the scenarios.
+def evaluated(
+    series: Iterable[tuple[str, str]],
+    expressions: list[str],
+    folder: Path,
+    seconds: float = WATCHED_SECONDS,
+    interval: int = 15,
+) -> str:
+    """Return what Prometheus' rule engine prints for expressions after some seconds.
 
-    promtool expects nothing and therefore prints the results.
+    `series` are names and values, one for each `interval` in seconds. promtool expects nothing and
+    therefore prints the results.
     """
-    end = f"{WATCHED_SECONDS:.0f}s"
+    end = f"{seconds:.0f}s"
     test = {
-        "interval": "15s",
-        "input_series": [
-            {"series": name, "values": promtool_values(points)} for name, points in series.items()
-        ],
+        "interval": f"{interval}s",
+        "input_series": [{"series": name, "values": values} for name, values in series],
         "promql_expr_test": [
             {"expr": expression, "eval_time": end, "exp_samples": []} for expression in expressions
         ],
@@ -102,7 +108,8 @@ def test_scenarios_fire_the_documented_alerts(tmp_path: Path) -> None:
     by_scenario = {name: scrapes(name) for name in SCENARIOS}
     series = {name: values for each in by_scenario.values() for name, values in each.items()}
 
-    output = evaluated(series, [FIRED, OOMS], tmp_path)
+    values = ((name, promtool_values(points)) for name, points in series.items())
+    output = evaluated(values, [FIRED, OOMS], tmp_path)
 
     fired = re.findall(r'\{alertname="(\w+)".*? instance="([\w-]+):9847"', output)
     assert documented_alerts() == {

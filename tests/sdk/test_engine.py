@@ -7,16 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from torchmem.explain.headline import headline
+from torchmem.explain.oom_report import decode, failure_reason
+from torchmem.explain.remedies import remedies
 from torchmem.sample.engine import Engine
 from torchmem.sdk import EngineAllocation, EnginePlan
 from torchmem.sdk.engine import MIN_STEPS, divided, kv_cache_advice
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.blocks import Block
 from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 
 MIB = 1 << 20
@@ -133,23 +138,79 @@ def test_a_sleep_is_published_at_once(open_session: Opener, published: Published
     assert engine_in(published)["sleeps"] == 1
 
 
-def test_a_failed_wake_up_is_published_and_counted(
-    open_session: Opener, published: Published
-) -> None:
-    """The engine's exception passes, it counts as a library's OOM, and what woke up is shown."""
-    server = Server(open_session)
+def sleep_beside(server: Server, neighbor: int = 0) -> None:
+    """Have the engine sleep, whose memory stays reserved, beside a neighbor with some bytes."""
+    server.allocator.malloc(WEIGHTS + RUNTIME + KV_CACHE)
+    server.gpu.use.cells[1] = neighbor - (WEIGHTS + RUNTIME + KV_CACHE)
     server.move("weights", "runtime", "kv_cache", sleeps=True)
+
+
+def fail_to_wake_up(server: Server, *parts: str, freed: Iterable[Block] = ()) -> None:
+    """Have the engine wake up all but the KV cache, and fail; blocks are freed into the cache."""
+    server.gpu.use.cells[1] += WEIGHTS + RUNTIME
+    server.session.engine_wakes(parts or None, timeout=0)
 
     def wake_up() -> None:
         with server.session.engine_moves():
+            for block in freed:
+                server.allocator.free(block)
             server.engine.held = allocations("kv_cache")
             raise RuntimeError("CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp")
 
     with pytest.raises(RuntimeError, match="CUDA Error"):
         wake_up()
 
+
+def test_a_failed_wake_up_is_published_and_counted(
+    open_session: Opener, published: Published
+) -> None:
+    """The engine's exception passes, what woke up is shown, and who has the memory is the cause."""
+    server = Server(open_session)
+    sleep_beside(server, 60_000 * MIB)
+    fail_to_wake_up(server)
+
+    device = published()[0]["devices"][0]
     assert engine_in(published)["asleep"] == {"kv_cache": KV_CACHE}
-    assert published()[0]["devices"][0]["counters"]["ooms"] == {"library": 1}
+    assert device["counters"]["ooms"] == {"external": 1}
+    assert device["last_oom"]["at_wake_up"]
+    assert device["last_oom"]["requested_bytes"] == KV_CACHE
+
+
+def test_the_cause_of_a_failed_wake_up_may_be_here(
+    open_session: Opener, published: Published
+) -> None:
+    """If this process's cache would have been enough, it is the cause; else the run needs less."""
+    server = Server(open_session)
+    sleep_beside(server)
+    block = server.allocator.malloc(20_000 * MIB)
+    fail_to_wake_up(server)
+    assert published()[0]["devices"][0]["counters"]["ooms"] == {"capacity": 1}
+
+    fail_to_wake_up(server, freed=[block])
+    assert published()[0]["devices"][0]["counters"]["ooms"] == {"capacity": 1, "library": 1}
+
+
+def test_the_report_of_a_failed_wake_up(open_session: Opener, tmp_path: Path) -> None:
+    """It says what the engine lacked, who had it, and what to do, and nothing about PyTorch."""
+    server = Server(open_session)
+    sleep_beside(server, 60_000 * MIB)
+    fail_to_wake_up(server, "kv_cache")
+    (file,) = tmp_path.rglob("*.oom.json")
+    report = decode(file.read_bytes())
+
+    assert headline(report) == (
+        "The engine could not wake up: 51.30 GiB was missing, and 58.59 GiB (73% of the GPU) was "
+        "held by other processes"
+    )
+    assert " ".join(failure_reason(report)) == (
+        "To wake up, the vllm engine was still to take 71.60 GiB from the driver on cuda:0, "
+        "outside PyTorch's allocator. The driver had 20.30 GiB free. Other processes, or libraries "
+        "other than PyTorch, held 58.59 GiB."
+    )
+    advice = [remedy.text for remedy in remedies(report)]
+    assert advice[0].startswith("Find out what holds the memory")
+    assert any("asleep" in text for text in advice)
+    assert not any("batch" in text for text in advice)
 
 
 def test_peaks_count_from_ready_on(open_session: Opener, published: Published) -> None:
@@ -183,6 +244,15 @@ def test_what_each_sleep_leaves(open_session: Opener, published: Published) -> N
     assert Engine("vllm", residual_bytes=tuple(left)).residual_growth == 64 * MIB
     assert Engine("vllm", residual_bytes=(1, 2, 2, 3)).residual_growth == 0
     assert Engine("vllm", residual_bytes=(1, 2, 3)).residual_growth is None
+
+
+def test_what_stays_may_begin_to_grow_later() -> None:
+    """After a steady time, as many growing sleeps count as are no accident."""
+    steady = (50, 50)
+
+    assert Engine("vllm", residual_bytes=(*steady, *range(51, 57))).residual_growth == 0
+    assert Engine("vllm", residual_bytes=(*steady, *range(52, 66, 2))).residual_growth == 2
+    assert Engine("vllm", residual_bytes=(*range(10), 9, 9)).residual_growth == 0
 
 
 def test_nothing_is_released_while_the_engine_moves(

@@ -468,10 +468,10 @@ def test_several_devices_share_the_hooks_and_the_time(
 def test_a_hook_that_no_tier_calls_is_said(
     counting: CountingBackend, open_session: Opener, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Registering a hook without the tiers hooks and emergency logs a warning."""
+    """Registering a hook without the tiers hooks, emergency and neighbors logs a warning."""
     open_session(counting, release="cache").on_pressure(lambda wanted: None)
 
-    assert "release names no tier that calls hooks (hooks, emergency)" in caplog.text
+    assert "release names no tier that calls hooks (hooks, emergency, neighbors)" in caplog.text
 
 
 def test_after_an_oom_hooks_and_cache_are_released(

@@ -322,13 +322,25 @@ def test_a_bad_request_is_refused(rank: Callable[..., Rank], tmp_path: Path, kin
 
 
 @pytest.fixture
-def other(rank: Callable[..., Rank], tmp_path: Path) -> tuple[Rank, Neighbors]:
-    """A sharing rank, and the neighbors of another process on the same GPU."""
+def sharing(rank: Callable[..., Rank], tmp_path: Path) -> Rank:
+    """A rank that shares its memory."""
     asked = rank(release="neighbors")
     until(lambda: any(tmp_path.rglob(f"*{SAMPLE_SUFFIX}")))
     until(lambda: '"neighbors"' in asked.sample.read_text())
-    allocator = DeviceCachingAllocator(asked.gpu)
-    recorder = Recorder(SimulatedBackend([allocator]))
+    return asked
+
+
+@pytest.fixture
+def engines(sharing: Rank) -> DeviceCachingAllocator:
+    """The allocator of another process on the same GPU."""
+    return DeviceCachingAllocator(sharing.gpu)
+
+
+@pytest.fixture
+def other(sharing: Rank, engines: DeviceCachingAllocator) -> tuple[Rank, Neighbors]:
+    """A sharing rank, and the neighbors of another process on the same GPU."""
+    asked = sharing
+    recorder = Recorder(SimulatedBackend([engines]))
     sample = asked.sample.with_name(f"0-1-1{SAMPLE_SUFFIX}")
     return asked, Neighbors(sample, DeviceReleases(recorder))
 
@@ -346,6 +358,35 @@ def test_a_process_that_waits_gets_its_neighbors_memory(other: tuple[Rank, Neigh
 
     assert got
     assert list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}")) == []
+
+
+def test_an_engine_that_wakes_up_asks_the_hooks_of_another_process(
+    other: tuple[Rank, Neighbors], engines: DeviceCachingAllocator
+) -> None:
+    """They are asked once, for what the driver lacks, though PyTorch counts what sleeps."""
+    asked, neighbors = other
+    wanted: list[int] = []
+    asleep = engines.malloc(3500 * MIB)
+    asked.gpu.use.cells[1] -= 3500 * MIB
+    kept = [asked.allocator.malloc(3000 * MIB)]
+
+    @asked.session.on_pressure
+    def give_back(missing: int) -> int:
+        wanted.append(missing)
+        for block in kept:
+            asked.allocator.free(block)
+        return 3000 * MIB * len([kept.pop() for _ in kept[:]])
+
+    free = asked.gpu.mem_get_info()[0]
+    worker = threading.Thread(target=asked.train, args=[10] * 200)
+    worker.start()
+    got = neighbors.wait(3500 * MIB, 30.0, 0, lambda: None, for_engine=True)
+    worker.join()
+    engines.free(asleep)
+
+    assert got
+    assert len(wanted) == 1
+    assert 3500 * MIB - free <= wanted[0] <= 3500 * MIB - free + 10 * MIB
 
 
 def test_waiting_has_an_end(other: tuple[Rank, Neighbors]) -> None:

@@ -37,9 +37,10 @@ MODEL = {
 
 @dataclass(frozen=True)
 class State:
-    """What the exporter said in one state of the engine."""
+    """What the exporter said in one state of an engine, and what the engine's `own` page did."""
 
     text: str
+    own: str = ""
 
     def all(self, name: str, **labels: str) -> list[float]:
         """Return the values of the series of a metric with these labels."""
@@ -83,11 +84,11 @@ def run_engine(script: str, folder: Path, *arguments: str, **environment: str) -
         "HF_HUB_OFFLINE": "1",
         **environment,
     }
-    states, address = folder / "states", f"127.0.0.1:{free_port()}"
+    out, address = folder / "states", f"127.0.0.1:{free_port()}"
     command = (*PHANTOM, sys.executable, "-W", "ignore", str(HERE / script))
     with _exporter(address, variables):
         done = subprocess.run(
-            [*command, address, str(folder / "model"), str(states), *arguments],
+            [*command, address, str(folder / "model"), str(out), *arguments],
             env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -96,8 +97,9 @@ def run_engine(script: str, folder: Path, *arguments: str, **environment: str) -
             check=False,
         )
     assert done.returncode == 0, done.stdout[-6000:]
-    noted: list[dict[str, Any]] = [json.loads(line) for line in states.read_text().splitlines()]
-    return Run({each["state"]: State(each["text"]) for each in noted}, done.stdout)
+    noted: list[dict[str, Any]] = [json.loads(line) for line in out.read_text().splitlines()]
+    states = {each["state"]: State(each["text"], each.get("own", "")) for each in noted}
+    return Run(states, done.stdout)
 
 
 @contextmanager

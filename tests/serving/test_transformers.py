@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from serving.conftest import MINUTES, run_engine
 
-pytestmark = [pytest.mark.serving, pytest.mark.timeout(10 * MINUTES)]
+pytestmark = [
+    pytest.mark.serving,
+    pytest.mark.timeout(10 * MINUTES),
+    pytest.mark.skipif(find_spec("transformers") is None, reason="make test-serving installs it"),
+]
 
 
 def test_a_batch_is_a_step_with_its_peak(tmp_path: Path) -> None:

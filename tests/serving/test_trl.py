@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
+from serving import recordings
 from serving.conftest import MINUTES, Run, run_engine
 
-pytestmark = [pytest.mark.serving, pytest.mark.timeout(25 * MINUTES)]
+pytestmark = [
+    pytest.mark.serving,
+    pytest.mark.timeout(25 * MINUTES),
+    pytest.mark.skipif(find_spec("trl") is None, reason="TRL is not here: make test-serving"),
+]
 
 STEPS = 4
 
@@ -14,7 +21,9 @@ STEPS = 4
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """Return what a training of some steps goes through."""
     folder = tmp_path_factory.mktemp("trl")
-    return run_engine("trl_grpo.py", folder, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    found = run_engine("trl_grpo.py", folder, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    recordings.write("trl", {name: state.text for name, state in found.states.items()})
+    return found
 
 
 def test_the_sleeping_engine_is_no_held_memory(run: Run) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -29,9 +30,21 @@ def scrape() -> str:
     return str(urlopen(f"http://{ADDRESS}/metrics").read().decode())
 
 
+def published_at() -> list[float]:
+    """Return when each process has written its newest sample, in Unix seconds."""
+    found = re.findall(r"^torchmem_sample_timestamp_seconds{.*} (\S+)$", scrape(), re.MULTILINE)
+    return [float(each) for each in found]
+
+
 def note(state: str, seconds: float = 3.0) -> None:
-    """Record a state that has lasted for some seconds."""
+    """Record a state that has lasted for some seconds, and that all processes have published.
+
+    A process that does nothing publishes every 15 seconds, on a busy machine later.
+    """
+    begun, deadline = time.time(), time.monotonic() + 60
     time.sleep(seconds)
+    while min(published_at(), default=begun) < begun and time.monotonic() < deadline:
+        time.sleep(0.5)
     with Path(OUT).open("a") as lines:
         lines.write(json.dumps({"state": state, "text": scrape()}) + "\n")
     print(f"=== {state}", flush=True)
@@ -60,8 +73,34 @@ def prompts(count: int) -> list[Any]:
     return [{"prompt_token_ids": list(range(1, 33))} for _ in range(count)]
 
 
+def need_more_than_planned() -> None:
+    """Serve requests for log probabilities of prompts, which no profile run makes."""
+    from vllm import LLM, SamplingParams
+
+    engine = LLM(
+        MODEL,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=1024,
+        max_num_seqs=16,
+        max_num_batched_tokens=1024,
+        hf_overrides={"vocab_size": 256_000},
+    )
+    plain = SamplingParams(max_tokens=900, detokenize=False, ignore_eos=True)
+    engine.generate(prompts(16), plain, use_tqdm=False)
+    note("within the plan")
+    settings = SamplingParams(max_tokens=200, detokenize=False, ignore_eos=True, prompt_logprobs=5)
+    long: list[Any] = [{"prompt_token_ids": list(range(1, 801))}]
+    engine.generate(long, settings, use_tqdm=False)
+    note("beyond the plan")
+
+
 def main() -> None:
     """Go through all states."""
+    if "logprobs" in sys.argv:
+        need_more_than_planned()
+        return
     from vllm import LLM, SamplingParams
 
     lora = {"enable_lora": True, "max_lora_rank": 64, "max_loras": 4} if "lora" in sys.argv else {}
@@ -74,6 +113,7 @@ def main() -> None:
         max_model_len=1024,
         max_num_seqs=16,
         gpu_memory_utilization=0.92,
+        worker_extension_cls="phantom_vllm.Leaking",
         **lora,
     )
     note("started")
@@ -91,6 +131,12 @@ def main() -> None:
         note(f"asleep {level}")
         engine.wake_up()
         note(f"awake {level}")
+    for _ in range(7):
+        engine.collective_rpc("leak", args=(64,))
+        engine.sleep(1)
+        note("leaking", 0.5)
+        engine.wake_up()
+    note("leaked")
     engine.sleep(2)
     engine.wake_up(tags=["weights"])
     note("weights awake")

@@ -10,6 +10,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import torch
 
 
 def install() -> None:
@@ -25,6 +26,16 @@ def install() -> None:
         return get_output(self)
 
     async_utils.AsyncOutput.get_output = with_tokens
+
+
+class Leaking:
+    """An extension of vLLM's worker that keeps buffers, as a faulty weight update does."""
+
+    def leak(self, mebibytes: int) -> None:
+        """Keep one buffer more."""
+        self.__dict__.setdefault("kept", []).append(
+            torch.empty(mebibytes << 20, dtype=torch.uint8, device="cuda")
+        )
 
 
 def _with_loaded_symbols(self: Any, so_file: str | None = None) -> None:

@@ -173,9 +173,23 @@ def _share(report: OomReport, size: int) -> str:
     return f"{format_size(size)}{share}"
 
 
+def _wake_up(report: OomReport) -> str:
+    """Return what the engine lacked, and who had it."""
+    missing = (report.oom.requested_bytes or 0) - report.driver_free_bytes
+    lacked = f"The engine could not wake up: {format_size(max(0, missing))} was missing"
+    if report.oom.cause == "external" and report.outside_bytes is not None:
+        return f"{lacked}, and {_share(report, report.outside_bytes)} was held by other processes"
+    if report.oom.cause == "library" and report.layout is not None:
+        cached = format_size(report.layout.releasable_bytes)
+        return f"{lacked}, while PyTorch cached {cached} in this process"
+    return lacked
+
+
 def _cause(report: OomReport, gain: Gain | None) -> str:
     """Return the cause with its numbers."""
     cause: OomCause = report.oom.cause
+    if report.oom.at_wake_up:
+        return _wake_up(report)
     if cause == "fragmentation":
         return f"Fragmentation: {_share(report, report.cached_free_bytes)} was free but stranded"
     if cause == "limit" and report.limit_bytes is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torchmem.allocator.later_layout import MAX_SKEW_BYTES
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
-from torchmem.sample.sample import Allocator, DeviceSample
+from torchmem.sample.sample import ASLEEP, Allocator, DeviceSample
 
 _ORDER = (
     "parameters",
@@ -73,15 +73,19 @@ def component_names(unread_steps: int | None) -> dict[str, str]:
     return COMPONENT_NAMES | names
 
 
-def outside_bytes(device: DeviceSample, driver_free: int | None) -> int | None:
+def outside_bytes(
+    device: DeviceSample, driver_free: int | None, asleep: int | None = None
+) -> int | None:
     """Return the bytes that were neither free at the driver nor reserved by this process.
 
-    None if some reserved bytes were not on the device.
+    What an engine of this process has given back counts as not reserved: `asleep`, or by default
+    the component. None if other reserved bytes were not on the device either.
     """
     allocator, total = device.allocator, device.total_bytes
     if allocator is None or total is None or driver_free is None:
         return None
-    outside = total - driver_free - allocator.reserved_bytes.total
+    given_back = device.components.get(ASLEEP, 0) if asleep is None else asleep
+    outside = total - driver_free - (allocator.reserved_bytes.total - given_back)
     return None if -outside > MAX_SKEW_BYTES else max(0, outside)
 
 
@@ -141,11 +145,12 @@ def _tensors(
     device: DeviceSample, allocator: Allocator, names: Mapping[str, str]
 ) -> Iterator[MemoryUse]:
     """Yield the components of the active bytes."""
-    components = known_components(device)
+    components = dict(known_components(device))
     if not components:
         allocated = allocator.allocated_bytes.total
         yield _part("in_use", allocated)
         yield MemoryUse("pending", names["pending"], allocator.active_bytes.total - allocated)
     order = list(COMPONENT_NAMES)
+    components.pop(ASLEEP, None)  # it is not on the device
     for name in sorted(components, key=lambda name: order.index(name) if name in order else -1):
         yield MemoryUse(name if name in order else "other", names.get(name, name), components[name])

@@ -107,7 +107,9 @@ class OomReport:
     @property
     def outside_bytes(self) -> int | None:
         """Bytes of the device that were neither free at the driver nor reserved by this process."""
-        return outside_bytes(self.device, self.driver_free_bytes)
+        engine = self.device.engine if self.oom.at_wake_up else None
+        asleep = engine.asleep_bytes if engine else None
+        return outside_bytes(self.device, self.driver_free_bytes, asleep)
 
 
 def encode(report: OomReport) -> bytes:
@@ -204,6 +206,8 @@ def origin_lines(report: OomReport, gpu: int | None = None) -> list[str]:
 def failure_reason(report: OomReport, gpu: int | None = None) -> tuple[str, ...]:
     """Return why the request failed, in a few sentences with numbers; `gpu` is NVML's index."""
     name = gpu_name(report.device.index, report.device.uuid, gpu)
+    if report.oom.at_wake_up:
+        return tuple(_wake_up(report, name))
     if report.oom.cause == "library":
         return tuple(_library(report, name))
     requested = format_size(report.oom.requested_bytes or 0)
@@ -302,6 +306,22 @@ def _library(report: OomReport, gpu: str) -> Iterator[str]:
             f"{format_size(report.layout.releasable_bytes)}, but it does so only for its own "
             "requests."
         )
+
+
+def _wake_up(report: OomReport, gpu: str) -> Iterator[str]:
+    engine, missing = report.device.engine, report.oom.requested_bytes or 0
+    name = engine.name if engine else "inference"
+    yield (
+        f"To wake up, the {name} engine was still to take {format_size(missing)} from the driver "
+        f"on {gpu}, outside PyTorch's allocator."
+    )
+    yield f"The driver had {format_size(report.driver_free_bytes)} free."
+    outside = report.outside_bytes
+    if outside is not None:
+        yield f"Other processes, or libraries other than PyTorch, held {format_size(outside)}."
+    cached = report.layout.releasable_bytes if report.layout else 0
+    if cached:
+        yield f"PyTorch had cached {format_size(cached)} in this process."
 
 
 _REASONS: Mapping[OomCause, Callable[[OomReport], Sequence[str]]] = {

@@ -129,7 +129,7 @@ def remedies(report: OomReport, refuted: Container[str] = ()) -> tuple[Remedy, .
 
 def _all(report: OomReport) -> Iterator[Remedy]:
     verdict = report.verdict
-    if serves(report.device):
+    if serves(report.device) or report.oom.at_wake_up:
         yield from _serving(report)
         return
     if verdict is None:

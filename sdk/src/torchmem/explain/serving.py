@@ -71,9 +71,8 @@ def _smaller_cache(engine: Engine, requested: int) -> Iterator[Advice]:
 
 def _waking(engine: Engine) -> Iterator[Advice]:
     yield Advice(
-        f"The engine takes {format_size(engine.asleep_bytes)} when it is fully awake, and other "
-        "processes hold too much. Have them return memory before wake_up: a trainer calls "
-        "session.release() or empties its cache.",
+        f"Return memory to the driver before wake_up: {format_size(engine.asleep_bytes)} of the "
+        "engine is asleep. A trainer calls session.release() or empties its cache.",
         ("torch.cuda.empty_cache()", "torchmem_engine_wake_margin_bytes"),
     )
     yield Advice(

@@ -165,6 +165,25 @@ def judge_library(
     return Verdict("library", None, why, (Gain("cache", spare, None, matters),))
 
 
+def judge_wake_up(
+    evidence: OomEvidence, cached: int | None, circumstances: Circumstances
+) -> Verdict:
+    """Return the verdict on an inference engine that could not wake up.
+
+    `evidence.requested` is what it was still to take, and `evidence.reserved` leaves out what
+    sleeps. `cached` is as for `judge_library`. Nothing follows the wake-up, so any room that is
+    enough for it matters.
+    """
+    others = _Run(evidence, circumstances).foreign_at_least
+    rooms: dict[Change, int] = {"neighbors": others, "cache": cached or 0}
+    spare = {name: evidence.driver_free + room - evidence.requested for name, room in rooms.items()}
+    gains = tuple(
+        Gain(name, spare[name], None, True) for name in rooms if rooms[name] and spare[name] >= 0
+    )
+    best = max(gains, key=_rank, default=None)
+    return Verdict(CAUSE_BY_CHANGE[best.change] if best else "capacity", None, None, gains)
+
+
 def _rank(gain: Gain) -> tuple[bool, int]:
     """Waiting would have served the request unchanged, so it comes first."""
     return gain.change == "waiting", gain.bytes
@@ -215,8 +234,13 @@ class _Run:
 
         If others took memory that a step needed and had before, that memory counts too.
         """
-        least = self._evidence.foreign(self._outside_at_start, is_alone=self._about.is_alone)
+        least = self.foreign_at_least
         return max(least, self._taken_outside or 0) if self._surprise == 0 else least
+
+    @property
+    def foreign_at_least(self) -> int:
+        """The least memory that others may hold, by this moment alone."""
+        return self._evidence.foreign(self._outside_at_start, is_alone=self._about.is_alone)
 
     @property
     def _outside_at_start(self) -> int | None:

@@ -201,7 +201,7 @@ ALLOC_RETRIES = _group.counter(
 OOMS = _group.counter(
     "torchmem_ooms_total",
     "OutOfMemoryErrors raised, caught or not, by cause: capacity, fragmentation, limit, external, "
-    "pending; and those of libraries that nothing caught: library.",
+    "pending; those of libraries that nothing caught: library; and engines that could not wake up.",
     "cause",
 )
 OOM_REJECTIONS = _group.counter(
@@ -388,7 +388,7 @@ ENGINE_SLEEP_RESIDUAL = _group.gauge(
 ENGINE_SLEEP_RESIDUAL_GROWTH = _group.gauge(
     "torchmem_engine_sleep_residual_growth_bytes",
     "By how much torchmem_engine_sleep_residual_bytes grows with each sleep, on average, if each "
-    "of the latest sleeps (4 to 16) has left more than the one before; else 0. Absent before 4.",
+    "of the latest 8 has left more than the one before, or each so far; else 0. Absent before 4.",
 )
 _group = _Group("Join of allocator and NVML", DEVICE)
 OUTSIDE_ALLOCATOR = _group.gauge(

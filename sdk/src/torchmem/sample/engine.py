@@ -10,8 +10,8 @@ from typing import Any
 MAX_ENGINE_PARTS = 16
 """More parts than any engine has."""
 
-MIN_RESIDUALS, MAX_RESIDUALS = 4, 16
-"""How many sleeps show whether what stays grows, and how many are kept."""
+MIN_RESIDUALS, ENOUGH_RESIDUALS, MAX_RESIDUALS = 4, 8, 16
+"""How many sleeps may show that what stays grows, how many show it, and how many are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +48,18 @@ class Engine:
 
     @property
     def residual_growth(self) -> float | None:
-        """By how much each sleep leaves more than the one before, on average.
+        """By how much each of the latest sleeps left more than the one before, on average.
 
-        0 if one of them did not; None after too few sleeps.
+        0 if one of the latest ENOUGH_RESIDUALS did not; None after too few sleeps.
         """
         left = self.residual_bytes
         if len(left) < MIN_RESIDUALS:
             return None
-        grows = all(later > earlier for earlier, later in pairwise(left))
-        return (left[-1] - left[0]) / (len(left) - 1) if grows else 0.0
+        steady = [n for n, (one, later) in enumerate(pairwise(left), 1) if later <= one]
+        growing = left[steady[-1] if steady else 0 :]
+        if len(growing) < min(len(left), ENOUGH_RESIDUALS):
+            return 0.0
+        return (growing[-1] - growing[0]) / (len(growing) - 1)
 
 
 def too_long(engine: Engine) -> Mapping[str, Any]:

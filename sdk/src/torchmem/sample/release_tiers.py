@@ -41,7 +41,7 @@ _DECLARED = (
     Tier("hooks", 0.1, calls_hooks=True),
     Tier("cache", 0.1),
     Tier("emergency", calls_hooks=True),
-    Tier("neighbors", can_be_asked=True),
+    Tier("neighbors", calls_hooks=True, can_be_asked=True),
     # By `session.release()` and `torchmem release`.
     Tier("request", is_setting=False, calls_hooks=True, can_be_asked=True),
 )

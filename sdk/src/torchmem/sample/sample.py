@@ -205,6 +205,8 @@ class OomRecord:
     memory to matter, or capacity if none would; `detail` is the kind of fragmentation where that is
     the cause. `onset` is what had changed; None if unknown. `line` is the innermost line of
     the user's own code, as file:line without directories, and `function` is its function.
+    `at_wake_up`: an inference engine could not wake up, and `requested_bytes` is what it was still
+    to take from the driver.
     """
 
     timestamp: float
@@ -214,6 +216,7 @@ class OomRecord:
     line: str | None = None
     function: str | None = None
     onset: Onset | None = None
+    at_wake_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

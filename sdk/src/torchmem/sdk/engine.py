@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.serving import SPARE_BYTES
 from torchmem.sample.engine import MAX_RESIDUALS, Engine
 from torchmem.sdk.draft import Draft
+from torchmem.sdk.oom.ending import FailedWakeUp, LibraryOom
 from torchmem.sdk.part import Part
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
@@ -71,11 +72,16 @@ class EngineSource(Protocol):
 
 
 class EngineState:
-    """What is known about the engine of this process. `is_moving`: it falls asleep or wakes up."""
+    """What is known about the engine of this process.
+
+    `is_moving`: it falls asleep or wakes up. `waking`: the parts that the latest wake-up was to
+    wake; None stands for all.
+    """
 
     def __init__(self) -> None:
         self.source: EngineSource | None = None
         self.is_moving = False
+        self.waking: frozenset[str] | None = None
         self.is_ready = False
         self._engine: Engine | None = None
         self._plan: EnginePlan | None = None
@@ -166,6 +172,15 @@ class EngineState:
             self._sleeps,
             self._residuals,
         )
+
+
+def failed_wake_up(oom: LibraryOom, state: EngineState) -> LibraryOom:
+    """Return a failed allocation as that of a wake-up, if anything still sleeps."""
+    device, asleep = state.device, state.asleep_bytes
+    if device is None or not asleep:
+        return oom
+    missing = state.asleep_of(state.waking)
+    return replace(oom, requested=missing, wake_up=FailedWakeUp(device, asleep))
 
 
 def divided(

@@ -22,7 +22,7 @@ from torchmem.allocator.backend import Backend, T
 from torchmem.sample.release_tiers import SETTING_TIERS, TIERS
 from torchmem.sample.sample import Ending, Sample
 from torchmem.sdk.context import Context
-from torchmem.sdk.engine import EnginePart, EngineSource
+from torchmem.sdk.engine import EnginePart, EngineSource, failed_wake_up
 from torchmem.sdk.identity import identify, is_multiprocessing_child
 from torchmem.sdk.iteration import Iteration, batch_shape
 from torchmem.sdk.monitor import Build, Monitor
@@ -224,6 +224,7 @@ class Session:
         this user are asked too, for at most `timeout` seconds.
         """
         engine, release = self._context.engine, self._release_part()
+        engine.waking = None if parts is None else frozenset(parts)
         if release is not None and engine.device is not None and engine.asleep_bytes:
             release.make_room(engine.asleep_of(parts), timeout, engine.device)
 
@@ -239,7 +240,7 @@ class Session:
         try:
             yield
         except Exception as error:
-            self._on_engine_error(error)
+            self._on_engine_error(error, wakes=not sleeps)
             raise
         finally:
             state.is_moving = False
@@ -247,10 +248,14 @@ class Session:
             self._read_engine(part.slept if part and sleeps else None)
 
     @shield
-    def _on_engine_error(self, error: BaseException) -> None:
+    def _on_engine_error(self, error: BaseException, *, wakes: bool) -> None:
         """Count an OOM of the engine's own allocator, which the engine may survive."""
         with self.errors.suppress("exit"):
             oom = library_oom(error)
+            part = self._monitor.part(EnginePart)
+            if oom is not None and wakes and part is not None:
+                part.changed()
+                oom = failed_wake_up(oom, self._context.engine)
             if oom is not None:
                 self._monitor.on_library_oom(oom)
 
@@ -365,8 +370,9 @@ class Session:
         """Call `callback` when memory is short, so that the script can free what it does not need.
 
         The tiers `hooks` and `emergency` of the setting `release` call it, in the training thread:
-        at the end of a step, or after an OutOfMemoryError that the script catches. `release` and
-        `torchmem release --hooks` call it too. It receives the number of bytes wanted, and may
+        at the end of a step, or after an OutOfMemoryError that the script catches. The tier
+        `neighbors` calls it for an inference engine of another process that wakes up. `release`
+        and `torchmem release --hooks` call it too. It receives the number of bytes wanted, and may
         return the number of bytes freed. Callbacks are called in order of priority, lowest first,
         until enough is free. A callback is dropped with a warning if it raises, takes too long, or
         frees less than half of what it returned three times in a row. To remove it, call `remove()`

@@ -83,6 +83,13 @@ class _Outside:
     timestamp: float
     unbacked: int = 0
 
+    def backed_by(self, used: int, reserved: int) -> _Outside:
+        """Return it with no more unbacked bytes than NVML's bytes of the process leave now.
+
+        An engine may have taken them again, and its SDK not have read since.
+        """
+        return replace(self, unbacked=min(self.unbacked, max(0, self.size + reserved - used)))
+
 
 @dataclass(frozen=True, slots=True)
 class _Row:
@@ -196,6 +203,10 @@ class OutsideAllocator:
             self._held[key] = replace(known, unbacked=known.size - size)
         elif device.engine and key in self._held:
             self._held[key] = replace(self._held[key], unbacked=asleep)
+        elif key in self._held:
+            self._held[key] = self._held[key].backed_by(
+                use.used_bytes, device.allocator.reserved_bytes.total
+            )
         return self._held.get(key)
 
     def _start(

@@ -37,11 +37,28 @@ _LIBRARY_OOM = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
+class FailedWakeUp:
+    """An inference engine that could not wake up; sizes in bytes.
+
+    device: torch's index.
+    asleep: what still sleeps, which PyTorch counts as reserved.
+    """
+
+    device: int
+    asleep: int
+
+
+@dataclass(frozen=True, slots=True)
 class LibraryOom:
-    """A library's failed allocation on the GPU; `requested` in bytes, None if the text lacks it."""
+    """A library's failed allocation on the GPU.
+
+    `requested` is in bytes, None if the text lacks it. `wake_up` is set if an engine failed to
+    wake up; then `requested` is what it was still to take.
+    """
 
     requested: int | None
     origin: Origin
+    wake_up: FailedWakeUp | None = None
 
 
 def library_oom(error: BaseException) -> LibraryOom | None:

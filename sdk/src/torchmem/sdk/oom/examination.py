@@ -16,11 +16,11 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.explain.call_stack import Origin, public_place
 from torchmem.explain.lines import lines
-from torchmem.explain.verdict import Circumstances, Verdict, judge, judge_library
+from torchmem.explain.verdict import Circumstances, Verdict, judge, judge_library, judge_wake_up
 from torchmem.sample.sample import Layout, OomCause, OomRecord
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, OomObservation
-from torchmem.sdk.oom.ending import LibraryOom
+from torchmem.sdk.oom.ending import FailedWakeUp, LibraryOom
 from torchmem.sdk.part import Part
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
@@ -58,18 +58,24 @@ class OomExaminer(Part):
     def examine_library(self, failed: LibraryOom, about: Circumstances) -> OomObservation | None:
         """Examine a library's failed allocation; return None without any device.
 
-        The error does not name the device, so the one with the most reserved memory is used.
+        The error does not name the device, so the one with the most reserved memory is used; that
+        of an engine is known.
         """
 
         def call() -> OomObservation | None:
-            records = self._recorder.records().values()
-            record = max(records, key=DeviceRecord.reserved_bytes, default=None)
+            record = self._failed_in(failed)
             if record is None:
                 return None
             return self._examined_library(record, failed, self._completed(about, record))
 
         observation = self._recorder.after_oom_read(call)
         return observation and self._counted(observation)
+
+    def _failed_in(self, failed: LibraryOom) -> DeviceRecord | None:
+        records = self._recorder.records()
+        if failed.wake_up is not None:
+            return records.get(failed.wake_up.device)
+        return max(records.values(), key=DeviceRecord.reserved_bytes, default=None)
 
     def _completed(self, about: Circumstances, record: DeviceRecord) -> Circumstances:
         """Return the circumstances, with what the device's record knows."""
@@ -149,10 +155,11 @@ class OomExaminer(Part):
         request = FailedAllocation(index, failed.requested or 0, total or 0, free)
         evidence = _evidence(request, record, record.layout, config)
         cached = record.layout.releasable_bytes if record.layout else None
-        verdict = judge_library(evidence, cached, about)
+        verdict = _library_verdict(evidence, cached, about, failed.wake_up)
+        oom = _record(now, failed.requested, verdict, failed.origin)
         return OomObservation(
             index,
-            _record(now, failed.requested, verdict, failed.origin),
+            replace(oom, at_wake_up=failed.wake_up is not None),
             free,
             _limit(backend.limit_bytes(index), total),
             record.layout if segments is not None else None,
@@ -161,6 +168,15 @@ class OomExaminer(Part):
             verdict=verdict,
             snapshot=_snapshot(segments, now, record, config),
         )
+
+
+def _library_verdict(
+    evidence: OomEvidence, cached: int | None, about: Circumstances, wake_up: FailedWakeUp | None
+) -> Verdict:
+    if wake_up is None:
+        return judge_library(evidence, cached, about)
+    reserved = max(0, evidence.reserved - wake_up.asleep)
+    return judge_wake_up(replace(evidence, reserved=reserved), cached, about)
 
 
 def _record(

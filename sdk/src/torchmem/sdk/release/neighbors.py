@@ -62,7 +62,7 @@ class Neighbors:
         *,
         take: bool = False,
         left: Callable[[], int] = lambda: 0,
-        hook_bytes: int = 0,
+        for_engine: bool = False,
     ) -> bool:
         """Wait until this process can get `wanted` bytes; return whether it can.
 
@@ -70,8 +70,9 @@ class Neighbors:
         processes that wait for each other both return memory. `device` is torch's index; by default
         the device on which this process has most memory. With `take` the memory is taken into the
         cache; if another process is faster, the wait goes on. What `left` returns stays free beside
-        them. The neighbors' hooks are asked for `hook_bytes`. Returns False at once if nothing is
-        known about the device.
+        them. `for_engine`: an engine wakes up, which takes from the driver alone, so the neighbors'
+        hooks are asked for what the driver lacks. Returns False at once if nothing is known about
+        the device.
         """
         self._recorder.read_stats()
         found = self._device(device)
@@ -80,22 +81,21 @@ class Neighbors:
         started = now = self._clock()
         asked, waited = -ASK_SECONDS, found.wait_seconds or 0.0
         needed = wanted + left()
-        while not (is_there := self._is_there(found, wanted, needed, take)) and (
-            now < started + seconds
-        ):
+        obtainable = self._free if for_engine else self._obtainable
+        while not (
+            is_there := obtainable(found) >= needed and self._has_taken(found, wanted, take)
+        ) and (now < started + seconds):
             if now >= asked + ASK_SECONDS:
                 asked, needed = now, wanted + left()
                 with ignore(OSError):  # the memory may come without a request
-                    self.ask(found, hook_bytes)
+                    self.ask(found, needed - obtainable(found) if for_engine else 0)
             serve()
             self._sleep(POLL_SECONDS)
             now = self._clock()
             found.wait_seconds = waited + now - started
         return is_there
 
-    def _is_there(self, device: DeviceRelease, wanted: int, needed: int, take: bool) -> bool:
-        if self._obtainable(device.record.device.index) < needed:
-            return False
+    def _has_taken(self, device: DeviceRelease, wanted: int, take: bool) -> bool:
         return not take or self._take is None or self._take(device, wanted)
 
     def _device(self, index: int | None) -> DeviceRelease | None:
@@ -104,8 +104,13 @@ class Neighbors:
             return devices.get(index)
         return max(devices.values(), key=lambda each: each.record.reserved_bytes(), default=None)
 
-    def _obtainable(self, index: int) -> int:
+    def _free(self, device: DeviceRelease) -> int:
+        """Return what the driver has free, in bytes."""
+        return self._recorder.backend.free_bytes(device.record.device.index) or 0
+
+    def _obtainable(self, device: DeviceRelease) -> int:
         """Return what the driver has free for this process, and what it has cached, in bytes."""
+        index = device.record.device.index
         stats = self._recorder.backend.memory_stats(index)
         cached = 0
         if stats:

@@ -118,7 +118,6 @@ class ReleasePart(Part):
             if free is None or free >= wanted:
                 return
             self.by_script(wanted - free)
-            missing = wanted - (self._release.backend.free_bytes(device) or 0)
-            if missing > 0 and self._release.has("neighbors"):
+            if self._release.has("neighbors"):
                 serve = self._requests.serve
-                self._neighbors.wait(wanted, seconds, device, serve, hook_bytes=missing)
+                self._neighbors.wait(wanted, seconds, device, serve, for_engine=True)
