@@ -212,7 +212,7 @@ DANGER = joined_table(
         _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
         Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=75),
         Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=70),
-        Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=115),
+        Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=120),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
         Column(
             "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=165
