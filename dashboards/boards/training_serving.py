@@ -15,7 +15,7 @@ from dashboards.panels import (
     pale,
     rank_lines,
 )
-from dashboards.queries import append_matcher, live, of_ranks, select
+from dashboards.queries import append_matcher, live, of_ranks, rate, select
 
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
@@ -31,10 +31,6 @@ def _resident(matcher: str) -> str:
 
 def _of_model(spec: MetricSpec) -> str:
     return f'{spec.name}{{model_name=~"$run"}}'
-
-
-def _in_10_minutes(counter: str) -> str:
-    return f"increase({counter}[10m])"
 
 
 def _gigabytes(spec: MetricSpec) -> str:
@@ -147,15 +143,15 @@ PANELS: list[Panel] = [
     ),
     lines(
         Text(
-            "Sleeps and preemptions in 10 min",
+            "Sleeps and preemptions",
             "How often does an engine sleep, and how often does vLLM preempt a request because the "
             "KV cache is full? The ranks of one engine sleep together and count once.",
             "No engine has slept",
         ),
         [
-            Query(f"max({_in_10_minutes(select(catalog.ENGINE_SLEEPS))})", "sleeps"),
-            Query(f"sum({_in_10_minutes(_of_model(recorded.VLLM_PREEMPTIONS))})", "preemptions"),
+            Query(f"60 * max({rate(select(catalog.ENGINE_SLEEPS))})", "sleeps"),
+            Query(f"60 * sum({rate(_of_model(recorded.VLLM_PREEMPTIONS))})", "preemptions"),
         ],
-        Unit.COUNT,
+        Unit.PER_MINUTE,
     ).height(10),
 ]

@@ -162,7 +162,7 @@ WITHOUT_DATA = (
     r"|Headroom [FG]"
     r"|GPU-hours by .* [BD]|Room at the peak [ABC]"
     r"|What the engine holds [A-F]|KV cache in use [AB]|Planned and actual [A-D]"
-    r"|Free beyond what wakes up A|Left after a sleep A|Sleeps and preemptions in 10 min [AB]"
+    r"|Free beyond what wakes up A|Left after a sleep A|Sleeps and preemptions [AB]"
 )
 # The end of queries for the band of all ranks, beyond those that have a line.
 OF_MANY_RANKS = " > 10"

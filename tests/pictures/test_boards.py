@@ -42,7 +42,7 @@ ENGINES = {
     "Planned and actual",
     "Free beyond what wakes up",
     "Left after a sleep",
-    "Sleeps and preemptions in 10 min",
+    "Sleeps and preemptions",
 }
 """Panels that have data where an engine serves, and only there."""
 ALL_ON_ONE = "restarts"
