@@ -271,7 +271,7 @@ ERRORS: list[Panel] = [
         ),
         [_named(f"{value('ecc_errors_total', scope='volatile')} > 0", " {{kind}}", ("kind",))],
         Unit.COUNT,
-    ),
+    ).span(10),
     _lines(
         Text(
             "Remapped rows and retired pages",
@@ -287,7 +287,7 @@ ERRORS: list[Panel] = [
             _named(f"{value('retired_pages_pending')} > 0", " pages, pending"),
         ],
         Unit.COUNT,
-    ),
+    ).span(14),
     _lines(
         Text(
             "NVLink errors per minute",

@@ -236,8 +236,8 @@ FAILED = joined_table(
         NO_OOM,
     ),
     [
-        Column("When", _TIME, unit=Unit.AGO, link=_STORY, width=115),
-        Column("Run", label="run", width=110),
+        Column("When", _TIME, unit=Unit.AGO, link=_STORY, width=110),
+        Column("Run", label="run", width=105),
         Column("Rank", label="rank", link=_RANK, width=50),
         Column(
             "State",
@@ -249,7 +249,7 @@ FAILED = joined_table(
         Column("Cause", _REMEDY, label="cause", colors=_CAUSE_COLORS, width=115),
         Column("Why now", _ONSET, label="onset", names=ONSET_NAMES, width=95),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
-        Column("Line", _LINE, label="line", width=105),
+        Column("Line", _LINE, label="line", width=100),
         _bytes("Requested", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),
         _bytes("Stranded", _of_failed_rows(seen(catalog.FREE, state="stranded"))),
         Column("GPU", label="gpu", width=50),
