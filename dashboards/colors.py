@@ -49,6 +49,7 @@ HEADROOM = Levels(
     threshold("near_capacity_ratio"), threshold("critical_headroom_ratio"), falling=True
 )
 FRAGMENTATION = Levels(threshold("fragmentation_ratio"))
+WAKE_MARGIN = Levels(failed=0, falling=True)
 HOST_AVAILABLE = Levels(threshold("host_available_ratio"), falling=True)
 EXHAUSTION = Levels(threshold("exhaustion_seconds"), falling=True)
 RETRIES_PER_MINUTE = Levels(threshold("retries_per_minute"))

@@ -29,6 +29,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
+from torchmem.sample.sample import ASLEEP
 
 
 class Unit:
@@ -60,6 +61,8 @@ PARTS_EXPLAINED = (
     "Outside the allocator: CUDA context, NCCL, cuBLAS. Only live processes count."
 )
 
+ASLEEP_TITLE = "Asleep, given back"
+
 # Legends of a rank on dashboards of one run and of several. The palette goes by a hash of the name,
 # so a rank has the same color in all panels; these names get clear ones.
 RANK = "rank #{{rank}}"
@@ -67,6 +70,8 @@ RUN_RANK = "{{run}} rank #{{rank}}"
 
 # Columns of a heat map: narrower cells are hard to hit, and Grafana draws one point per pixel.
 MAX_POINTS = 120
+# Of a column of wrapped text: the tables then fit into a window of 1280 pixels.
+MIN_WRAPPED = 235
 # Rows of a timeline on one page: with more, their names overlap.
 MAX_ROWS = 10
 
@@ -201,9 +206,14 @@ def lines_in_band(
     unit: str,
     mark: Levels | None = None,
 ) -> timeseries.Panel:
-    """Return the worst lines of `expression` and, if there are others, a band of all of them."""
+    """Return the worst lines of `expression` and, if there are others, a band of all of them.
+
+    Values can be below zero if zero is the level at which they have failed.
+    """
     everyone = [Query(query, f"all, {name}", NEUTRAL) for name, query in band(expression).items()]
-    return _shaded(lines(text, [worst_lines, *everyone], unit, mark=mark)).height(9)
+    signed = mark is not None and mark.failed == 0
+    panel = lines(text, [worst_lines, *everyone], unit, mark=mark, signed=signed)
+    return _shaded(panel).height(9)
 
 
 def lowest_first(panel: timeseries.Panel) -> timeseries.Panel:
@@ -263,27 +273,44 @@ def bars(text: Text, queries: Sequence[Query], unit: str) -> timeseries.Panel:
 
 def stack(text: Text, areas: Sequence[Query], total: Query, unit: str) -> timeseries.Panel:
     """Return areas over time that add up to the dashed line `total`."""
+    panel = areas_only(text, [*areas, total], unit)
+    return panel.override_by_query(_letter(len(areas)), _dashed_line())
+
+
+def areas_only(text: Text, areas: Sequence[Query], unit: str) -> timeseries.Panel:
+    """Return areas over time, one above the other."""
     opacity = round(100 * colors.PART_OPACITY)
-    panel = lines(text, [*areas, total], unit).fill_opacity(opacity).line_width(0)
-    panel.stacking(_stacked()).tooltip(
+    panel = lines(text, areas, unit).fill_opacity(opacity).line_width(0)
+    return panel.stacking(_stacked()).tooltip(
         common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI)
     )
-    return panel.override_by_query(_letter(len(areas)), _dashed_line())
 
 
 def component_stack(text: Text, component: Callable[[str], str], total: Query) -> timeseries.Panel:
     """Return the COMPONENTS of active memory as areas that add up to the dashed line `total`.
 
-    `component` returns the expression of the components that match a matcher of their label.
+    `component` returns the expression of the components that match a matcher of their label. What
+    an engine has given back while it sleeps is on top, as pale as free memory.
     """
-    known = "|".join(name for name in COMPONENTS if name != "other")
+    known = "|".join([ASLEEP, *(name for name in COMPONENTS if name != "other")])
     matchers = {name: f'component="{name}"' for name in COMPONENTS}
     matchers["other"] = f'component!~"{known}"'
     areas = [
         Query(f"{component(matchers[name])} >= 1", shown.title, shown.color)
         for name, shown in COMPONENTS.items()
     ]
-    return stack(text, areas, total, Unit.BYTES).height(10)
+    matcher = f'component="{ASLEEP}"'
+    areas.append(Query(f"{component(matcher)} >= 1", ASLEEP_TITLE, PARTS["free"].color))
+    panel = stack(text, areas, total, Unit.BYTES).height(10)
+    return pale(panel, len(areas) - 1)
+
+
+def pale(panel: timeseries.Panel, index: int) -> timeseries.Panel:
+    """Draw the area of a query as the background of the others."""
+    paler = dashboard_models.DynamicConfigValue(
+        "custom.fillOpacity", round(100 * colors.FREE_OPACITY)
+    )
+    return panel.override_by_query(_letter(index), [paler])
 
 
 def small(panel: timeseries.Panel, repeat: str) -> timeseries.Panel:
@@ -299,10 +326,7 @@ def memory_stack(text: Text, part: Callable[[str], str], total: Query) -> timese
     """
     areas = [Query(f"{part(name)} >= 1", shown.title, shown.color) for name, shown in PARTS.items()]
     panel = stack(text, areas, total, Unit.BYTES).span(24).height(10)
-    paler = dashboard_models.DynamicConfigValue(
-        "custom.fillOpacity", round(100 * colors.FREE_OPACITY)
-    )
-    return panel.override_by_query(_letter(list(PARTS).index("free")), [paler])
+    return pale(panel, list(PARTS).index("free"))
 
 
 def _dashed_line() -> list[dashboard_models.DynamicConfigValue]:
@@ -513,7 +537,7 @@ def _cell(column: Column) -> dict[str, object]:
         }
     if column.colors or column.levels:
         return {"custom.cellOptions": {"type": "color-background", "mode": "basic"}}
-    return {"custom.wrapText": True, "custom.minWidth": 425} if column.wrap else {}
+    return {"custom.wrapText": True, "custom.minWidth": MIN_WRAPPED} if column.wrap else {}
 
 
 def _value_mappings(column: Column) -> dict[str, dict[str, str]]:

@@ -214,6 +214,8 @@ THREATS = {
     "TorchmemOutsideAllocatorGrowth": "outside",
     "TorchmemOutOfMemoryPredicted": "leak",
     "TorchmemPlannedBatchTooLarge": "capacity",
+    "TorchmemEngineCannotWake": "external",
+    "TorchmemEngineSleepLeak": "leak",
     "TorchmemNearCapacity": "capacity",
     "TorchmemRetryStorm": "capacity",
 }

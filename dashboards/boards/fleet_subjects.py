@@ -76,7 +76,7 @@ OVER_TIME: list[Panel] = [
         ),
         [Query(worst(row(RUN_ROW, select(recorded.RUN_RESERVED)), RUN_ROW), "{{run}}")],
         Unit.BYTES,
-    ),
+    ).height(9),
     lines(
         Text(
             "Wasted GPUs by node",
@@ -87,7 +87,7 @@ OVER_TIME: list[Panel] = [
         ),
         [Query(worst(row(NODE_ROW, select(recorded.NODE_WASTED)), NODE_ROW), "{{instance}}")],
         Unit.COUNT,
-    ),
+    ).height(9),
     bars(
         Text(
             "OutOfMemoryErrors per hour, by cause",
@@ -100,7 +100,7 @@ OVER_TIME: list[Panel] = [
             for cause, color in CAUSES.items()
         ],
         Unit.COUNT,
-    ),
+    ).height(9),
     lines(
         Text(
             "Power by node",
@@ -110,5 +110,5 @@ OVER_TIME: list[Panel] = [
         ),
         [Query(worst(row(NODE_ROW, select(recorded.NODE_POWER)), NODE_ROW), "{{instance}}")],
         Unit.WATTS,
-    ),
+    ).height(9),
 ]

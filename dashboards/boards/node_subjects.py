@@ -136,7 +136,7 @@ MEMORY: list[Panel] = [
             )
         ],
         Unit.BYTES,
-    ),
+    ).span(14),
     gpu_lines(
         Text(
             "Unattributed memory",
@@ -146,7 +146,7 @@ MEMORY: list[Panel] = [
         ),
         value("unattributed_memory_bytes"),
         Unit.BYTES,
-    ),
+    ).span(10),
 ]
 
 UTILIZATION: list[Panel] = [
@@ -242,7 +242,7 @@ def _xids() -> Panel:
     counts = f"{row(XID_ROW, value('xid_errors_total'))} > 0"
     times = row(XID_ROW, f"1000 * {value('xid_last_timestamp_seconds')}")
     columns = [
-        Column("Node", label="instance"),
+        Column("Node", label="instance", width=200),
         Column("GPU", label="gpu", width=60),
         Column(
             "XID",
@@ -271,7 +271,7 @@ ERRORS: list[Panel] = [
         ),
         [_named(f"{value('ecc_errors_total', scope='volatile')} > 0", " {{kind}}", ("kind",))],
         Unit.COUNT,
-    ),
+    ).span(10),
     _lines(
         Text(
             "Remapped rows and retired pages",
@@ -287,7 +287,7 @@ ERRORS: list[Panel] = [
             _named(f"{value('retired_pages_pending')} > 0", " pages, pending"),
         ],
         Unit.COUNT,
-    ),
+    ).span(14),
     _lines(
         Text(
             "NVLink errors per minute",

@@ -221,7 +221,7 @@ _RANK = link(TRAINING, "Training memory at this time", at="When", run="Run", ran
 
 
 def _bytes(heading: str, query: str) -> Column:
-    return Column(heading, query, unit=Unit.BYTES, width=90)
+    return Column(heading, query, unit=Unit.BYTES, width=85)
 
 
 FAILED = joined_table(
@@ -237,7 +237,7 @@ FAILED = joined_table(
     ),
     [
         Column("When", _TIME, unit=Unit.AGO, link=_STORY, width=110),
-        Column("Run", label="run", width=110),
+        Column("Run", label="run", width=105),
         Column("Rank", label="rank", link=_RANK, width=50),
         Column(
             "State",
@@ -249,12 +249,11 @@ FAILED = joined_table(
         Column("Cause", _REMEDY, label="cause", colors=_CAUSE_COLORS, width=115),
         Column("Why now", _ONSET, label="onset", names=ONSET_NAMES, width=95),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
-        Column("Line", _LINE, label="line", width=110),
+        Column("Line", _LINE, label="line", width=100),
         _bytes("Requested", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),
-        _bytes("Largest free", _of_failed_rows(seen(catalog.LARGEST_FREE_BLOCK))),
         _bytes("Stranded", _of_failed_rows(seen(catalog.FREE, state="stranded"))),
         Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=110),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=105),
     ],
     sort="When",
     descending=True,

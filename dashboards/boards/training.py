@@ -184,7 +184,7 @@ _GROWTH = select(catalog.GROWTH)
 
 
 def _share(heading: str, query: str, colored: levels.Levels) -> Column:
-    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=100)
+    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=95)
 
 
 DANGER = joined_table(
@@ -207,18 +207,18 @@ DANGER = joined_table(
             colors=STATES,
             width=75,
         ),
-        Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=90),
+        Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=85),
         _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
         _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
         Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=75),
-        Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=75),
-        Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=100),
+        Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=70),
+        Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=120),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
         Column(
             "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=165
         ),
         Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=110),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=105),
     ],
     sort="Of the GPU",
     hidden=("run", "pid"),

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dashboards import colors as levels
 from dashboards import recorded
-from dashboards.panels import Panel, Query, Text, Unit, lines, rank_lines
-from dashboards.queries import live, of_ranks, rate, select
+from dashboards.panels import (
+    ASLEEP_TITLE,
+    Panel,
+    Query,
+    Text,
+    Unit,
+    areas_only,
+    lines,
+    pale,
+    rank_lines,
+)
+from dashboards.queries import append_matcher, live, of_ranks, rate, select
 
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
+from torchmem.metrics.memory_parts import COMPONENTS, PARTS
 
 
-def _sum(spec: MetricSpec, by: str, **matchers: str) -> str:
-    return f"sum by ({by}) ({live(select(spec, **matchers))})"
+def _resident(matcher: str) -> str:
+    """Return the bytes of parts on the GPU; 0 while they sleep."""
+    parts = append_matcher(select(catalog.ENGINE_MEMORY), matcher)
+    there = append_matcher(parts, 'state="resident"')
+    return f"sum({live(there)}) or 0 * sum({live(parts)})"
 
 
 def _of_model(spec: MetricSpec) -> str:
@@ -23,6 +38,32 @@ def _gigabytes(spec: MetricSpec) -> str:
     return f"sum({_of_model(spec)}) * 2^30"
 
 
+_PARTS = {
+    "weights": ("weights", COMPONENTS["parameters"].color, recorded.SGLANG_WEIGHTS),
+    "kv_cache": ("KV cache", COMPONENTS["held"].color, recorded.SGLANG_CACHE),
+    "lora": ("LoRA adapters", COMPONENTS["optimizer_state"].color, None),
+    "cudagraph": ("CUDA graphs", PARTS["private_pools"].color, recorded.SGLANG_GRAPHS),
+}
+"""The engine's parts: their name, their color, and SGLang's own gauge of them."""
+
+
+def _areas() -> list[Query]:
+    """Return a query for each part that is on the GPU, the others together, and what sleeps."""
+    areas = []
+    for part, (name, color, gauge) in _PARTS.items():
+        there = _resident(f'part="{part}"')
+        expr = f"{there} or {_gigabytes(gauge)}" if gauge else there
+        areas.append(Query(expr, name, color))
+    others = _resident(f'part!~"{"|".join(_PARTS)}"')
+    asleep = f"sum({live(select(catalog.ENGINE_MEMORY, state='asleep'))})"
+    return [
+        *areas,
+        Query(others, "buffers and workspaces", COMPONENTS["step"].color),
+        Query(asleep, ASLEEP_TITLE, PARTS["free"].color),
+    ]
+
+
+_AREAS = _areas()
 _PLANNED, _PEAK, _ADVICE = (
     catalog.ENGINE_PLANNED,
     catalog.ENGINE_PEAK,
@@ -30,22 +71,20 @@ _PLANNED, _PEAK, _ADVICE = (
 )
 
 PANELS: list[Panel] = [
-    lines(
-        Text(
-            "What the engine holds",
-            "How much memory do the weights, the KV cache, LoRA adapters, workspaces and CUDA "
-            "graphs of the engines take, and how much of it have they given back to the driver "
-            "while they sleep? SGLang's own values are shown too, if Prometheus scrapes SGLang.",
-            "No inference engine",
-        ),
-        [
-            Query(_sum(catalog.ENGINE_MEMORY, "part, state"), "{{part}}, {{state}}"),
-            Query(_gigabytes(recorded.SGLANG_WEIGHTS), "weights, by SGLang"),
-            Query(_gigabytes(recorded.SGLANG_CACHE), "kv_cache, by SGLang"),
-            Query(_gigabytes(recorded.SGLANG_GRAPHS), "graphs, by SGLang"),
-        ],
-        Unit.BYTES,
-    ).height(10),
+    pale(
+        areas_only(
+            Text(
+                "What the engine holds",
+                "How much memory do the weights, the KV cache, LoRA adapters, workspaces and CUDA "
+                "graphs of the engines take, and how much of it have they given back to the driver "
+                "while they sleep? SGLang's own values count if Prometheus scrapes SGLang.",
+                "No inference engine",
+            ),
+            _AREAS,
+            Unit.BYTES,
+        ).height(10),
+        len(_AREAS) - 1,
+    ),
     lines(
         Text(
             "KV cache in use",
@@ -89,6 +128,7 @@ PANELS: list[Panel] = [
         of_ranks(select(catalog.ENGINE_WAKE_MARGIN), "min"),
         Unit.BYTES,
         lowest=True,
+        mark=levels.WAKE_MARGIN,
     ),
     rank_lines(
         Text(
@@ -104,12 +144,12 @@ PANELS: list[Panel] = [
     lines(
         Text(
             "Sleeps and preemptions",
-            "How often do the engines sleep, and how often does vLLM preempt a request because the "
-            "KV cache is full?",
+            "How often does an engine sleep, and how often does vLLM preempt a request because the "
+            "KV cache is full? The ranks of one engine sleep together and count once.",
             "No engine has slept",
         ),
         [
-            Query(f"60 * sum({rate(select(catalog.ENGINE_SLEEPS))})", "sleeps"),
+            Query(f"60 * max({rate(select(catalog.ENGINE_SLEEPS))})", "sleeps"),
             Query(f"60 * sum({rate(_of_model(recorded.VLLM_PREEMPTIONS))})", "preemptions"),
         ],
         Unit.PER_MINUTE,

@@ -147,7 +147,7 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
 # phases, samples, pinned memory, private pools, libraries or errors other than an OOM. The only run
 # ends with that OOM, no launch follows, and no engine serves.
 WITHOUT_DATA = (
-    r"Memory of .* [D-I]|Where the memory is [D-I]|What the tensors are [A-I]|Rank .shown [BEF]"
+    r"Memory of .* [D-I]|Where the memory is [D-I]|What the tensors are [A-J]|Rank .shown [BEF]"
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
     r"|Pinned memory A|Memory released A"
     r"|Growth of the peak per hour A"
@@ -161,7 +161,7 @@ WITHOUT_DATA = (
     r"|Pressure hook dropped .mark.|Active peak E|Left at the peak E"
     r"|Headroom [FG]"
     r"|GPU-hours by .* [BD]|Room at the peak [ABC]"
-    r"|What the engine holds [A-D]|KV cache in use [AB]|Planned and actual [A-D]"
+    r"|What the engine holds [A-F]|KV cache in use [AB]|Planned and actual [A-D]"
     r"|Free beyond what wakes up A|Left after a sleep A|Sleeps and preemptions [AB]"
 )
 # The end of queries for the band of all ranks, beyond those that have a line.

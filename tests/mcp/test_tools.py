@@ -70,6 +70,21 @@ def without_ages(text: str) -> str:
     return re.sub(r"\s+", " ", AGO.sub("… ago", re.sub(r"\n\s+", " ", text)))
 
 
+def test_an_unknown_argument_is_an_error(on_node: Assistant) -> None:
+    """A tool that lacks an argument says so and what is meant; the schema says it too."""
+    tools = on_node.portal.call(on_node.client.list_tools).tools
+
+    assert {tool.input_schema["additionalProperties"] for tool in tools} == {False}
+    assert (
+        on_node.error("list_ranks", rnu="nightly")
+        == "unknown argument 'rnu' of list_ranks: did you mean 'run'?"
+    )
+    assert (
+        on_node.error("rank_report", rank=3, host="node1")
+        == "unknown argument 'host' of rank_report: it takes rank, run, pid."
+    )
+
+
 def test_the_tools_say_that_they_only_read(on_node: Assistant) -> None:
     """Every tool is annotated as read-only, not destructive, and closed to the world."""
     tools = on_node.portal.call(on_node.client.list_tools).tools

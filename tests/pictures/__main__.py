@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
+from pictures import matrix
 from pictures.drawing import BOARDS, RECORDING_OF, Drawing, Json, draw, missing
 from pictures.findings import Finding, findings, unmatched_overrides
 from pictures.recorder import BUILD, recorded, served
@@ -28,8 +29,11 @@ def main() -> int:
         return 2
     if arguments.serve:
         return _serve(arguments.serve)
-    reports = draw(_drawings(arguments), arguments.out)
-    for line in _lines(reports):
+    if arguments.matrix:
+        found = matrix.lines(draw(_matrix(arguments), arguments.out))
+    else:
+        found = _lines(draw(_drawings(arguments), arguments.out))
+    for line in found:
         print(line)
     print(f"Pictures and reports are in {arguments.out}.")
     return 0
@@ -42,7 +46,8 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--recording", choices=RECORDINGS, help="instead of the board's usual one")
     add("--theme", choices=("dark", "light", "both"), default="both")
-    add("--width", type=int, default=1600, help="of the window, in pixels (default 1600)")
+    add("--width", type=int, help="of the window, in pixels (default 1600)")
+    add("--matrix", action="store_true", help="every case, width and theme: tens of minutes")
     add("--range", help="such as 30m, instead of the board's own")
     add("--var", action="append", default=[], metavar="NAME=VALUE", help="value of a variable")
     add("--out", type=Path, default=BUILD, help=f"folder (default {BUILD})")
@@ -63,12 +68,20 @@ def _drawings(arguments: argparse.Namespace) -> Iterator[Drawing]:
         drawing = Drawing(
             board,
             arguments.recording or RECORDING_OF[board],
-            width=arguments.width,
+            width=arguments.width or 1600,
             variables=variables,
             range=arguments.range,
         )
         yield replace(drawing, theme=themes[0], open_rows=True)
         yield from (replace(drawing, theme=theme) for theme in themes)
+
+
+def _matrix(arguments: argparse.Namespace) -> Iterator[Drawing]:
+    """Return every combination, or those that the flags leave."""
+    recordings = [arguments.recording] if arguments.recording else list(matrix.CASES)
+    widths = [arguments.width] if arguments.width else matrix.WIDTHS
+    themes = matrix.THEMES if arguments.theme == "both" else [arguments.theme]
+    return matrix.drawings(arguments.boards, recordings, widths, themes)
 
 
 def _lines(reports: Mapping[Drawing, Json]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from pictures.serving import EngineLife, Server
 from pictures.training import Life, Trainer
 from support.waiting import until
 
@@ -122,7 +123,21 @@ class Node:
                 labels = (*own, *target, ("__name__", sample.name))
                 page[labels] = sample.value
         _fix_durations(page)
-        return page | _series_of_target(target, len(page))
+        return page | self._pages_of_programs() | _series_of_target(target, len(page))
+
+    def _pages_of_programs(self) -> dict[Labels, float]:
+        """Return what Prometheus scrapes from the programs themselves, by their model."""
+        host = self.plan.instance.partition(":")[0]
+        return {
+            (
+                ("instance", f"{host}:8000"),
+                ("job", "vllm"),
+                ("model_name", trainer.life.run),
+                ("__name__", name),
+            ): value
+            for trainer in self._trainers.values()
+            for name, value in trainer.own_page().items()
+        }
 
     def _add_cell(self, gpu: int) -> int:
         self._uses[gpu].append(0)
@@ -136,6 +151,8 @@ class Node:
         use = GpuUse(self._uses[gpu], self._cells[number])
         name, capacity = product_name(GPU_BYTES), cuda_bytes(GPU_BYTES)
         simulated = SimulatedGpu(capacity, use=use, uuid=uuid(gpu, self.plan.host), name=name)
+        if isinstance(life, EngineLife):
+            return Server(life, simulated, local_rank=gpu)
         return Trainer(life, simulated, local_rank=gpu)
 
     def _fail_others(self) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pictures.nodes import GIB, NodePlan, OtherProcess
+from pictures.serving import EngineLife
 from pictures.training import Life
 
 from torchmem.allocator.settings import WITHDRAWN
@@ -165,6 +166,36 @@ def _fleet() -> Sequence[NodePlan]:
     ]
 
 
+def _serving() -> Sequence[NodePlan]:
+    """Return two ranks of an engine beside a trainer that takes turns with them.
+
+    Both sleep at the end; then the second one can't wake up.
+    """
+    lives = [
+        (
+            rank,
+            EngineLife(
+                "",
+                "Qwen3-8B",
+                rank,
+                2,
+                pid=5200 + rank,
+                start=ago(79),
+                end=END + 1,
+                step_seconds=4.0,
+                snapshot_seconds=40.0,
+                leaks=rank == 1,
+            ),
+        )
+        for rank in range(2)
+    ]
+    others = [
+        *(OtherProcess(gpu, 6100 + gpu, 12 * GIB, ago(80), END + 1, level=0.4) for gpu in range(2)),
+        OtherProcess(1, 6188, 21 * GIB, ago(2), END + 1),
+    ]
+    return [NodePlan("node1:9847", 2, lives, others, healthy=True)]
+
+
 def _no_gpu() -> Sequence[NodePlan]:
     return [NodePlan("login1:9847", 0, down="library_not_found")]
 
@@ -175,6 +206,7 @@ RECORDINGS: Mapping[str, Recording] = {
     "ranks-64": Recording("64 ranks on eight nodes", lambda: _many(64, 16), ago(16)),
     "ranks-1024": Recording("1,024 ranks on 128 nodes", lambda: _many(1024, 16), ago(16)),
     "fleet": Recording("six nodes with three jobs", _fleet, ago(72), interval=30),
+    "serving": Recording("an engine that serves and sleeps", _serving),
     "no-gpu": Recording("a node whose NVML does not respond", _no_gpu, ago(65)),
     "empty": Recording("no exporter at all", list, ago(65)),
 }

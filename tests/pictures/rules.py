@@ -61,17 +61,25 @@ def shipped() -> list[Rule]:
 
 
 def evaluate(history: History, ticks: range) -> None:
-    """Store the result of every rule at every tick, in milliseconds since 1970."""
+    """Store the result of every rule at every tick, in milliseconds since 1970.
+
+    Operands of `or` can differ in nothing but their names, which the result of a rule does not
+    have: their points are one series.
+    """
     for rule in shipped():
         start, end, step = ticks.start / 1000, ticks[-1] / 1000, ticks.step / 1000
+        series: dict[Labels, dict[int, float]] = defaultdict(dict)
         for metric, points in history.query_range(rule.expr, start, end, step):
             labels = {**metric, **rule.labels}
             made = (
-                alert_series(rule, labels, points, ticks) if rule.is_alert else [(labels, points)]
+                alert_series(rule, labels, points, ticks)
+                if rule.is_alert
+                else [({**labels, "__name__": rule.name}, points)]
             )
             for own, values in made:
-                named = own if rule.is_alert else {**own, "__name__": rule.name}
-                history.add(_key(named), with_stale_markers(values, ticks))
+                series[_key(own)].update(values)
+        for key, values in series.items():
+            history.add(key, with_stale_markers(values, ticks))
         history.flush()
 
 
@@ -117,4 +125,4 @@ def _seconds(duration: str) -> float:
 
 
 def _key(labels: Mapping[str, str]) -> Labels:
-    return tuple(labels.items())
+    return tuple(sorted(labels.items()))

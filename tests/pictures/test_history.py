@@ -11,6 +11,12 @@ from pictures.rules import Rule, alert_series, evaluate, shipped
 
 TICKS = range(int(END - 1800) * 1000, int(END) * 1000 + 1, 10_000)
 UP = (("instance", "node1:9847"), ("job", "torchmem"), ("__name__", "up"))
+ACTIVE = (*UP[:2], ("pool", "large"), ("__name__", "torchmem_active_bytes"))
+OF_A_RANK = {
+    (*UP[:2], ("state", "running"), ("__name__", "torchmem_process_state")): 1.0,
+    (*UP[:2], ("__name__", "torchmem_snapshot_in_use_bytes")): 20.0,
+    (*UP[:2], ("pool", "large"), ("__name__", "torchmem_reserved_bytes")): 40.0,
+}
 RANK = (*UP[:2], ("__name__", "torchmem_steps_total"))
 
 
@@ -31,18 +37,26 @@ def test_a_series_ends_with_the_scrape_that_lacks_it(tmp_path: Path) -> None:
 
 @pytest.mark.stack
 def test_rules_and_alerts_are_evaluated_over_the_past(tmp_path: Path) -> None:
-    """An exporter that is gone for 10 minutes is an alert: first pending, then firing."""
+    """An exporter that is gone for 10 minutes is an alert: first pending, then firing.
+
+    A rule whose result changes between operands of `or` has a value at every time.
+    """
     with prometheus(tmp_path) as url:
         history = History(url)
         scrapes = Scrapes(history)
         for tick in TICKS:
-            scrapes.add(tick, {UP: float(tick < TICKS[120])})
+            active = 30.0 if tick in TICKS[::3] else 10.0
+            scrapes.add(tick, {UP: float(tick < TICKS[120]), ACTIVE: active, **OF_A_RANK})
         history.flush()
         evaluate(history, TICKS)
 
         alerts = history.query_range(
             'ALERTS{alertname="TorchmemExporterDown"}', TICKS[0] / 1000, END, 10
         )
+        ((_, in_use),) = history.query_range(
+            "rank:torchmem_in_use_bytes:max", TICKS[0] / 1000, END, 10
+        )
+    assert {tick: 30.0 if tick in TICKS[::3] else 20.0 for tick in TICKS} == in_use
     times = {labels["alertstate"]: (min(points), max(points)) for labels, points in alerts}
     assert {"pending": (TICKS[120], TICKS[131]), "firing": (TICKS[132], TICKS[-1])} == times
 

@@ -7,7 +7,7 @@ sample that the SDK would write.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from random import Random
 
@@ -123,6 +123,10 @@ class Trainer:
             return None
         return Published(self._sample(now), self.life.pid, self.state, attributed=self.is_live)
 
+    def own_page(self) -> Mapping[str, float]:
+        """Return the metrics that the program itself serves, by name: those of an engine."""
+        return {}
+
     def _train(self) -> Iterator[ScenarioEvent]:
         life = self.life
         capacity = self.gpu.mem_get_info()[0]
@@ -198,10 +202,13 @@ class Trainer:
             host=HostMemory(self._host_bytes(), HOST_BYTES, HOST_BYTES - 8 * self._host_bytes()),
         )
         draft = Draft(sample.devices)
-        self._ooms.complete(draft)
-        self._growth.complete(draft)
+        self._complete(draft)
         sample = replace(sample, **draft.finished())
         return replace(sample, devices=tuple(self._dated(each, now) for each in sample.devices))
+
+    def _complete(self, draft: Draft) -> None:
+        self._ooms.complete(draft)
+        self._growth.complete(draft)
 
     def _steps_so_far(self, seconds: float) -> Steps:
         durations, samples = tuple(self._durations), self._steps * SAMPLES_PER_STEP
@@ -221,8 +228,11 @@ class Trainer:
         oom = device.last_oom and replace(device.last_oom, timestamp=min(self._oom_at, now))
         dated = replace(device, layout=layout, last_oom=oom, stats_timestamp=moment)
         peak = (device.allocator and device.allocator.allocated_peak_bytes) or 0
-        phases = {"forward": peak * 15 // 16, "backward": peak}
+        phases = self._phase_peaks(peak)
         return replace(dated, components=self._components(device), phase_peaks=phases)
+
+    def _phase_peaks(self, peak: int) -> dict[str, int]:
+        return {"forward": peak * 15 // 16, "backward": peak}
 
     def _components(self, device: DeviceSample) -> dict[str, int]:
         """Split the allocated bytes: of those of the first step, a quarter is parameters."""

@@ -38,13 +38,17 @@ def write_report(folder: Path, pid: int, **changed: Any) -> None:
         ({}, 0, "finished"),
         ({"out_of_memory": True}, 1, "oom"),
         ({"out_of_memory": True}, 0, "finished"),
+        ({"out_of_memory": True, "message": "CUDA out of memory"}, 0, "oom"),
         ({}, 3, "error"),
     ],
 )
 def test_how_a_run_ended(
     changed: dict[str, Any], exit_code: int, ended: Ended, tmp_path: Path
 ) -> None:
-    """Stopped, finished, ended by an OOM (not by one that it survived), or by another error."""
+    """Stopped, finished, ended by an OOM (not by one that it survived), or by another error.
+
+    The shell that started a script can hide its exit code.
+    """
     write_report(tmp_path, 7, steps=2, **changed)
     assert read_result(tmp_path, exit_code, 1.0).ended == ended
 

@@ -36,7 +36,7 @@ SETTING_REMEDIES = {
 REMEDY_BY_CAUSE: Mapping[str, str] = {
     "capacity": "Use a smaller batch, activation checkpointing, sharding, or a larger GPU",
     "fragmentation": (
-        "Restart with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True "
+        "Restart with expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF "
         "(PYTORCH_ALLOC_CONF from PyTorch 2.10 on)"
     ),
     "limit": "Raise the memory fraction of the process, or reduce the memory that it needs",

@@ -40,7 +40,7 @@ COMPONENTS: Mapping[str, MemoryPart] = {
     "gradients_or_step": MemoryPart(
         "gradients, or of this step",
         "Gradients or step",
-        "#f6a213",
+        "#9c9c00",
         "g",
         "Gradients, or tensors of the running step.",
     ),

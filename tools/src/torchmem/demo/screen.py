@@ -56,7 +56,8 @@ def _print(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
             due = time.monotonic() + pause
             node = _asked(url)
             if node:
-                print(plain(time.monotonic() - started, node, ranks.pids), flush=True)
+                text = plain(time.monotonic() - started, node, ranks.pids)
+                print(text or "    the ranks are starting", flush=True)
 
 
 def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str, note: str) -> None:

@@ -123,7 +123,7 @@ def _endings(report: FleetReport, max_rows: int) -> list[str]:
     ooms = sorted(report.ooms().items(), key=lambda item: -item[1])
     rows = [[_cause(cause), _onset(onset), str(number)] for (cause, onset), number in ooms]
     if rows:
-        lines += ["", *_table(["Cause", "What had changed", "Launches"], rows, words=2)]
+        lines += ["", *_table(["Cause", "Why now", "Launches"], rows, words=2)]
     listed = [ending for ending in report.endings if ending.outcome not in {"exited", "running"}]
     if listed:
         lines += ["", *_ended(listed[:max_rows]), *_more(len(listed), max_rows)]

@@ -7,12 +7,13 @@ from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
 from mcp.server.mcpserver import MCPServer
-from mcp.types import CallToolResult, TextContent, ToolAnnotations
+from mcp.types import CallToolResult, TextContent, Tool, ToolAnnotations
 from pydantic import Field
 
-from torchmem.mcp.answer import NOTE
+from torchmem.mcp.answer import NOTE, fitted_text, printable_lines
 from torchmem.mcp.recordings import MAX_ROWS, MAX_SETTINGS
 from torchmem.mcp.worker import MAX_PROCESSES, Reply, Source, ask
+from torchmem.sample.errors import did_you_mean
 from torchmem.snapshot.command import DEFAULT_ROWS
 
 READ_ONLY = ToolAnnotations(
@@ -145,6 +146,30 @@ class Tools:
             return _result(await ask(self._source, tool, arguments))
 
 
+class ToolServer(MCPServer):
+    """A server whose tools refuse arguments that they do not have: the SDK ignores them."""
+
+    async def list_tools(self) -> list[Tool]:
+        """Return the tools; their schemas allow no other arguments."""
+        tools = await super().list_tools()
+        for tool in tools:
+            tool.input_schema["additionalProperties"] = False
+        return tools
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], *more: Any, **rest: Any) -> Any:
+        """Call a tool, or answer with one sentence about the first unknown argument."""
+        known = {
+            tool.name: list(tool.input_schema["properties"]) for tool in await self.list_tools()
+        }
+        for argument in arguments:
+            if name in known and argument not in known[name]:
+                takes = f"it takes {', '.join(known[name])}."
+                hint = did_you_mean(argument, known[name], takes)
+                text = f"unknown argument {argument!r} of {name}: {hint}"
+                return _result(Reply(fitted_text(printable_lines(text)), is_error=True))
+        return await super().call_tool(name, arguments, *more, **rest)
+
+
 def _result(reply: Reply) -> CallToolResult:
     return CallToolResult(
         content=[TextContent(type="text", text=reply.text)],
@@ -155,7 +180,7 @@ def _result(reply: Reply) -> CallToolResult:
 
 def serve(source: Source) -> None:
     """Serve on stdin and stdout until the end of stdin."""
-    server = MCPServer(
+    server = ToolServer(
         "torchmem",
         title="GPU memory of PyTorch jobs",
         instructions=INSTRUCTIONS,

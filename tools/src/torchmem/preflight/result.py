@@ -229,9 +229,11 @@ def no_verdict_error(result: RunResult) -> UsageError | None:
             "the script never used CUDA: make it train on the GPU, for example with --device cuda."
         )
     if result.ended != "oom" and not (result.steps or result.calls):
+        ooms = sum(device.ooms for device in result.devices)
+        caught = f"caught {counted(ooms, 'OutOfMemoryError')} and " if ooms else ""
         return UsageError(
-            "the script ended without an optimizer step and without a call of a module: let it "
-            "train or infer, or call session.step() of torchmem.sdk in its own loop."
+            f"the script {caught}ended without an optimizer step and without a call of a module: "
+            "let it train or infer, or call session.step() of torchmem.sdk in its own loop."
         )
     return None
 
@@ -272,11 +274,12 @@ def _result(report: ProcessReport, exit_code: int, seconds: float) -> RunResult:
 
 
 def _ended(report: ProcessReport, exit_code: int) -> Ended:
+    """Return how the run ended; a shell can hide the exit code of a script that failed."""
     if report.stopped:
         return "steps"
-    if exit_code == 0:
-        return "finished"
-    return "oom" if report.out_of_memory else "error"
+    if report.out_of_memory and (exit_code or report.message is not None):
+        return "oom"
+    return "error" if exit_code else "finished"
 
 
 def _existing(path: Path) -> Path | None:
