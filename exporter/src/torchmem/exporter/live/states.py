@@ -7,13 +7,14 @@ to MAX_PAUSE_SECONDS if a collection takes long.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gzip
 import logging
 import math
 import time
 import zlib
 from collections.abc import Awaitable, Callable
-from functools import cached_property
+from functools import cached_property, partial
 
 from torchmem.exporter.live.history import NodeHistory
 from torchmem.exporter.live.state import NodeState, encode, node_state
@@ -89,6 +90,8 @@ class States:
         self._running: asyncio.Task[EncodedState] | None = None
         self._collection_seconds = 0.0
         self._kept_at = -math.inf
+        self._slept_for = math.inf
+        self._wake: Callable[[], object] | None = None
         self.history = NodeHistory()
         self.pause_seconds = MIN_SECONDS
         """How old a state may be, and how long a client should wait for the next one."""
@@ -107,12 +110,21 @@ class States:
             self._newest = self._encoded(self._found())
         except Exception:  # noqa: BLE001 - a failure costs one point; it is logged
             _log.exception("adding to the history failed")
+        if self._wake is not None and self.max_history_age < self._slept_for:
+            with contextlib.suppress(RuntimeError):  # the server has stopped meanwhile
+                self._wake()
 
     async def keep_history(self) -> None:
         """Add to the history, forever, also without a scrape or an open page."""
+        rank_began = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._wake = partial(loop.call_soon_threadsafe, rank_began.set)
         while True:
-            due = self._kept_at + self.max_history_age - time.monotonic()
-            await asyncio.sleep(max(HISTORY_PAUSE_SECONDS, due))
+            rank_began.clear()
+            self._slept_for = self.max_history_age
+            due = self._kept_at + self._slept_for - time.monotonic()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(rank_began.wait(), max(HISTORY_PAUSE_SECONDS, due))
             if time.monotonic() - self._kept_at < self.max_history_age:
                 continue
             try:
