@@ -54,7 +54,7 @@ def test_its_gauges_join_by_the_name_of_the_model(run: Run) -> None:
         for s in f.samples
         if s.name == "sglang:kv_cache_memory_usage_gb"
     }
-    assert len(state.all("torchmem_allocated_bytes", pool="large", run=names.pop())) == 1
+    assert max(state.all("torchmem_allocated_bytes", pool="large", run=names.pop())) > 60 << 30
     parts = ("sglang:weight_memory_usage_gb", "sglang:kv_cache_memory_usage_gb")
     own = sum(own_gib(state, name) for name in parts)
     allocated = (state.mib("torchmem_allocated_bytes") or 0) / 1024
