@@ -15,6 +15,9 @@ NOTEBOOKS := nbclient==0.11.0 ipykernel==7.4.0
 # It is below 1.0, so each release may change the pages.
 SITE_GENERATOR := zensical==0.0.73
 BIN := $(VENV)/bin
+# What pip does not compile below, Python compiles when it is first imported. Where this variable is set, as in many
+# container images, each process would compile PyTorch again, which takes longer than most tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo stack test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-sglang test-gpu clean
 

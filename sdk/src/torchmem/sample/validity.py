@@ -37,7 +37,7 @@ Contradictions = Callable[[Any], Mapping[str, Any] | None]
 Checked = dict[int, object]
 """Objects by their id that have no impossible value; it keeps them alive, so that ids stay true.
 
-Nobody may change a mapping in them.
+A mapping in them must not be changed.
 """
 
 
