@@ -271,23 +271,7 @@ ERRORS: list[Panel] = [
         ),
         [_named(f"{value('ecc_errors_total', scope='volatile')} > 0", " {{kind}}", ("kind",))],
         Unit.COUNT,
-    ).span(10),
-    _lines(
-        Text(
-            "Remapped rows and retired pages",
-            "How much memory has been replaced permanently? GPUs from Ampere on remap rows, "
-            "older ones retire pages. A pending replacement takes effect after a reset.",
-            "No memory was replaced",
-        ),
-        [
-            _named(f"{value('remapped_rows')} > 0", " rows, {{kind}}", ("kind",)),
-            _named(f"{value('row_remap_pending')} > 0", " rows, pending"),
-            _named(f"{value('row_remap_failed')} > 0", " rows, failed"),
-            _named(f"{value('retired_pages')} > 0", " pages, {{cause}}", ("cause",)),
-            _named(f"{value('retired_pages_pending')} > 0", " pages, pending"),
-        ],
-        Unit.COUNT,
-    ).span(14),
+    ),
     _lines(
         Text(
             "NVLink errors per minute",
@@ -301,6 +285,22 @@ ERRORS: list[Panel] = [
     ),
     _lines(
         Text(
+            "Remapped rows and retired pages",
+            "How much memory has been replaced permanently? GPUs from Ampere on remap rows, "
+            "older ones retire pages. A pending replacement takes effect after a reset.",
+            "No memory was replaced",
+        ),
+        [
+            _named(f"{value('remapped_rows')} > 0", " {{kind}}", ("kind",)),
+            _named(f"{value('row_remap_pending')} > 0", " to be remapped"),
+            _named(f"{value('row_remap_failed')} > 0", " not remapped"),
+            _named(f"{value('retired_pages')} > 0", " {{cause}}", ("cause",)),
+            _named(f"{value('retired_pages_pending')} > 0", " to be retired"),
+        ],
+        Unit.COUNT,
+    ).span(14),
+    _lines(
+        Text(
             "PCIe replays per minute",
             "Is the connection to the host faulty? Replays are packets that were sent again. A "
             "few are harmless; a constant rate points to a bad slot, riser or cable.",
@@ -308,7 +308,7 @@ ERRORS: list[Panel] = [
         ),
         [_named(f"{_per_minute('pcie_replays_total')} > 0", "")],
         Unit.PER_MINUTE,
-    ),
+    ).span(10),
 ]
 
 
