@@ -183,10 +183,15 @@ class Exporter:
             return self._run_directory.read(self._clock())
 
     def close(self) -> None:
-        """Close NVML, without waiting for a driver call that never returns."""
+        """End the collection in progress, which reads files, and close NVML.
+
+        A driver call that never returns is not waited for.
+        """
         self._is_closed = True
         self._workers.current.close()
         self._events.close()
+        if self._collecting.acquire(timeout=_CLOSE_SECONDS):
+            self._collecting.release()
         if not self._workers.is_busy:
             JobThread().run(self._driver.close, _CLOSE_SECONDS)
 
