@@ -27,6 +27,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         text=True,
     ) as command:
         writer = until(lambda: _opened(thresholds))
+        until(lambda: _is_asleep(command.pid))  # a signal just before the read would not end it
         command.send_signal(signal.SIGINT)
         _, errors = command.communicate(timeout=120)
     os.close(writer)
@@ -40,6 +41,11 @@ def _opened(fifo: Path) -> int | None:
         return os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
     except OSError:
         return None
+
+
+def _is_asleep(pid: int) -> bool:
+    """Return whether a process waits in a system call."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
 
 
 @pytest.mark.parametrize(
