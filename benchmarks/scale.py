@@ -53,7 +53,7 @@ BOARDS_SHOWN: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The least seconds that a question took, and the CPU seconds of the store for it."""
+    """The shortest time that a query took, and the CPU time that it cost the store, in seconds."""
 
     wall: float
     cpu: float

@@ -96,7 +96,7 @@ def test_lines_that_only_moved_are_no_change() -> None:
 
 
 def test_an_edited_line_is_one_line() -> None:
-    """A line with another text in the same function is no growth there and no decrease before."""
+    """An edited line of a function counts as one line: neither as growth nor as a decrease."""
     edited = replace(ATTENTION, line=32, code="weights = F.softmax(scores, -1)")
     same = replace(USAGE.uses[1], line=edited)
     found = diff(USAGE, replace(USAGE, uses=(USAGE.uses[0], same, *USAGE.uses[2:])))

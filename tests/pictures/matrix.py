@@ -27,7 +27,7 @@ THEMES = ("light", "dark")
 MINUTES = {"ranks-64": "15m", "ranks-1024": "15m"}
 """The time range of recordings that are shorter than those of the boards."""
 EXPECTED = {NO_DATA, WITHOUT_PARTS}
-"""Kinds that are no fault here: in most cases, some panels have nothing to show."""
+"""Kinds that do not count as faults here: in most cases, some panels have nothing to show."""
 
 
 def drawings(

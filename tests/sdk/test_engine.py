@@ -247,7 +247,7 @@ def test_what_each_sleep_leaves(open_session: Opener, published: Published) -> N
 
 
 def test_what_stays_may_begin_to_grow_later() -> None:
-    """After a steady time, as many growing sleeps count as are no accident."""
+    """After steady sleeps, growth counts only once enough sleeps in a row have grown."""
     steady = (50, 50)
 
     assert Engine("vllm", residual_bytes=(*steady, *range(51, 57))).residual_growth == 0

@@ -124,7 +124,7 @@ def test_frames_without_a_module() -> None:
 
 
 def test_the_time_is_bounded() -> None:
-    """When the time is used up, there is no answer instead of a late one."""
+    """A search that has used up its time returns nothing."""
     now = iter(range(1_000_000))
     modules = SeenModules(Module, main=lambda: {"model": model()})
     names = ModuleNames(modules, clock=lambda: float(next(now)))

@@ -54,7 +54,7 @@ class _Counted:
         if not ends:
             return self
         durations, last = list(self.durations), ends[0] if self.last is None else self.last
-        skipped = int(self.last is None)  # there is no duration up to the very first end
+        skipped = int(self.last is None)  # the first step has no earlier end
         for earlier, later in pairwise((last, *ends[skipped:])):
             durations[bisect_left(STEP_DURATION_BOUNDS, later - earlier)] += 1
         return _Counted(

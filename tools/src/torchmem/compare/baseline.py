@@ -122,7 +122,7 @@ def save(path: Path, entries: Mapping[str, BaselineEntry]) -> None:
 
 
 def check_output(path: Path | None) -> None:
-    """Raise UsageError if a file that is to be written has no folder, or is one itself."""
+    """Raise UsageError if an output file's directory is missing, or the file is a directory."""
     if path and not path.absolute().parent.is_dir():
         raise UsageError(f"there is no directory {path.parent}: create it first.")
     if path and path.is_dir():

@@ -21,7 +21,7 @@ from torchmem.sample.errors import UsageError
 MAX_DETAILS = 10
 MAX_CHANGES = 12
 COLORS = (GOOD, ATTENTION, STATES["exited"])
-"""Of what was less, what is more, and what was there before and still is."""
+"""Of what decreased, what grew, and what both have."""
 THEME = {"themeVariables": {"xyChart": {"plotColorPalette": ", ".join(COLORS)}}}
 MARKS: dict[Outcome, str] = {
     "more": "🔴 more",
@@ -92,7 +92,8 @@ def summary(compared: Sequence[Compared]) -> str:
 def chart(found: UsageDiff) -> str:
     """Return the components of both peaks as a Mermaid chart; empty if they are unknown.
 
-    Mermaid draws bars over each other: what both have hides all but what is more or less.
+    Mermaid draws the bars of one row on top of each other, so the bar of what both have covers the
+    others except for the difference.
     """
     before, now = found.before.by_component, found.after.by_component
     names = [name for name in now | before if name != "rounding"]

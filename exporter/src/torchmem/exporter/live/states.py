@@ -30,7 +30,7 @@ COLLECTION_SHARE = 0.1
 """The largest share of the time that collections for clients of the live page take."""
 
 HISTORY_PAUSE_SECONDS = 10.0
-"""The least time between two points while no page is open; most come from scrapes."""
+"""The shortest time between two points while no page is open; most come from scrapes."""
 RANK_HISTORY_PAUSE_SECONDS = 20.0
 """How old the newest collection gets before one is made for the history alone, while a rank runs.
 

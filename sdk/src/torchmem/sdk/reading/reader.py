@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 
 from torchmem.allocator.backend import Backend
-from torchmem.host.heap import return_freed_memory
 from torchmem.sdk.observation import MeasuredSnapshot
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.cost import (
@@ -28,9 +27,6 @@ from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.safety.main_thread import MainThreadReader
 from torchmem.sdk.settings import Settings
 
-MANY_BLOCKS = 20_000
-"""PyTorch's list of these takes 8 MiB, most of which the C library keeps once they are freed."""
-
 
 class Reader:
     """Reads when a read is due, and within the budgets.
@@ -39,15 +35,13 @@ class Reader:
     or None. `next_read` is the time from which a step's end is read, by `time.perf_counter`.
     """
 
-    def __init__(  # noqa: PLR0913 - each is a collaborator
+    def __init__(
         self,
         recorder: Recorder,
         settings: Settings,
         errors: Errors,
         cost: CpuMeter,
         after_read: Callable[[int | None], None],
-        *,
-        return_freed_memory: Callable[[], None] = return_freed_memory,
     ) -> None:
         self.next_read = 0.0
         self._recorder = recorder
@@ -56,7 +50,6 @@ class Reader:
         self._errors = errors
         self._cost = cost
         self._after_read = after_read
-        self._return_freed_memory = return_freed_memory
         self._main_thread = MainThreadReader(
             lambda call: recorder.backend.call_soon(errors.defer_logging(call))
         )
@@ -154,10 +147,6 @@ class Reader:
             snapshot, started = self._recorder.measure_snapshot(), time.perf_counter()
             if snapshot:
                 use(snapshot)
-                is_large = _blocks(snapshot) >= MANY_BLOCKS
-                snapshot = None
-                if is_large:
-                    self._return_freed_memory()
                 spent = (self._recorder.snapshot_seconds or 0.0) + time.perf_counter() - started
                 self._snapshots.record(time.perf_counter(), spent)
 
@@ -165,7 +154,3 @@ class Reader:
         """Stop reading for the background thread."""
         self._has_stopped = True
         self._main_thread.stop()
-
-
-def _blocks(snapshot: MeasuredSnapshot) -> int:
-    return sum(len(segment["blocks"]) for segment in snapshot.segments)
