@@ -5,6 +5,8 @@ The numbers are those of vLLM 0.33 on a GPU of 80 GB (tests/serving), with a mod
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +18,7 @@ from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import decode, failure_reason
 from torchmem.explain.remedies import remedies
 from torchmem.sample.engine import Engine
+from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sdk import EngineAllocation, EnginePlan
 from torchmem.sdk.engine import MIN_STEPS, divided, kv_cache_advice
 from torchmem.sdk.session import Session
@@ -295,3 +298,40 @@ def test_a_promise_to_a_sleeping_engine_is_kept(open_session: Opener) -> None:
     assert not server.session.wait_for_memory((free - 10) * MIB, timeout=0, take=False)
     assert server.session.wait_for_memory((free - 73_400) * MIB, timeout=0, take=False)
     assert server.session.wait_for_memory((free - 10) * MIB, timeout=0, take=False, borrow=True)
+
+
+def test_a_wait_in_vain_names_the_engine_that_is_awake(
+    open_session: Opener, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log says once what the other process holds in its KV cache, and how to get it."""
+    server = Server(open_session)
+    server.move()
+    (sample,) = tmp_path.rglob(f"*{SAMPLE_SUFFIX}")
+    sample.with_name(f"0-1-1{SAMPLE_SUFFIX}").write_bytes(sample.read_bytes())
+
+    assert server.session.wait_for_memory(MIB, timeout=0, take=False)
+    assert caplog.messages == []
+    for _ in range(2):
+        assert not server.session.wait_for_memory(90_000 * MIB, timeout=0, take=False)
+
+    (message,) = caplog.messages
+    assert message == (
+        f"wait_for_memory timed out. Process {os.getpid()} uses the same GPU, and its inference "
+        "engine holds 71.60 GiB in the KV cache, which only sleep mode returns: have the engine's "
+        "owner call sleep()."
+    )
+
+
+def test_another_process_s_broken_sample_ends_no_wait(
+    open_session: Opener, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What an engine in it would hold is unknown then."""
+    server = Server(open_session)
+    server.move()
+    (sample,) = tmp_path.rglob(f"*{SAMPLE_SUFFIX}")
+    content = json.loads(sample.read_bytes())
+    content["devices"][0]["engine"]["resident"]["kv_cache"] = "many"
+    sample.with_name(f"0-1-1{SAMPLE_SUFFIX}").write_text(json.dumps(content))
+
+    assert not server.session.wait_for_memory(90_000 * MIB, timeout=0, take=False)
+    assert caplog.messages == []

@@ -5,7 +5,7 @@ The arguments are those of vLLM 0.33 (vllm/engine/arg_utils.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import MIB, format_size
@@ -22,6 +22,17 @@ class Advice:
 
     text: str
     lines: tuple[str, ...]
+
+
+def awake_cache(resident: Mapping[str, int]) -> str | None:
+    """Return, in one sentence, what an engine holds that no other process can get."""
+    cache = resident.get("kv_cache", 0)
+    if not cache:
+        return None
+    return (
+        f"its inference engine holds {format_size(cache)} in the KV cache, which only sleep mode "
+        "returns: have the engine's owner call sleep()."
+    )
 
 
 def serves(device: DeviceSample) -> bool:

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from torchmem.allocator.sizes import format_size
-from torchmem.explain.serving import SPARE_BYTES
+from torchmem.explain.serving import SPARE_BYTES, awake_cache
 from torchmem.sample.engine import MAX_RESIDUALS, Engine
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.oom.ending import FailedWakeUp, LibraryOom
@@ -111,13 +110,7 @@ class EngineState:
     @property
     def note(self) -> str | None:
         """What the engine holds that no other process can get, in one sentence."""
-        cache = self._engine.resident.get("kv_cache", 0) if self._engine else 0
-        if not cache:
-            return None
-        return (
-            f"its inference engine holds {format_size(cache)} in the KV cache, which only sleep "
-            "mode returns: have the engine's owner call sleep()."
-        )
+        return awake_cache(self._engine.resident) if self._engine else None
 
     @property
     def device(self) -> int | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torchmem.explain.serving import awake_cache
 from torchmem.host.process_table import ProcessTable
 from torchmem.sample.process_messages import encode, sibling_path
 from torchmem.sample.release_messages import REQUEST_SUFFIX, ReleaseRequest
@@ -134,6 +135,16 @@ class Neighbors:
             return sum(_asleep_bytes(sample, uuid) for sample in samples)
         return 0
 
+    def awake_caches(self, device: int | None) -> dict[int, str]:
+        """Return what engines of other processes hold on a device, a sentence for each pid."""
+        found = self._device(device)
+        uuid = found.record.device.uuid if found else None
+        with ignore(OSError):
+            samples = [sample for _, sample in live_neighbors(self._sample)]
+            notes = {each["process"]["pid"]: _awake_cache(each, uuid) for each in samples}
+            return {pid: note for pid, note in notes.items() if note}
+        return {}
+
     def ask(self, device: DeviceRelease, hook_bytes: int = 0) -> None:
         """Ask the processes that share memory on this device.
 
@@ -171,10 +182,20 @@ def live_neighbors(own: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def _asleep_bytes(sample: dict[str, Any], uuid: str | None) -> int:
     """Return what the engine in a sample takes on a device when it wakes up."""
-    with ignore(KeyError, TypeError, AttributeError):
-        engines = [each.get("engine") for each in sample["devices"] if each["uuid"] == uuid]
-        return sum(sum(map(int, engine["asleep"].values())) for engine in engines if engine)
-    return 0
+    return sum(_engine_parts(sample, uuid, "asleep").values())
+
+
+def _awake_cache(sample: dict[str, Any], uuid: str | None) -> str | None:
+    return awake_cache(_engine_parts(sample, uuid, "resident"))
+
+
+def _engine_parts(sample: dict[str, Any], uuid: str | None, state: str) -> dict[str, int]:
+    """Return the bytes of an engine's parts in a state on a device; empty without an engine."""
+    with ignore(KeyError, TypeError, AttributeError, ValueError):
+        devices = [each for each in sample["devices"] if each["uuid"] == uuid]
+        engines = [each["engine"][state] for each in devices if each.get("engine")]
+        return {part: int(size) for parts in engines for part, size in parts.items()}
+    return {}
 
 
 def _offers(sample: dict[str, Any], uuid: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from torchmem.sdk.part import Part, Wish
 from torchmem.sdk.release.neighbors import Neighbors
 from torchmem.sdk.release.release import Release
 from torchmem.sdk.release.requests import ReleaseRequests
-from torchmem.sdk.safety.errors import Stage
+from torchmem.sdk.safety.errors import Stage, log
 from torchmem.sdk.steps import StepClock
 
 
@@ -32,6 +33,7 @@ class ReleasePart(Part):
         self._neighbors = Neighbors(path, release.devices, take)
         self._clock = clock
         self._after_release = after_release
+        self._logged_engines: set[int] = set()
 
     def wants(self, step: int) -> Wish:  # noqa: ARG002
         """Ask for a read while a request waits."""
@@ -91,10 +93,11 @@ class ReleasePart(Part):
     ) -> bool:
         """Wait in the calling thread until this process can get `wanted` bytes, or has them.
 
-        Unless it may `borrow` them, it leaves what sleeping engines take when they wake up.
+        Unless it may `borrow` them, it leaves what sleeping engines take when they wake up. Logs
+        which engines hold memory that they could return, once for each process.
         """
         with self._release.errors.suppress("release"):
-            return self._neighbors.wait(
+            is_there = self._neighbors.wait(
                 wanted,
                 seconds,
                 device,
@@ -102,7 +105,17 @@ class ReleasePart(Part):
                 take=take,
                 left=lambda: 0 if borrow else self._asleep_bytes(device),
             )
+            if not is_there:
+                self._log_awake_engines(device)
+            return is_there
         return False
+
+    def _log_awake_engines(self, device: int | None) -> None:
+        for pid, note in self._neighbors.awake_caches(device).items():
+            if pid not in self._logged_engines:
+                self._logged_engines.add(pid)
+                text = "wait_for_memory timed out. Process %d uses the same GPU, and %s"
+                log(logging.WARNING, text, pid, note)
 
     def _asleep_bytes(self, device: int | None) -> int:
         return self._release.asleep_bytes + self._neighbors.asleep_bytes(device)
