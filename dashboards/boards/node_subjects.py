@@ -33,6 +33,7 @@ from dashboards.queries import GPU_NAMES, GPU_ROW, append_matcher, named, rate, 
 from torchmem.sample.xids import XIDS
 
 NO_GPM = "Only data center GPUs from Hopper on report this"
+NO_CLOCKS = "No GPU reports its clocks"
 NO_NVLINK = "No NVLink on these GPUs"
 MIG_ROW = (*GPU_ROW, "gpu_instance")
 GPU_NAME = Column("GPU", row(GPU_ROW, GPU_NAMES, "short_name"), label="short_name", width=170)
@@ -188,7 +189,7 @@ POWER_AND_CLOCKS: list[Panel] = [
             "Is a GPU slower than it could be, and why? Power cap: it is at its power limit, "
             "which is usual under load. Heat: it is too hot, which points to the cooling. Power "
             "supply: the server asks it to draw less.",
-            NO_GPU,
+            "No GPU reports why it is slowed down",
         ),
         Query(named(throttling()), NAME),
         {int(code): word for code, word in THROTTLING.items()},
@@ -197,14 +198,16 @@ POWER_AND_CLOCKS: list[Panel] = [
         Text(
             "SM clock",
             "How fast does each GPU compute, as a share of its highest clock?",
-            NO_GPU,
+            NO_CLOCKS,
         ),
         f"{value('clock_hertz', domain='sm')} / {value('clock_max_hertz', domain='sm')}",
         Unit.RATIO,
         lowest=True,
     ).max(1),
     gpu_lines(
-        Text("Memory clock", "How fast is each GPU's memory? It determines the bandwidth.", NO_GPU),
+        Text(
+            "Memory clock", "How fast is each GPU's memory? It determines the bandwidth.", NO_CLOCKS
+        ),
         value("clock_hertz", domain="memory"),
         Unit.HERTZ,
         lowest=True,

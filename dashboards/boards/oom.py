@@ -61,6 +61,7 @@ from torchmem.metrics import catalog
 from torchmem.metrics.colors import CAUSES, STATES
 
 NO_OOM = "No rank ran out of memory in this time range"
+NO_VALUES = "No values from ranks that ran out of memory"
 NEWEST_RUN = "Of several runs, the one with the newest error is shown."
 
 # Why memory ran out now, in two words.
@@ -314,7 +315,7 @@ BEFORE: list[Panel] = [
             "Reserved",
             "How much memory did PyTorch hold before the ranks ran out? Only ranks with an "
             f"OutOfMemoryError in this time range are shown. {NEWEST_RUN}",
-            NO_OOM,
+            NO_VALUES,
         ),
         sum_without_pool(catalog.RESERVED),
         Unit.BYTES,
@@ -324,7 +325,7 @@ BEFORE: list[Panel] = [
             "Allocated",
             "How much of it did tensors occupy between steps? A line that rises is a leak or "
             "longer inputs.",
-            NO_OOM,
+            NO_VALUES,
         ),
         sum_without_pool(catalog.ALLOCATED),
         Unit.BYTES,
@@ -334,7 +335,7 @@ BEFORE: list[Panel] = [
             "Stranded",
             "Did fragmentation grow before the error? Stranded bytes are free bytes between "
             "live blocks.",
-            NO_OOM,
+            NO_VALUES,
         ),
         select(catalog.FREE, state="stranded"),
         Unit.BYTES,
@@ -344,7 +345,7 @@ BEFORE: list[Panel] = [
             "Allocator retries",
             "Was there a warning? A retry flushes the whole cache; retries often begin minutes "
             "before the error.",
-            NO_OOM,
+            NO_VALUES,
         ),
         RETRIES_PER_MINUTE,
         Unit.PER_MINUTE,
