@@ -114,7 +114,8 @@ def test_the_parts_of_every_gpu_add_up(monitored: tuple[Prometheus, Receiver]) -
     assert usually_at_most(f"abs(sum without (part) ({parts}) - {total})") < 1
     assert usually_at_most(outside) <= 1.1 * CONTEXT_BYTES
     others = f'{parts}{{part="other_processes"}} and on (uuid) {outside}'
-    assert usually_at_most(others) <= 1.1 * CONTEXT_BYTES
+    # While a rank grows on a busy machine, its sample is older than what the driver says.
+    until(lambda: usually_at_most(others) <= 1.1 * CONTEXT_BYTES, pause=1)
 
 
 @pytest.mark.stack
