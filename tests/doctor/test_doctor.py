@@ -101,6 +101,17 @@ def test_missing_packages_are_named() -> None:
     assert "pip install 'torchmem[exporter]'" in (check.next_step or "")
 
 
+@pytest.mark.parametrize("kind", ["x86_64 Kernel Module", "Open Kernel Module for x86_64"])
+def test_the_driver_has_its_version(kind: str, tmp_path: Path, place: Place) -> None:
+    """The version is that of the kernel module, of both the proprietary and the open kind."""
+    version = tmp_path / "driver" / "nvidia" / "version"
+    version.parent.mkdir(parents=True)
+    version.write_text(f"NVRM version: NVIDIA UNIX {kind}  580.159.04  Release Build  (builder)")
+    checks = by_subject(gpus.checks(replace(place, proc=tmp_path), lambda: None))
+
+    assert checks["NVIDIA driver"].found == "580.159.04"
+
+
 def test_a_machine_without_a_gpu_is_no_problem(tmp_path: Path, place: Place) -> None:
     """No driver and no NVML are notes; NVML that does not respond beside a driver is a problem."""
 

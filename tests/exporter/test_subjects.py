@@ -483,6 +483,16 @@ def test_no_samples_are_no_utilization(gpu: GpuUnderTest, code: str) -> None:
     assert utilization(gpu) == {}
 
 
+def test_an_idle_gpu_is_not_logged(gpu: GpuUnderTest, caplog: pytest.LogCaptureFixture) -> None:
+    """That no process used the GPU lately is not a value that NVML does not return."""
+    caplog.set_level(logging.INFO)
+    gpu.set(ComputeRunningProcesses="7:1", ProcessUtilization="not_found")
+
+    assert utilization(gpu) == {}
+    gpu.nvml.end_reading()
+    assert [message for message in caplog.messages if "ProcessUtilization" in message] == []
+
+
 GPM = {2: 90, 3: 45, 5: 60, 10: 30, 20: 1, 21: 2, 60: 3, 61: 4}
 MEANS = Gpm(0.9, 0.45, 0.6, 0.3, Traffic(3 << 20, 4 << 20), Traffic(2 << 20, 1 << 20))
 

@@ -12,7 +12,8 @@ from torchmem.doctor.check import Check, Place, Status
 if TYPE_CHECKING:
     from torchmem.exporter.gpus import Nvml
 
-_VERSION = re.compile(r"Kernel Module\D*([0-9]+(?:\.[0-9]+)+)")
+# "Kernel Module  580.65.06", or "Open Kernel Module for x86_64  580.65.06".
+_VERSION = re.compile(r"Kernel Module.*?\s([0-9]+(?:\.[0-9]+)+)")
 
 
 def open_nvml() -> Nvml | None:

@@ -12,7 +12,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuLabels, GpuValue
-from torchmem.exporter.nvml import NvmlDevice, available
+from torchmem.exporter.nvml import NOT_FOUND, NvmlDevice, available
 from torchmem.exporter.pod_names import PodNames, PodProcess
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import Reading
@@ -25,6 +25,7 @@ from torchmem.metrics.families import Row, by_last_label, family, info
 MAX_PROCESSES_PER_NODE = 1024
 _OTHER = "other"
 _UTILIZATION_WINDOW_SECONDS = 10.0
+_UTILIZATION = "nvmlDeviceGetProcessUtilization"
 
 _COMPUTE = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -137,8 +138,10 @@ def _utilization(gpu: NvmlDevice) -> Mapping[int, ProcessUtilization]:
     The window does not depend on earlier calls, so that two Prometheus servers see the same.
     """
     since = int((gpu.nvml.clock() - _UTILIZATION_WINDOW_SECONDS) * 1e6)
-    samples = gpu.call("nvmlDeviceGetProcessUtilization", since) or ()
-    newest = {row.pid: row for row in sorted(samples, key=_time) if _time(row) > since}
+    samples, code = gpu.nvml.try_call(_UTILIZATION, gpu.handle, since)
+    if code not in (0, NOT_FOUND):  # not found: no process used the GPU since then
+        gpu.nvml.check(_UTILIZATION, code)
+    newest = {row.pid: row for row in sorted(samples or (), key=_time) if _time(row) > since}
     return {
         pid: ProcessUtilization(_share(row.smUtil), _share(row.memUtil))
         for pid, row in newest.items()
