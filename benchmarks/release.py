@@ -12,7 +12,7 @@ A step that runs out of memory is counted and skipped.
 
     # On the phantom GPU nothing is computed, so that only the counts matter.
     python -m torchmem.phantom --memory 16GB -- python -m benchmarks.release
-    python -m benchmarks.release    # on a GPU
+    python -m benchmarks.release --memory 16GB    # on a GPU
 
 Runs: `release` off, each tier of it, `session.release()` at the end of each phase with the tier
 `neighbors`, and `torch.cuda.empty_cache()` after every step. The hooks offload the optimizers, and
@@ -27,10 +27,11 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
-from multiprocessing.synchronize import Barrier
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ import torch
 from examples.offload import ModuleOffload, OptimizerOffload
 
 from torchmem import sdk
+from torchmem.allocator.sizes import parse_size
 
 WIDTH, LAYERS, PROCESSES = 4096, 8, 2
 KV_SHARE, KEPT_SHARE, TRAIN_SHARE, PREFILL_SHARE = 0.8, 0.3, 0.45, 0.05
@@ -247,7 +249,7 @@ def work(
         rank=index, interval=1e-6, release=SETTINGS.get(mode), release_interval=1e-6
     )
     torch.cuda.init()
-    total = torch.cuda.mem_get_info()[1]
+    total = arguments.memory or torch.cuda.mem_get_info()[1]
     worker = Worker(index, mode, arguments, session, barrier, total)
     started = time.perf_counter()
     WORKLOADS[workload](worker)
@@ -295,7 +297,7 @@ def run(workload: str, mode: str, arguments: argparse.Namespace) -> dict[str, fl
 
 
 def main() -> None:
-    """Parse the flags and print one line per run."""
+    """Parse the flags, and compare."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -308,7 +310,46 @@ def main() -> None:
     parser.add_argument("--workload", choices=WORKLOADS, help="only this workload")
     parser.add_argument("--mode", choices=MODES, help="only this mode")
     parser.add_argument("--length", type=int, default=25, help="steps of a phase (default 25)")
+    parser.add_argument(
+        "--memory",
+        type=parse_size,
+        help="memory to share; another process holds the rest of the GPU (default: all)",
+    )
     arguments = parser.parse_args()
+    with rest_of_the_gpu(arguments.memory):
+        compare(arguments)
+
+
+def hold(memory: int, is_ready: Event, is_over: Event) -> None:
+    """Hold all memory of the GPU but this much, until the event."""
+    total = torch.cuda.mem_get_info()[1]
+    used_by_context = total - torch.cuda.mem_get_info()[0]
+    held = torch.empty(total - memory - used_by_context, dtype=torch.uint8, device="cuda")
+    is_ready.set()
+    is_over.wait()
+    del held
+
+
+@contextmanager
+def rest_of_the_gpu(memory: int | None) -> Iterator[None]:
+    """Hold all memory of the GPU but this much, in a process of its own; nothing for None."""
+    if memory is None:
+        yield
+        return
+    context = multiprocessing.get_context("spawn")
+    is_ready, is_over = context.Event(), context.Event()
+    holder = context.Process(target=hold, args=(memory, is_ready, is_over))
+    holder.start()
+    is_ready.wait()
+    try:
+        yield
+    finally:
+        is_over.set()
+        holder.join()
+
+
+def compare(arguments: argparse.Namespace) -> None:
+    """Print one line per run."""
     names = "".join(f"{field.name:>16}" for field in fields(Result))
     for workload in [arguments.workload] if arguments.workload else WORKLOADS:
         print(f"{workload:16}{names}{'steps/s':>16}")

@@ -57,24 +57,36 @@ class Ended:
         return more / before.progress if before.progress else math.inf if more > 0 else 0.0
 
 
-def run(case: Case, variables: Mapping[str, str] | None = None) -> Ended:
-    """Run a job to its end, with these environment variables added."""
+def program(case: Case) -> str:
+    """Return the Python program of a job."""
     kind = case.kind
-    code = LAUNCH.format(
+    return LAUNCH.format(
         root=str(ROOT), program=kind.program, function=kind.function, seed=case.seed
     )
+
+
+def run(case: Case, variables: Mapping[str, str] | None = None) -> Ended:
+    """Run a job to its end, with these environment variables added."""
     with tempfile.TemporaryDirectory() as folder:
         own = {"TORCHMEM_RUN_DIR": f"{folder}/run", "PHANTOM_STATE_DIR": f"{folder}/gpu"}
         done = run_on_phantom(
-            "-c", code, memory=f"{case.gpu_gib}GiB", environment={**own, **(variables or {})}
+            "-c",
+            program(case),
+            memory=f"{case.gpu_gib}GiB",
+            environment={**own, **(variables or {})},
         )
-        progress = int(done.stdout.split()[-1]) if done.stdout else 0
-        if done.returncode == 0:
-            return Ended(progress, None, {})
-        if "OutOfMemoryError" not in done.stderr:
-            raise RuntimeError(f"{case.name}: {done.stderr}")
-        (path,) = Path(folder).rglob(f"*{REPORT_SUFFIX}")
-        return Ended(progress, decode(path.read_bytes()), _document(path))
+        return ended(case, done, Path(folder))
+
+
+def ended(case: Case, done: subprocess.CompletedProcess[str], folder: Path) -> Ended:
+    """Return how a process ended, with the report that it wrote below `folder`."""
+    progress = int(done.stdout.split()[-1]) if done.stdout else 0
+    if done.returncode == 0:
+        return Ended(progress, None, {})
+    if "OutOfMemoryError" not in done.stderr:
+        raise RuntimeError(f"{case.name}: {done.stderr}")
+    (path,) = folder.rglob(f"*{REPORT_SUFFIX}")
+    return Ended(progress, decode(path.read_bytes()), _document(path))
 
 
 def _document(path: Path) -> dict[str, Any]:
