@@ -23,8 +23,8 @@ Each scenario is a training loop on a simulation of PyTorch's allocator. The loo
 frees memory, and everything that you see follows from the allocator's decisions. The sizes were
 chosen so that the simulation reaches a number that others published; no number is set directly.
 The workloads are models of the published ones rather than copies. Scenario, seed, rank and length
-determine a run. It is stretched over `--duration`; below 20 s its parts are too short to be
-visible.
+determine a run. It is stretched over `--duration`, and takes longer on a busy machine; below 20 s
+its parts are too short to be visible.
 """
 COLUMNS = ("scenario", "what happens", "published number", "source", "simulated", "effects")
 TAIL = """\

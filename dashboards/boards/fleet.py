@@ -33,7 +33,6 @@ from dashboards.queries import (
     DEVICE_ROW,
     EXHAUSTION,
     GPU_HOURS,
-    GPU_NAMES,
     GPU_ROW,
     HEADROOM_SHARE,
     OOMS_IN_RANGE,
@@ -43,10 +42,12 @@ from dashboards.queries import (
     WASTED_GPU_HOURS,
     among,
     append_matcher,
+    names_among,
     ooms_in_range,
     prepend_matcher,
     row,
     select,
+    some_gpus,
 )
 
 from torchmem.metrics import catalog
@@ -213,10 +214,11 @@ def _wasteful() -> Panel:
         "No GPU wastes memory",
     )
     hours = row(GPU_ROW, f"topk({MAX_WASTEFUL}, {GPU_HOURS} > {MIN_WASTED_GPU_HOURS})")
-    names = row(GPU_ROW, among(("instance", "uuid"), f"({GPU_NAMES})", hours), "short_name")
-    now = among(GPU_ROW, row(GPU_ROW, select(recorded.WASTED)), hours)
-    idle = among(GPU_ROW, row(GPU_ROW, select(recorded.IDLE_HELD)), hours)
-    holder = row(GPU_ROW, _largest_process(hours), "run", "user")
+    listed = some_gpus(hours)
+    names = row(GPU_ROW, names_among(listed), "short_name")
+    now = among(GPU_ROW, row(GPU_ROW, select(recorded.WASTED)), listed)
+    idle = among(GPU_ROW, row(GPU_ROW, select(recorded.IDLE_HELD)), listed)
+    holder = row(GPU_ROW, _largest_process(listed), "run", "user")
     columns = [
         Column("GPU", names, label="short_name", width=150),
         Column(
@@ -242,7 +244,7 @@ def _largest_process(gpus: str) -> str:
     facts = select(catalog.NVML_PROCESS_INFO)
     memory = among(("instance", "uuid"), select(catalog.NVML_PROCESS_MEMORY), gpus)
     largest = f"topk by (instance, uuid) (1, {memory})"
-    return f"{facts} and on (instance, uuid, pid) {largest}"
+    return f"{facts} and on (instance, uuid, pid) {some_gpus(largest)}"
 
 
 def _of_run(spec: MetricSpec) -> str:

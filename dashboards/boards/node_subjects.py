@@ -28,7 +28,16 @@ from dashboards.panels import (
     state_timeline,
     with_limit,
 )
-from dashboards.queries import GPU_NAMES, GPU_ROW, append_matcher, named, rate, row, select
+from dashboards.queries import (
+    GPU_NAMES,
+    GPU_ROW,
+    among,
+    append_matcher,
+    named,
+    rate,
+    row,
+    select,
+)
 
 from torchmem.sample.xids import XIDS
 
@@ -442,7 +451,9 @@ def _inventory() -> Panel:
         NO_GPU,
     )
     facts = gpu_value("gpu_info", "name", "pci_bus_id")
-    energy = f"increase({value('energy_joules_total', '$__range')})"
+    energy = row(GPU_ROW, f"increase({value('energy_joules_total', '$__range')})")
+    # A node that went down has no rows, although its GPUs took energy before.
+    of_present = among(GPU_ROW, f"{energy} / 3.6e6", gpu_value("gpu_info"))
     columns = [
         GPU_NAME,
         Column("Product", facts, label="name", width=190),
@@ -450,7 +461,7 @@ def _inventory() -> Panel:
         Column("Processes", gpu_value("processes")),
         Column("Power limit", gpu_value("power_limit_watts"), unit=Unit.WATTS),
         Column("Max limit", gpu_value("power_limit_max_watts"), unit=Unit.WATTS),
-        Column("Energy", f"{row(GPU_ROW, energy)} / 3.6e6", unit=Unit.KILOWATT_HOURS),
+        Column("Energy", of_present, unit=Unit.KILOWATT_HOURS),
         Column("State", gpu_value("performance_state"), unit="prefix:P"),
         Column("ECC", gpu_value("ecc_enabled"), names={"0": "off", "1": "on"}),
         Column("MIG", gpu_value("mig_enabled"), names={"0": "off", "1": "on"}),

@@ -61,7 +61,7 @@ from torchmem.metrics import catalog
 from torchmem.metrics.colors import CAUSES, STATES
 
 NO_OOM = "No rank ran out of memory in this time range"
-NO_VALUES = "No values from ranks that ran out of memory"
+NO_VALUES = "No rank ran out of memory in this time range, or those that did sent no values"
 NEWEST_RUN = "Of several runs, the one with the newest error is shown."
 
 # Why memory ran out now, in two words.

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -23,14 +24,17 @@ from torchmem.demo.ending import next_steps
 from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.demo.screen import plain, show
 from torchmem.sample.run_directory import REPORT_SUFFIX
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.scenarios import SCENARIOS
 from torchmem.top.node import Gpu, MemoryShare, Node, Rank
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo", "--listen", "127.0.0.1:0"]
 
 
-def test_it_ends_before_a_rank_has_started(tmp_path: Path) -> None:
-    """A demo that is over while its ranks still start ends without an error and without a file."""
+def test_a_demo_shorter_than_a_step_ends(tmp_path: Path) -> None:
+    """A demo whose time is over while its ranks start ends without an error and without a file."""
     done = subprocess.run(
         [*DEMO, "--ranks", "2", "--duration", "0.01"],
         capture_output=True,
@@ -86,11 +90,36 @@ def test_a_closed_terminal_ends_it(tmp_path: Path) -> None:
 
 
 def test_a_failing_scrape_is_skipped(capsys: pytest.CaptureFixture[str]) -> None:
-    """When the exporter does not answer, the screen is not updated and the demo goes on."""
-    ranks = cast("RankProcesses", SimpleNamespace(alive=lambda: True, pids=[]))
-    show(DemoPlan("fragmentation", 1, 0.1, 0), ranks, "http://127.0.0.1:1")
+    """When the exporter does not answer, the screen is not updated and the demo goes on.
+
+    It goes on until all ranks have ended, also after its duration.
+    """
+    alive = iter([True, True, True, False])
+    ranks = cast("RankProcesses", SimpleNamespace(alive=lambda: next(alive), pids=[]))
+    show(DemoPlan("fragmentation", 1, 0.001, 0), ranks, "http://127.0.0.1:1")
 
     assert capsys.readouterr() == ("", "")
+    assert not list(alive)
+
+
+@pytest.mark.parametrize("passing", [0.0, 3600.0], ids=["no time passes", "each step takes hours"])
+def test_a_scenario_is_complete_on_a_slow_machine(passing: float) -> None:
+    """The rank runs out of memory however long its steps take, and not only within the duration."""
+    gpu = SimulatedGpu(SCENARIOS["leak"].gpu_bytes)
+    plan, times = DemoPlan("leak", 1, 1.0, 0), count(0.0, passing)
+    simulated = plan.simulated(0, DeviceCachingAllocator(gpu), gpu.mem_get_info()[0])
+
+    with pytest.raises(OutOfMemoryError):
+        list(plan.train(simulated, lambda: next(times)))
+
+
+def test_a_training_without_an_error_ends() -> None:
+    """A scenario in which nothing fails ends after its steps, once the duration is over."""
+    gpu = SimulatedGpu(SCENARIOS["healthy-slack"].gpu_bytes)
+    plan, times = DemoPlan("healthy-slack", 1, 1.0, 0), count(0.0, 3600.0)
+    simulated = plan.simulated(0, DeviceCachingAllocator(gpu), gpu.mem_get_info()[0])
+
+    assert list(plan.train(simulated, lambda: next(times))).count("step") == plan.steps + 1
 
 
 def test_ranks_that_ignore_sigterm_share_one_grace_period(tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, *_HANGUP)
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What to run. `duration` is in seconds; `real` selects tensors on GPUs."""
+    """What to run. `real` selects tensors on GPUs.
+
+    `duration` is how long the ranks train (s) on a machine that keeps up with them.
+    """
 
     scenario: str
     ranks: int
@@ -50,11 +53,21 @@ class DemoPlan:
         """Return one simulated rank, with `capacity` bytes of memory."""
         return SimulatedRank(allocator, rank, self.ranks, self.steps, self.seed, capacity)
 
-    def train(self, simulated: SimulatedRank) -> Iterator[ScenarioEvent]:
-        """Yield the events of one rank's training, at the pace of a GPU."""
+    def train(
+        self, simulated: SimulatedRank, clock: Callable[[], float] = time.monotonic
+    ) -> Iterator[ScenarioEvent]:
+        """Yield the events of one rank's training, at the pace of a GPU.
+
+        It ends when the duration is over and all steps are done, so that a busy machine, which
+        needs longer, shows the whole scenario too. `clock` is in seconds.
+        """
+        until, steps = clock() + self.duration, 0
         for event in SCENARIOS[self.scenario].train(simulated):
             time.sleep(STEP_SECONDS / EVENTS_PER_STEP)
             yield event
+            steps += event == "step"
+            if steps > self.steps and clock() >= until:
+                break
 
 
 def simulated_rank(plan: DemoPlan, rank: int, folder: Path, shared: RankGpu) -> None:

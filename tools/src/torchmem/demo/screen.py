@@ -33,7 +33,7 @@ MAX_END_SECONDS = 10.0
 
 
 def show(plan: DemoPlan, ranks: RankProcesses, url: str, note: str = "") -> None:
-    """Show the ranks until the plan's duration is over or all of them have ended.
+    """Show the ranks until all of them have ended, which may be later than the plan's duration.
 
     `url` is the exporter's; `note` is on the screen for NOTE_SECONDS. Raises KeyboardInterrupt when
     the user ends the demo.
@@ -50,8 +50,8 @@ def _print(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
     pause = min(PLAIN_SECONDS, plan.duration / 3)
     due = started + pause
     # Check often: the memory of an ended rank is freed only when this notices the end.
-    while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
-        _pause(min(REFRESH_SECONDS, plan.duration - elapsed))
+    while ranks.alive():
+        _pause(min(REFRESH_SECONDS, pause))
         if time.monotonic() >= due:
             due = time.monotonic() + pause
             node = _asked(url)
@@ -67,7 +67,8 @@ def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str, no
         keys = stack.enter_context(keyboard(sys.stdin.fileno())) if sys.stdin.isatty() else None
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
         viewer = Viewer(live, url)
-        while (elapsed := time.monotonic() - started) < plan.duration and ranks.alive():
+        while ranks.alive():
+            elapsed = time.monotonic() - started
             _pause(0.0 if keys else KEY_SECONDS)
             words = f"{note}   " * bool(note and elapsed < NOTE_SECONDS)
             viewer.show(asking.newest, f"{words}{elapsed:.0f} s of {plan.duration:.0f}")
