@@ -251,7 +251,8 @@ class Exporter:
         for name, collect in self._collectors.items():
             reading.collector, reading.call_failed = name, False
             result = run_collector(name, partial(collect, reading))
-            result = replace(result, success=result.success and not reading.call_failed)
+            if reading.call_failed:
+                result = replace(result, success=False)
             reading.results = (*reading.results, result)
         reading.nvml.end_reading()
 

@@ -90,6 +90,7 @@ class NvmlLibrary:
         self.clock = clock
         self.monotonic = monotonic
         self.missing_values = MissingValues()
+        self.array_types: set[type] = set()
 
     @property
     def module(self) -> Any:
@@ -234,6 +235,8 @@ class NvmlDevice:
     def field_values(self, *fields: int | tuple[int, int]) -> list[int | None]:
         """Return the values of nvmlDeviceGetFieldValues, each by its id or by (id, scope)."""
         values = self.call("nvmlDeviceGetFieldValues", list(fields))
+        # ctypes makes an array type anew if nobody has kept it, which takes longer than the call.
+        self.nvml.array_types.add(type(values))
         return [_field_value(value) for value in values] if values else [None] * len(fields)
 
     def state(self, kind: type[S]) -> S:

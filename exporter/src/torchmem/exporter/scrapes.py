@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -37,6 +37,7 @@ REST = 2.0  # times as long as the collection took
 MAX_REST_SECONDS = 2.0
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 _MAX_HEADER_ITEMS = 32
+_KEPT_HEADERS = 8  # what they mean: a scraper sends the same ones each time
 _gzip = partial(zlib.compressobj, level=1, wbits=zlib.MAX_WBITS | 16, memLevel=5)
 """Exposition text shrinks twentyfold already, and higher levels cost CPU every scrape. With more
 memory than this, clearing it takes longer than it saves."""
@@ -274,6 +275,7 @@ def answer_seconds(timeout: str | None) -> float | None:
     return max(seconds - MARGIN_SECONDS, seconds / 2) if 0 < seconds < 1e6 else None
 
 
+@lru_cache(_KEPT_HEADERS)
 def choose_format(accept: str) -> Format:
     """Return OPENMETRICS (1.0.0) for a client that prefers it over text, else TEXT."""
     weights = {TEXT: 0.0, OPENMETRICS: 0.0}
@@ -286,6 +288,7 @@ def choose_format(accept: str) -> Format:
     return OPENMETRICS if prefers_openmetrics else TEXT
 
 
+@lru_cache(_KEPT_HEADERS)
 def accepts_gzip(accept_encoding: str) -> bool:
     """Return whether the client accepts gzip: `gzip;q=0` forbids it, `*` covers unnamed codings."""
     weights = {name: weight for name, _, weight in _items(accept_encoding)}

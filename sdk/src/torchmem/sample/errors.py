@@ -8,7 +8,6 @@ TorchmemError           base of the errors below; the command exits with code 1
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 
 
@@ -36,6 +35,8 @@ class MissingExtraError(UsageError):
 
 def did_you_mean(word: str, choices: Iterable[str], otherwise: str) -> str:
     """Return "did you mean 'NAME'?" for the choice closest to `word`, or `otherwise` if none is."""
+    from difflib import get_close_matches  # only after a mistake: it takes half a megabyte
+
     close = get_close_matches(word, list(choices), n=1)
     return f"did you mean {close[0]!r}?" if close else otherwise
 

@@ -36,7 +36,7 @@ class HttpProtocol(asyncio.Protocol):
     def __init__(self, connection: Connection, app: ASGIApp, head_bytes: int) -> None:
         self._connection, self._app, self._head_bytes = connection, app, head_bytes
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes - 1)
-        self._received = bytearray()
+        self._received, self._head = bytearray(), b""
         self._admitted = False
         self._answering: asyncio.Task[None] | None = None
         self._body = _Body(0)
@@ -146,20 +146,23 @@ class HttpProtocol(asyncio.Protocol):
     def _write_error(self, status: HTTPStatus) -> None:
         text = status.phrase.encode()
         self.write_head(status, [(b"content-type", b"text/plain; charset=utf-8")], closes=True)
-        self.write(h11.Data(text))
-        self.write(h11.EndOfMessage())
+        self.write(h11.Data(text), h11.EndOfMessage())
 
     def write_head(self, status: int, headers: _Headers, *, closes: bool = False) -> None:
-        """Write status and headers."""
+        """Write status and headers, together with what is written next."""
         headers = [(b"date", formatdate(usegmt=True).encode()), *headers]
         if closes or self._connection.is_last_answer:
             headers.append((b"connection", b"close"))
         reason = HTTPStatus(status).phrase.encode()
-        self.write(h11.Response(status_code=status, headers=headers, reason=reason))
+        response = h11.Response(status_code=status, headers=headers, reason=reason)
+        self._head = self._http.send(response) or b""
 
-    def write(self, event: h11.Event) -> None:
-        """Write a part of the answer."""
-        self._transport.write(self._http.send(event) or b"")
+    def write(self, *events: h11.Event) -> None:
+        """Write parts of the answer; each write is a system call."""
+        data = b"".join([self._head, *(self._http.send(event) or b"" for event in events)])
+        self._head = b""
+        if data:
+            self._transport.write(data)
 
     async def writable(self) -> None:
         """Wait until the client has received enough of what was written before."""
@@ -254,8 +257,7 @@ class _Answer:
             self._http.write_head(self._head["status"], list(self._head.get("headers", ())))
             self._head = None
         await self._send_body(body)
-        if not message.get("more_body", False):
-            self._http.write(h11.EndOfMessage())
+        self._http.write(*([] if message.get("more_body", False) else [h11.EndOfMessage()]))
         self._connection.on_body_sent()
 
     async def _send_body(self, body: bytes) -> None:
