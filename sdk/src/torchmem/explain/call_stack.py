@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+
+from torchmem.sample.quick_dataclass import dataclass
 
 FRAMEWORK = frozenset({"torch", "python", "torchmem"})
 """Packages whose frames never stand for the user's program."""
