@@ -27,6 +27,7 @@ Values = Callable[[Any], tuple[Any, ...]]
 
 
 def _defined(kind: type[Any], *, slots: Literal[True], frozen: bool) -> type[Any]:
+    kind.__doc__ = kind.__doc__ or kind.__name__  # or else the library parses a signature
     made: type[Any] = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(kind)
     names = [field.name for field in fields(made)]
     values = _values_getter(names)
@@ -90,7 +91,9 @@ def _compiled_init(kind: type[Any]) -> Callable[..., None]:
             value = f"__{name}() if {name} is __{name} else {name}"
         parameters.append(name if default is MISSING else f"{name}=__{name}")
         body.append(f" __set(self, {name!r}, {value})")
-    exec("\n".join([f"def __init__({', '.join(parameters)}):", *body]), names)  # noqa: S102
+    source = "\n".join([f"def __init__({', '.join(parameters)}):", *body])
+    # `exec` of a text, at exit, would make CPython forget an unhandled KeyboardInterrupt.
+    exec(compile(source, "<string>", "exec"), names)  # noqa: S102
     compiled: Callable[..., None] = names["__init__"]
     compiled.__qualname__ = f"{kind.__qualname__}.__init__"
     return compiled

@@ -27,7 +27,7 @@ from torchmem.sdk.safety.interruptions import is_interruption
 MAX_CHAIN = 32
 MAX_TEXT_LENGTH = 1 << 16
 
-_LIBRARY_OOM = re.compile(
+_LIBRARY_OOM = (
     r"\w+_STATUS_ALLOC(?:ATION)?_FAILED|CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"
     r"|(?:CUDA|HIP)(?: driver)? [eE]rror: out of memory|Triton Error \[\w+\]: out of memory"
     r"|C(?:uda|UDA) failure (?:\d+ )?'out of memory'"
@@ -69,7 +69,7 @@ def library_oom(error: BaseException) -> LibraryOom | None:
     if is_oom(error):
         return None
     for link in _chain(error):
-        match = _LIBRARY_OOM.search(_text(link))
+        match = re.search(_LIBRARY_OOM, _text(link))
         if match:
             requested = int(match["bytes"]) if match["bytes"] else None
             return LibraryOom(requested, raising_origin(link.__traceback__, match.string))
