@@ -94,9 +94,10 @@ def test_a_frozen_object_does_not_change() -> None:
 def test_equal_objects_have_equal_fields_and_one_class() -> None:
     """Objects compare and hash by their fields; an object equals itself, even with NaN."""
     nan = Single(float("nan"))
+    other: object = Point(1)
 
     assert Point(1) == Point(1.0) != Point(2)
-    assert Single(1) != Point(1)
+    assert Single(1) != other
     assert nan == nan == replace(nan)  # noqa: PLR0124
     assert {Single(3): 1}[Single(3)] == 1
     with pytest.raises(TypeError, match="unhashable"):
