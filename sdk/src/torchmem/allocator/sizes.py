@@ -29,9 +29,7 @@ ROUND_LARGE = 2 * MIB
 """kRoundLarge: the sizes of such segments are multiples of it."""
 
 MAX_SIZE = 1 << 62
-_SIZE = re.compile(
-    r"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[0-9]{1,2})?)\s*(?:([kmgt])(i)?b?|b)?", re.IGNORECASE
-)
+_SIZE = r"([0-9]{1,20}(?:\.[0-9]{1,20})?(?:e[0-9]{1,2})?)\s*(?:([kmgt])(i)?b?|b)?"
 
 
 def round_size(size: int) -> int:
@@ -78,7 +76,7 @@ def parse_size(text: str) -> int:
 
     Raises ValueError when `text` is not a size of at least one byte and below 2^62.
     """
-    match = _SIZE.fullmatch(text.strip())
+    match = re.fullmatch(_SIZE, text.strip(), re.IGNORECASE)
     if match is None:
         raise ValueError(f"{text[:40]!r} is not a size: write it as 24GB or 22.5GiB")
     number, prefix, binary = match.groups()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from torchmem.sample.quick_dataclass import dataclass
 
 MAX_GROUPS = 10
 MAX_DIMENSIONS = 16

@@ -7,7 +7,7 @@ from collections.abc import Container
 
 from torchmem.explain.call_stack import FRAMEWORK, CallStack, Frame, Origin
 
-_NAMES = re.compile(
+_NAMES = (
     r"_*(?:eval|evaluat|validat|predict|generat|infer|rollout|save|checkpoint|export)\w*"
     r"|_*(?:val|test|val_\w+|test_\w+|\w+_eval|\w+_evaluation|\w+_validation)"
 )
@@ -48,4 +48,4 @@ def _is_activity(frame: Frame) -> bool:
     name = frame.function.rpartition(".")[2]
     if frame.package in FRAMEWORK:
         return frame.package == "python" and name == _COPY
-    return _NAMES.fullmatch(name) is not None
+    return re.fullmatch(_NAMES, name) is not None

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+
+from torchmem.sample.quick_dataclass import dataclass
 
 FRAMEWORK = frozenset({"torch", "python", "torchmem"})
 """Packages whose frames never stand for the user's program."""
@@ -17,10 +18,10 @@ MAX_PLACE_BYTES = 100
 SIMULATED_SCRIPTS = "torchmem.simulator.scenarios."
 """The modules that stand for the user's scripts in `torchmem demo`."""
 
-_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
+_INSTALLED = r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)"
 # Python's own modules, PyTorch's in a build from source, and generated code.
-_PYTHON = re.compile(r"<frozen |.*/lib(?:64)?/python3[\d.]*/")
-_TORCH = re.compile(
+_PYTHON = r"<frozen |.*/lib(?:64)?/python3[\d.]*/"
+_TORCH = (
     r"<eval_with_key>|.*/torchinductor_[^/]*/"
     r"|.*/torch/(?:nn|optim|autograd|cuda|utils|distributed|_[a-z]\w*)/"
 )
@@ -113,12 +114,12 @@ def package_of(file: str, module: str = "") -> str | None:
     top = module.partition(".")[0]
     if top in {"torch", "torchmem"}:
         return top
-    installed = _INSTALLED.match(file)
+    installed = re.match(_INSTALLED, file)
     if installed:
         return installed[1].removesuffix(".py")
-    if _TORCH.match(file):
+    if re.match(_TORCH, file):
         return "torch"
-    return "python" if _PYTHON.match(file) else None
+    return "python" if re.match(_PYTHON, file) else None
 
 
 def public_place(frame: Frame) -> tuple[str, str]:

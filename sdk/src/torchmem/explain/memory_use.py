@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from torchmem.allocator.later_layout import MAX_SKEW_BYTES
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
+from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import ASLEEP, Allocator, DeviceSample
 
 _ORDER = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.allocator.sizes import format_index, format_size
@@ -21,6 +20,7 @@ from torchmem.explain.remedies import Remedy
 from torchmem.explain.run_chart import Chart, run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
+from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import (
     Allocator,
     DeviceSample,

@@ -7,7 +7,8 @@ own order of the parts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from torchmem.sample.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import le
 from typing import Literal
+
+from torchmem.sample.quick_dataclass import dataclass
 
 MAX_POINTS = 64
 """The most points in a history; a full one keeps every second."""

@@ -13,7 +13,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -30,6 +30,7 @@ from torchmem.sample.capture_messages import (
     decode_request,
 )
 from torchmem.sample.process_messages import sibling_path
+from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_directory import temporary_path
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.part import Part, Wish

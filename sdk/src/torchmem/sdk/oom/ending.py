@@ -12,11 +12,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
 from torchmem.explain.call_stack import Origin
+from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import Ending
 from torchmem.sdk.part import Part
 from torchmem.sdk.pytorch.call_stack import raising_origin
@@ -27,7 +27,7 @@ from torchmem.sdk.safety.interruptions import is_interruption
 MAX_CHAIN = 32
 MAX_TEXT_LENGTH = 1 << 16
 
-_LIBRARY_OOM = re.compile(
+_LIBRARY_OOM = (
     r"\w+_STATUS_ALLOC(?:ATION)?_FAILED|CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"
     r"|(?:CUDA|HIP)(?: driver)? [eE]rror: out of memory|Triton Error \[\w+\]: out of memory"
     r"|C(?:uda|UDA) failure (?:\d+ )?'out of memory'"
@@ -69,7 +69,7 @@ def library_oom(error: BaseException) -> LibraryOom | None:
     if is_oom(error):
         return None
     for link in _chain(error):
-        match = _LIBRARY_OOM.search(_text(link))
+        match = re.search(_LIBRARY_OOM, _text(link))
         if match:
             requested = int(match["bytes"]) if match["bytes"] else None
             return LibraryOom(requested, raising_origin(link.__traceback__, match.string))

@@ -23,7 +23,7 @@ MAX_OUTER_FRAMES = 8
 MAX_WALKED_FRAMES = 10_000
 
 # What torch.utils.data writes into the text of an exception that it carries to the main thread.
-_CARRIED = re.compile(r'^  File "([^"\n]+)", line (\d{1,9}), in (\S+)$', re.MULTILINE)
+_CARRIED = r'^  File "([^"\n]+)", line (\d{1,9}), in (\S+)$'
 
 # Code, line, and the name of its module.
 _Entry = tuple[CodeType, "int | None", object]
@@ -88,7 +88,7 @@ def raising_origin(traceback: TracebackType | None, text: str) -> Origin:
     raised = _stack(reversed(list(_walk_traceback(traceback))))
     carried = [
         Frame(_shortened(file), int(line), function[:MAX_TEXT], package_of(file))
-        for file, line, function in _CARRIED.findall(text)[-MAX_INNER_FRAMES:]
+        for file, line, function in re.findall(_CARRIED, text, re.MULTILINE)[-MAX_INNER_FRAMES:]
     ]
     return Origin(CallStack(tuple(reversed(carried))), raised) if carried else Origin(raised)
 

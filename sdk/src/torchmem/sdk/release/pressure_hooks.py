@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from itertools import takewhile
+from operator import attrgetter
 from typing import Any
 
 from torchmem.allocator.sizes import GIB, format_size
 from torchmem.explain.call_stack import CallStack
+from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import HOOK_FAULTS, HookFault
 from torchmem.sdk.pytorch.call_stack import thread_stack
 from torchmem.sdk.safety.errors import log
@@ -29,15 +30,16 @@ MAX_CLAIMED_BYTES = 1 << 60
 PressureCallback = Callable[[int], Any]
 
 
-@dataclass(order=True)
 class PressureHook:
-    """A registered function; `remove` ends it. Hooks are sorted by priority, then by age."""
+    """A registered function; `remove` ends it."""
 
-    priority: float
-    number: int
-    callback: PressureCallback = field(compare=False)
-    registry: PressureHooks = field(compare=False, repr=False)
-    empty_calls: int = field(default=0, compare=False)
+    def __init__(
+        self, priority: float, callback: PressureCallback, registry: PressureHooks
+    ) -> None:
+        self.priority = priority
+        self.callback = callback
+        self.registry = registry
+        self.empty_calls = 0
 
     def remove(self) -> None:
         """Stop calling the function. Calling this again has no effect."""
@@ -49,7 +51,7 @@ class PressureHook:
         return str(getattr(self.callback, "__qualname__", type(self.callback).__name__))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Call:
     """A call in progress: its hook, its thread, and when it started, in seconds."""
 
@@ -69,7 +71,6 @@ class PressureHooks:
         """`clock` returns monotonic seconds."""
         self._clock = clock
         self._hooks: list[PressureHook] = []
-        self._numbers = itertools.count()
         self._current: _Call | None = None
         self._warned: _Call | None = None
         self.dropped: dict[HookFault, int] = {}
@@ -82,8 +83,8 @@ class PressureHooks:
 
     def add(self, callback: PressureCallback, priority: float) -> PressureHook:
         """Register a function."""
-        hook = PressureHook(float(priority), next(self._numbers), callback, self)
-        self._hooks = sorted([*self._hooks, hook])
+        hook = PressureHook(float(priority), callback, self)
+        self._hooks = sorted([*self._hooks, hook], key=attrgetter("priority"))
         self.dropped = self.dropped or dict.fromkeys(HOOK_FAULTS, 0)
         return hook
 
@@ -191,6 +192,6 @@ def _described(error: Exception) -> str:
 def _place(thread: int) -> str:
     """Return where the hook that this thread calls is now, or an empty text."""
     frames = thread_stack(thread).frames
-    inside = tuple(itertools.takewhile(lambda frame: frame.file != __file__, frames))
+    inside = tuple(takewhile(lambda frame: frame.file != __file__, frames))
     frame = CallStack(inside).own or next(iter(inside), None)
     return "" if frame is None else f": {frame.place} in {frame.function}"
