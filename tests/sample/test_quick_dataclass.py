@@ -79,6 +79,29 @@ def test_wrong_arguments_raise_what_the_library_raises(
         assert str(raised.value) == str(expected.value)
 
 
+def test_a_class_with_a_second_initializer_is_refused() -> None:
+    """A method that would not be called is an error when the class is defined."""
+    with pytest.raises(TypeError, match="__post_init__"):
+
+        @dataclass(frozen=True, slots=True)
+        class _:
+            x: int
+
+            def __post_init__(self) -> None:
+                """Never called."""
+
+
+def test_the_library_inherits_from_a_class() -> None:
+    """A frozen class of Python's `dataclass` can add fields to one of these."""
+
+    @dataclasses.dataclass(frozen=True, slots=True)
+    class Named(Single):
+        name: str
+
+    assert repr(Named(1, "a")).endswith("Named(size=1, name='a')")
+    assert Named(1, "a") == Named(1.0, "a")
+
+
 def test_a_frozen_object_does_not_change() -> None:
     """Fields and other attributes can be neither set nor deleted."""
     point = Point(1)

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(*, slots: Literal[True], frozen: bool = False) -> Callable[[type], type]:
-        """Return a decorator. Of the options of a field, only its default has an effect."""
+        """Return a decorator for classes without `__post_init__`.
+
+        Of the options of a field, only its default has an effect.
+        """
         return partial(_defined, slots=slots, frozen=frozen)
 
 
@@ -27,8 +30,11 @@ Values = Callable[[Any], tuple[Any, ...]]
 
 
 def _defined(kind: type[Any], *, slots: Literal[True], frozen: bool) -> type[Any]:
+    if hasattr(kind, "__post_init__"):
+        raise TypeError(f"{kind.__name__} has __post_init__: use dataclasses.dataclass")
     kind.__doc__ = kind.__doc__ or kind.__name__  # or else the library parses a signature
     made: type[Any] = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(kind)
+    made.__dataclass_params__.frozen = frozen  # which a class that inherits from it must have, too
     names = [field.name for field in fields(made)]
     values = _values_getter(names)
     made.__hash__ = None  # type: ignore[assignment]
