@@ -46,7 +46,7 @@ def scope_of(accepted: socket.socket) -> dict[str, Any]:
 def user_of(listener: socket.socket, host: str) -> int | None:
     """The user of a connection to `host` that the calling process opens."""
     with (
-        socket.create_connection((host, listener.getsockname()[1]), timeout=30),
+        socket.create_connection((host, listener.getsockname()[1]), timeout=60),
         listener.accept()[0] as accepted,
     ):
         return peer_user(scope_of(accepted))
@@ -68,7 +68,7 @@ def test_another_user_is_that_user(uid: int) -> None:
 
 
 def _send_and_close(address: tuple[str, int], *, reset: bool) -> None:
-    with socket.create_connection(address, timeout=30) as client:
+    with socket.create_connection(address, timeout=60) as client:
         if reset:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -106,7 +106,7 @@ def test_the_table_shows_what_sock_diag_does(tmp_path: Path) -> None:
     """Where sock_diag is not allowed, the kernel's table says who a client is."""
     with (
         listening(socket.AF_INET, "127.0.0.1") as listener,
-        socket.create_connection(listener.getsockname(), timeout=30) as client,
+        socket.create_connection(listener.getsockname(), timeout=60) as client,
         listener.accept()[0],
     ):
         ends = client.getsockname(), client.getpeername()
@@ -142,7 +142,7 @@ def test_whom_the_kernel_cannot_show(headers: dict[str, str], is_trusted: bool) 
     """Clients of a proxy, pages that link to the exporter, and sites whose name leads here."""
     with (
         listening(socket.AF_INET, "127.0.0.1") as listener,
-        socket.create_connection(listener.getsockname(), timeout=30),
+        socket.create_connection(listener.getsockname(), timeout=60),
         listener.accept()[0] as accepted,
     ):
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]

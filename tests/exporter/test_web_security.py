@@ -87,7 +87,7 @@ def get(
     """Return the status of one request on a new connection, 0 without an answer."""
     try:
         with httpx.Client(
-            base_url=server.url, verify=context or False, trust_env=False, timeout=30
+            base_url=server.url, verify=context or False, trust_env=False, timeout=60
         ) as client:
             return client.get(path, **options).status_code
     except (httpx.TransportError, ssl.SSLError):

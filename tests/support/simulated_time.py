@@ -38,6 +38,8 @@ WATCHED_SECONDS = 4200.0
 """Ten minutes more than the training, to see what dead ranks leave."""
 SCRAPE_SECONDS = 15.0
 SNAPSHOT_SECONDS = 10.0
+WATCHED_SNAPSHOT_SECONDS = 30.0
+"""As often as most rules are evaluated."""
 EVENTS_PER_STEP = 4
 """As in the demo, where each event of a scenario takes a quarter of a step."""
 
@@ -49,13 +51,15 @@ Series = dict[str, dict[int, float]]
 class Pace:
     """How long a rank trains and is watched, what an event takes, and the pause between scrapes.
 
-    `after` is how long it is watched after its end at least. All in seconds.
+    `snapshot` is the usual pause between snapshots, which take much of the CPU time. `after` is how
+    long it is watched after its end at least. All in seconds.
     """
 
     trained: float = TRAINED_SECONDS
     watched: float = WATCHED_SECONDS
     event: float = TRAINED_SECONDS / STEPS / EVENTS_PER_STEP
     scrape: float = SCRAPE_SECONDS
+    snapshot: float = SNAPSHOT_SECONDS
     after: float = 0.0
 
 
@@ -118,7 +122,7 @@ class Rank:
         self.now += self.pace.event
         if self.now >= self.snapshot_at:
             self.recorder.take_snapshot()
-            self.snapshot_at = self.now + SNAPSHOT_SECONDS * self.chance.uniform(0.75, 1.25)
+            self.snapshot_at = self.now + self.pace.snapshot * self.chance.uniform(0.75, 1.25)
         if step_ended:
             self.steps += 1
             self.before_read(self.plan)
@@ -198,10 +202,11 @@ def scrapes(name: str) -> Series:
     Buckets are left out because no rule reads them.
     """
     series: Series = {}
+    pace = Pace(snapshot=WATCHED_SNAPSHOT_SECONDS)
     for rank in (0, RANKS - 1):
         series |= {
             name: values
-            for name, values in Rank(SCENARIOS[name], rank).play().items()
+            for name, values in Rank(SCENARIOS[name], rank, pace).play().items()
             if "_bucket{" not in name
         }
     up = f'up{{job="torchmem",instance="{instance(name)}"}}'
