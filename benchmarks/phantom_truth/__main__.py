@@ -2,7 +2,7 @@
 
     python -m benchmarks.phantom_truth run > real.json                       # on a GPU
     python -m torchmem.phantom --gpu-model h100-80gb -- \\
-        python -m benchmarks.phantom_truth run > phantom.json                # anywhere, same PyTorch
+        python -m benchmarks.phantom_truth run > phantom.json      # anywhere, with the same PyTorch
     python -m benchmarks.phantom_truth compare real.json phantom.json
 
 Scripts are those of `examples`, each in a process of its own, with their peaks in PyTorch's
@@ -70,6 +70,8 @@ print(json.dumps({
     "error": error,
 }))
 """
+MIB, MIN_BYTES = 1 << 20, 4 << 10
+PEAKS = ("allocated", "reserved")
 ALLOCATORS = {"": "", ", expandable segments": "expandable_segments:True"}
 
 
@@ -119,6 +121,36 @@ def run(jobs: int) -> None:
     print(json.dumps(results, indent=1))
 
 
+def compare(real: Any, phantom: Any) -> None:
+    """Print a row for each script, and one for each operation that differs by more than 1%."""
+    print("| script | peak allocated | phantom | peak reserved | phantom | outside |")
+    print("|---|---|---|---|---|---|")
+    for name, there in real["scripts"].items():
+        here = phantom["scripts"][name]
+        if there["process"] is not None:
+            cells = [
+                f"{there[key] / MIB:,.0f} MiB | {here[key] / there[key] - 1:+.1%}" for key in PEAKS
+            ]
+            outside = (there["process"] - there["reserved_now"]) / MIB
+            print(f"| {name} | {' | '.join(cells)} | {outside:,.0f} MiB |")
+    print("\n| operation | peak | phantom |\n|---|---|---|")
+    for group, there in real["operations"].items():
+        ours, theirs = phantom["operations"][group]["peaks"][group], there["peaks"][group]
+        same = {name for name in theirs if is_same(theirs[name], ours[name])}
+        print(f"| {group}: {len(same)} of {len(theirs)} are the same | | |")
+        for name in sorted(theirs.keys() - same):
+            print(
+                f"| {name} | {theirs[name] / MIB:,.2f} MiB | {ours[name] / theirs[name] - 1:+.0%} |"
+            )
+
+
+def is_same(there: Any, here: Any) -> bool:
+    """Return whether two peaks differ by at most 1%, or both operations failed."""
+    if isinstance(there, str) or isinstance(here, str):
+        return isinstance(there, str) and isinstance(here, str)
+    return bool(abs(there - here) <= 0.01 * there + MIN_BYTES)
+
+
 def main() -> None:
     """Run here, or compare two runs."""
     parser = argparse.ArgumentParser(
@@ -133,6 +165,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "run":
         run(arguments.jobs)
+    else:
+        compare(*(json.loads(path.read_bytes()) for path in (arguments.real, arguments.phantom)))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,20 +44,39 @@ def with_gradients(module: nn.Module, *inputs: Tensor, dtype: torch.dtype | None
     output.float().sum().backward()
 
 
+def inference(module: nn.Module, *inputs: Tensor) -> None:
+    """Run a module as for inference, but with gradients, as scripts do that forget `no_grad`."""
+    module.eval()(*inputs)
+
+
+def gelu_of(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return GELU of a module's output, which cuBLASLt can compute in one."""
+    return F.gelu(module(inputs))
+
+
+def attend(backend: SDPBackend, shape: tuple[int, ...], is_causal: bool) -> None:
+    """Run attention forward and backward."""
+    queries = random(*shape, dtype=BRAIN).requires_grad_()
+    with sdpa_kernel(backend):
+        F.scaled_dot_product_attention(
+            queries, queries, queries, is_causal=is_causal
+        ).sum().backward()
+
+
 def fft() -> Operations:
-    """Return transforms with lengths that are powers of two, products of small primes, and prime."""
+    """Return transforms of lengths with small and with large prime factors."""
     cases: Operations = {}
     for length in (1024, 1000, 1021, 2 * 1021, 1 << 20, 1009 * 1013):
         rows = max(1, (1 << 22) // length)
         real, number = random(rows, length), random(rows, length, dtype=COMPLEX)
-        cases[f"fft {rows}x{length}"] = lambda x=number: torch.fft.fft(x)
-        cases[f"rfft {rows}x{length}"] = lambda x=real: torch.fft.rfft(x)
-        cases[f"irfft {rows}x{length}"] = lambda x=number, n=length: torch.fft.irfft(x, n=n)
+        cases[f"fft {rows}x{length}"] = partial(torch.fft.fft, number)
+        cases[f"rfft {rows}x{length}"] = partial(torch.fft.rfft, real)
+        cases[f"irfft {rows}x{length}"] = partial(torch.fft.irfft, number, n=length)
     for side in (1024, 1000, 1021):
         plane = random(4, side, side, dtype=COMPLEX)
-        cases[f"fft2 4x{side}x{side}"] = lambda x=plane: torch.fft.fft2(x)
+        cases[f"fft2 4x{side}x{side}"] = partial(torch.fft.fft2, plane)
     cube = random(128, 128, 128)
-    cases["rfftn 128³"] = lambda: torch.fft.rfftn(cube)
+    cases["rfftn 128³"] = partial(torch.fft.rfftn, cube)
     wave = random(8, 1 << 18)
     window = torch.hann_window(1024, device="cuda")
     cases["stft 8x262144"] = lambda: torch.stft(wave, 1024, window=window, return_complex=True)
@@ -70,22 +90,20 @@ def linalg() -> Operations:
         square, definite, right = random(*shape), positive(*shape), random(*shape[:-1], 16)
         name = "x".join(map(str, shape))
         calls: dict[str, Operation] = {
-            "solve": lambda a=square, b=right: torch.linalg.solve(a, b),
-            "inv": lambda a=square: torch.linalg.inv(a),
-            "lu_factor": lambda a=square: torch.linalg.lu_factor(a),
-            "qr": lambda a=square: torch.linalg.qr(a),
-            "cholesky": lambda a=definite: torch.linalg.cholesky(a),
-            "cholesky_inverse": lambda a=definite: torch.cholesky_inverse(a),
-            "eigh": lambda a=definite: torch.linalg.eigh(a),
-            "eigvalsh": lambda a=definite: torch.linalg.eigvalsh(a),
-            "svd": lambda a=square: torch.linalg.svd(a),
-            "svd gesvd": lambda a=square: torch.linalg.svd(a, driver="gesvd"),
-            "svd gesvda": lambda a=square: torch.linalg.svd(a, driver="gesvda"),
-            "lstsq": lambda a=square, b=right: torch.linalg.lstsq(a, b),
-            "slogdet": lambda a=square: torch.linalg.slogdet(a),
-            "solve_triangular": lambda a=definite, b=right: torch.linalg.solve_triangular(
-                a, b, upper=True
-            ),
+            "solve": partial(torch.linalg.solve, square, right),
+            "inv": partial(torch.linalg.inv, square),
+            "lu_factor": partial(torch.linalg.lu_factor, square),
+            "qr": partial(torch.linalg.qr, square),
+            "cholesky": partial(torch.linalg.cholesky, definite),
+            "cholesky_inverse": partial(torch.cholesky_inverse, definite),
+            "eigh": partial(torch.linalg.eigh, definite),
+            "eigvalsh": partial(torch.linalg.eigvalsh, definite),
+            "svd": partial(torch.linalg.svd, square),
+            "svd gesvd": partial(torch.linalg.svd, square, driver="gesvd"),
+            "svd gesvda": partial(torch.linalg.svd, square, driver="gesvda"),
+            "lstsq": partial(torch.linalg.lstsq, square, right),
+            "slogdet": partial(torch.linalg.slogdet, square),
+            "solve_triangular": partial(torch.linalg.solve_triangular, definite, right, upper=True),
         }
         cases |= {f"{call} {name}": operation for call, operation in calls.items()}
     return cases
@@ -101,11 +119,11 @@ def sparse() -> Operations:
         matrix = torch.sparse_csr_tensor(starts, columns, torch.ones(16 * rows), (rows, rows))
         matrix, right = matrix.cuda(), random(rows, 32)
         coordinates = matrix.to_sparse_coo()
-        cases[f"csr @ dense {rows}"] = lambda a=matrix, b=right: a @ b
-        cases[f"csr @ vector {rows}"] = lambda a=matrix, b=right: a @ b[:, 0].contiguous()
-        cases[f"coo @ dense {rows}"] = lambda a=coordinates, b=right: a @ b
-        cases[f"sampled_addmm {rows}"] = lambda a=matrix, b=right: torch.sparse.sampled_addmm(
-            a, b, b.mT.contiguous()
+        cases[f"csr @ dense {rows}"] = partial(torch.matmul, matrix, right)
+        cases[f"csr @ vector {rows}"] = partial(torch.mv, matrix, right[:, 0].contiguous())
+        cases[f"coo @ dense {rows}"] = partial(torch.matmul, coordinates, right)
+        cases[f"sampled_addmm {rows}"] = partial(
+            torch.sparse.sampled_addmm, matrix, right, right.mT.contiguous()
         )
     return cases
 
@@ -124,11 +142,11 @@ def convolutions() -> Operations:
         for precision, dtype in {"fp32": None, "fp16": HALF, "bf16": BRAIN}.items():
             for layout in (torch.contiguous_format, torch.channels_last):
                 layer = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False).cuda()
-                layer = layer.to(memory_format=layout)  # type: ignore[call-overload]
+                layer = layer.to(memory_format=layout)
                 image = random(64, inputs, side, side).to(memory_format=layout)
                 label = "nhwc" if layout is torch.channels_last else "nchw"
-                cases[f"{name} {precision} {label}"] = lambda m=layer, x=image, t=dtype: (
-                    with_gradients(m, x, dtype=t)
+                cases[f"{name} {precision} {label}"] = partial(
+                    with_gradients, layer, image, dtype=dtype
                 )
     depthwise, image = nn.Conv2d(256, 256, 3, padding=1, groups=256).cuda(), random(64, 256, 28, 28)
     cases["depthwise 256 @28"] = lambda: with_gradients(depthwise, image)
@@ -148,8 +166,8 @@ def recurrent() -> Operations:
             for dtype in (None, HALF):
                 network = kind(512, 512, 2, bidirectional=directions == 2).cuda()
                 name = f"{kind.__name__} x{directions} {'fp16' if dtype else 'fp32'}"
-                cases[name] = lambda m=network, t=dtype: with_gradients(m, sequence, dtype=t)
-                cases[f"{name} inference"] = lambda m=network: m.eval()(sequence)
+                cases[name] = partial(with_gradients, network, sequence, dtype=dtype)
+                cases[f"{name} inference"] = partial(inference, network, sequence)
     normalization, image = nn.BatchNorm2d(256).cuda(), random(64, 256, 28, 28)
     cases["batch_norm fp32"] = lambda: with_gradients(normalization, image)
     half = image.half()
@@ -173,19 +191,9 @@ def attention() -> Operations:
     }.items():
         for length, head in ((512, 64), (2048, 128), (1000, 96)):
             for causal in (True, False):
-
-                def call(
-                    backend: Any = backend,
-                    shape: Any = (4, 16, length, head),
-                    causal: bool = causal,
-                ) -> None:
-                    queries = random(*shape, dtype=BRAIN).requires_grad_()
-                    with sdpa_kernel(backend):
-                        F.scaled_dot_product_attention(
-                            queries, queries, queries, is_causal=causal
-                        ).sum().backward()
-
-                cases[f"{name} {length}x{head}{' causal' if causal else ''}"] = call
+                cases[f"{name} {length}x{head}{' causal' if causal else ''}"] = partial(
+                    attend, backend, (4, 16, length, head), causal
+                )
     return cases
 
 
@@ -196,10 +204,10 @@ def blas() -> Operations:
         name = "fp32" if dtype is torch.float32 else "bf16"
         square, batch = random(4096, 4096, dtype=dtype), random(64, 512, 512, dtype=dtype)
         layer = nn.Linear(4096, 4096, device="cuda", dtype=dtype)
-        cases[f"mm 4096 {name}"] = lambda a=square: a @ a
-        cases[f"bmm 64x512 {name}"] = lambda a=batch: a @ a
-        cases[f"linear 4096 {name}"] = lambda m=layer, x=square: with_gradients(m, x)
-        cases[f"linear+gelu 4096 {name}"] = lambda m=layer, x=square: F.gelu(m(x))
+        cases[f"mm 4096 {name}"] = partial(torch.matmul, square, square)
+        cases[f"bmm 64x512 {name}"] = partial(torch.matmul, batch, batch)
+        cases[f"linear 4096 {name}"] = partial(with_gradients, layer, square)
+        cases[f"linear+gelu 4096 {name}"] = partial(gelu_of, layer, square)
     small = torch.ones(64, 64, device="cuda", dtype=torch.int8)
     cases["_int_mm 64"] = lambda: torch._int_mm(small, small)  # noqa: SLF001
     return cases
@@ -213,14 +221,14 @@ def sorting() -> Operations:
     logits = random(8192, 32_000)
     labels = torch.zeros(8192, dtype=torch.long, device="cuda")
     return {
-        "sort 16M": lambda: values.sort(),
+        "sort 16M": values.sort,
         "sort rows": lambda: values.view(4096, 4096).sort(dim=1),
         "argsort stable": lambda: values.argsort(stable=True),
         "topk 100": lambda: values.topk(100),
         "topk rows": lambda: values.view(4096, 4096).topk(8, dim=1),
         "cumsum": lambda: values.cumsum(0),
-        "median": lambda: values.median(),
-        "std": lambda: values.std(),
+        "median": values.median,
+        "std": values.std,
         "histc": lambda: values.histc(100),
         "multinomial": lambda: values.view(4096, 4096).abs().multinomial(1),
         "cross_entropy": lambda: F.cross_entropy(logits.requires_grad_(), labels).backward(),
@@ -253,7 +261,7 @@ def peak(operation: Operation) -> int | str:
         torch.cuda.synchronize()
     except (RuntimeError, NotImplementedError, ValueError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
-    return torch.cuda.max_memory_allocated() - before
+    return int(torch.cuda.max_memory_allocated() - before)
 
 
 def outside() -> int | None:

@@ -84,7 +84,7 @@ def test_a_class_with_a_second_initializer_is_refused() -> None:
     with pytest.raises(TypeError, match="__post_init__"):
 
         @dataclass(frozen=True, slots=True)
-        class _:
+        class Checked:
             x: int
 
             def __post_init__(self) -> None:

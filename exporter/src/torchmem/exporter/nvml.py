@@ -25,7 +25,7 @@ _INVALID_ARGUMENT, _INSUFFICIENT_SIZE, _ARGUMENT_VERSION_MISMATCH = 2, 7, 25
 # An older driver's answer to a newer function or structure.
 OTHER_VERSION = {_INVALID_ARGUMENT, FUNCTION_NOT_FOUND, _ARGUMENT_VERSION_MISMATCH}
 # Not supported, not permitted, no data: the value is left out. pynvml raises 0 for an empty list.
-_UNAVAILABLE = {0, 2, 3, 4, NOT_FOUND, _INSUFFICIENT_SIZE, 13, 14, 19, 20, 21, 22, 23, 24, 25, 26, 27, 29}
+_UNAVAILABLE = {0, 2, 3, 4, NOT_FOUND, _INSUFFICIENT_SIZE, 13, 14, *range(19, 28), 29}
 # Timeout, interrupt, lost, reset required, operating system, GPU not found: the GPU is gone.
 _GPU_LOST = {TIMEOUT, 11, 15, 16, 17, 28}
 NVML_DOWN = {
