@@ -156,23 +156,26 @@ complex64 = {"dtype": torch.complex64}
 rows, columns = torch.arange(4097), torch.zeros(4096, dtype=torch.long)
 sparse = torch.sparse_csr_tensor(rows, columns, torch.ones(4096), (4096, 8)).cuda()
 print(json.dumps({
-    "powers": temporary_bytes(torch.fft.fft, 64, 1024, **complex64),
-    "primes": temporary_bytes(torch.fft.fft, 64, 1021, **complex64),
-    "eigh": [temporary_bytes(torch.linalg.eigh, n, n) for n in (200, 400)],
+    "short": temporary_bytes(torch.fft.fft, 64, 1021, **complex64),
+    "long": temporary_bytes(torch.fft.fft, 2, 1 << 20, **complex64),
+    "real": temporary_bytes(torch.fft.rfft, 2, 1 << 20),
+    "primes": temporary_bytes(torch.fft.fft, 64, 10007, **complex64),
+    "eigh": [temporary_bytes(torch.linalg.eigh, n, n) for n in (600, 1200)],
     "spmm": temporary_bytes(lambda x: sparse @ x, 8, 4),
 }))
 """
 
 
 def test_workspaces_come_from_the_allocator(tmp_path: Path) -> None:
-    """A transform takes one copy of its data, eight with a large prime; eigh grows with n²."""
+    """A long transform takes a copy of its data, four with a large prime; eigh grows with n²."""
     answer: dict[str, Any] = json_of_script(WORKSPACES, tmp_path)
 
-    assert answer["powers"] == 64 * 1024 * 8
-    assert answer["primes"] == 8 * 64 * 1021 * 8
+    assert answer["short"] == 0
+    assert answer["long"] == 2 * answer["real"] == 2 * (1 << 20) * 8
+    assert answer["primes"] == pytest.approx(4.05 * 64 * 10007 * 8, rel=1e-4)
     small, large = answer["eigh"]
     assert 3.5 < large / small < 4.5
-    assert answer["spmm"] >= 4096 * 4
+    assert answer["spmm"] >= 4096 / 3
 
 
 LACKING = """

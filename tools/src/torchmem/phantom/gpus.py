@@ -46,10 +46,12 @@ def context_bytes(multiprocessors: int, capability: tuple[int, int]) -> int:
     2 KiB per resident thread: public figures for bare contexts are 256 MiB (RTX 3090), 418 (A100),
     426 (RTX 6000 Ada, PR 1053 of unslothai/unsloth-zoo), 618 (B300). Plus 64 MiB for kernels that
     are loaded later, which brings the estimate within 5% of the memory "including non-PyTorch" in
-    messages of A4000, L4, L40 and A100. Accurate to about a quarter.
+    messages of A4000, L4, L40 and A100. On Hopper, cuBLAS loads more: an H200 with CUDA 13.0 has
+    610 MiB after the first tensor and 742 to 768 in training, so 232 MiB are added there.
     """
     threads = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}.get(capability, 2048)
-    return multiprocessors * threads * 2048 + 64 * MIB
+    kernels = 232 if capability == (9, 0) else 64
+    return multiprocessors * threads * 2048 + kernels * MIB
 
 
 # Name, product, memory in MiB, multiprocessors, compute capability, L2 cache in MiB.
