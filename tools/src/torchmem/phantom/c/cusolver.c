@@ -67,34 +67,34 @@ HANDLE(cusolverDnCreateSyevjInfo, cusolverDnDestroySyevjInfo)
     int cusolverDn##T##geqrf_bufferSize(void *handle, int m, int n, void *a, int lda, int *count)                \
     {                                                                                                            \
         (void)handle, (void)m, (void)a, (void)lda;                                                               \
-        return elements(count, qr(n));                                                                        \
+        return elements(count, qr(n));                                                                           \
     }                                                                                                            \
     int cusolverDn##T##getrf_bufferSize(void *handle, int m, int n, void *a, int lda, int *count)                \
     {                                                                                                            \
         (void)handle, (void)n, (void)a, (void)lda;                                                               \
-        return elements(count, lu(m));                                                                        \
+        return elements(count, lu(m));                                                                           \
     }                                                                                                            \
     int cusolverDn##T##potrf_bufferSize(void *handle, int uplo, int n, void *a, int lda, int *count)             \
     {                                                                                                            \
         (void)handle, (void)uplo, (void)a, (void)lda;                                                            \
-        return elements(count, cholesky(n));                                                                        \
+        return elements(count, cholesky(n));                                                                     \
     }                                                                                                            \
     int cusolverDn##T##sytrf_bufferSize(void *handle, int n, void *a, int lda, int *count)                       \
     {                                                                                                            \
         (void)handle, (void)a, (void)lda;                                                                        \
-        return elements(count, symmetric_indefinite(n));                                                                        \
+        return elements(count, symmetric_indefinite(n));                                                         \
     }                                                                                                            \
     int cusolverDn##T##or##gqr_bufferSize(void *handle, int m, int n, int k, void *a, int lda, void *tau,        \
                                           int *count)                                                            \
     {                                                                                                            \
         (void)handle, (void)k, (void)a, (void)lda, (void)tau;                                                    \
-        return elements(count, q_of_qr(m, n));                                                                        \
+        return elements(count, q_of_qr(m, n));                                                                   \
     }                                                                                                            \
     int cusolverDn##T##or##mqr_bufferSize(void *handle, int right, int trans, int m, int n, int k, void *a,      \
                                           int lda, void *tau, void *c, int ldc, int *count)                      \
     {                                                                                                            \
-        (void)handle, (void)trans, (void)a, (void)lda, (void)tau, (void)c, (void)ldc;                   \
-        return elements(count, times_q(right ? n : m, k));                                                            \
+        (void)handle, (void)trans, (void)a, (void)lda, (void)tau, (void)c, (void)ldc;                            \
+        return elements(count, times_q(right ? n : m, k));                                                       \
     }                                                                                                            \
     int cusolverDn##T##gesvd_bufferSize(void *handle, int m, int n, int *count)                                  \
     {                                                                                                            \
@@ -106,7 +106,7 @@ HANDLE(cusolverDnCreateSyevjInfo, cusolverDnDestroySyevjInfo)
     {                                                                                                            \
         (void)handle, (void)vectors, (void)thin, (void)a, (void)lda, (void)s, (void)u, (void)ldu, (void)v;       \
         (void)ldv;                                                                                               \
-        return elements(count, svd_jacobi(m, n));                                                                 \
+        return elements(count, svd_jacobi(m, n));                                                                \
     }                                                                                                            \
     int cusolverDn##T##gesvdjBatched_bufferSize(void *handle, int vectors, int m, int n, void *a, int lda,       \
                                                 void *s, void *u, int ldu, void *v, int ldv, int *count,         \
@@ -123,19 +123,19 @@ HANDLE(cusolverDnCreateSyevjInfo, cusolverDnDestroySyevjInfo)
     {                                                                                                            \
         (void)handle, (void)vectors, (void)rank, (void)a, (void)lda, (void)stride_a, (void)s, (void)stride_s;    \
         (void)u, (void)ldu, (void)stride_u, (void)v, (void)ldv, (void)stride_v;                                  \
-        return elements(count, batch * svd_approximate(m, n));                                                             \
+        return elements(count, batch * svd_approximate(m, n));                                                   \
     }                                                                                                            \
     int cusolverDn##T##sy##evd_bufferSize(void *handle, int vectors, int uplo, int n, void *a, int lda, void *w, \
                                           int *count)                                                            \
     {                                                                                                            \
-        (void)handle, (void)vectors, (void)uplo, (void)a, (void)lda, (void)w;                                                   \
-        return elements(count, symmetric_eigen(n));                                                     \
+        (void)handle, (void)vectors, (void)uplo, (void)a, (void)lda, (void)w;                                    \
+        return elements(count, symmetric_eigen(n));                                                              \
     }                                                                                                            \
     int cusolverDn##T##sy##evj_bufferSize(void *handle, int vectors, int uplo, int n, void *a, int lda, void *w, \
                                           int *count, void *parameters)                                          \
     {                                                                                                            \
         (void)handle, (void)vectors, (void)uplo, (void)a, (void)lda, (void)w, (void)parameters;                  \
-        return elements(count, symmetric_jacobi(n));                                                                 \
+        return elements(count, symmetric_jacobi(n));                                                             \
     }                                                                                                            \
     int cusolverDn##T##sy##evjBatched_bufferSize(void *handle, int vectors, int uplo, int n, void *a, int lda,   \
                                                  void *w, int *count, void *parameters, int batch)               \
@@ -166,7 +166,8 @@ int cusolverDnXpotrf_bufferSize(void *handle, void *parameters, int uplo, int64_
 int cusolverDnXsyevd_bufferSize(void *handle, void *parameters, int vectors, int uplo, int64_t n, int type, void *a,
                                 int64_t lda, int w_type, void *w, int compute_type, size_t *device, size_t *host)
 {
-    (void)handle, (void)parameters, (void)vectors, (void)uplo, (void)a, (void)lda, (void)w_type, (void)w, (void)compute_type;
+    (void)handle, (void)parameters, (void)vectors, (void)uplo, (void)a, (void)lda, (void)w_type, (void)w;
+    (void)compute_type;
     return bytes(device, host, symmetric_eigen(n), type);
 }
 
