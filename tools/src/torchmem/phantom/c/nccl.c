@@ -1,6 +1,6 @@
 /* Stands in for libnccl: communicators of any size, in which nothing is sent. The memory that NCCL
- * takes of the GPU is an estimate (docs/preflight-ranks.md): the buffers of its connections,
- * allocated when a connection is first used. */
+ * takes of the GPU is an estimate (docs/preflight-ranks.md): its kernels, and the buffers of its
+ * connections, allocated when a connection is first used. */
 #define _GNU_SOURCE
 #include "phantom.h"
 
@@ -100,12 +100,28 @@ CALL(ncclGetUniqueId, struct unique_id *id)
     return SUCCESS;
 }
 
+/* NCCL's kernels, which a process loads once for each GPU: on an H200, processes with a communicator
+ * of one rank had 926 MiB outside PyTorch, and others 742 to 768 (NCCL 2.28.9,
+ * benchmarks/phantom_truth). */
+#define KERNEL_BYTES (160 * MIB)
+static bool has_kernels[MAX_GPUS];
+
+static bool load_kernels(int gpu)
+{
+    pthread_mutex_lock(&connecting);
+    has_kernels[gpu] = has_kernels[gpu] || process_take(gpu, KERNEL_BYTES, gpu_bytes());
+    bool loaded = has_kernels[gpu];
+    pthread_mutex_unlock(&connecting);
+    return loaded;
+}
+
 static int create(struct communicator **comm, int ranks, int rank, int device)
 {
+    int gpu = gpu_of(device);
     *comm = NULL;
-    if (ranks < 1 || rank < 0 || rank >= ranks || gpu_of(device) < 0)
+    if (ranks < 1 || rank < 0 || rank >= ranks || gpu < 0)
         return INVALID_ARGUMENT;
-    if (!open_context(gpu_of(device)))
+    if (!open_context(gpu) || !load_kernels(gpu))
         return CUDA_ERROR;
     *comm = malloc(sizeof **comm);
     **comm = (struct communicator){.rank = rank, .ranks = ranks, .device = device};
