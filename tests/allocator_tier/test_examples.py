@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.phantom import torch_server
 
 from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import RunPlan
@@ -45,11 +46,8 @@ def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
             if find_spec(package) is None:
                 pytest.skip(f"{package} is not installed; run make test-allocator")
         if command not in results:
-            plan = RunPlan(
-                (sys.executable, str(EXAMPLES / script), *flags),
-                parse_gpu_model("24GB"),
-                steps=STEPS,
-            )
+            program = (*torch_server().python(), str(EXAMPLES / script), *flags)
+            plan = RunPlan(program, parse_gpu_model("24GB"), steps=STEPS)
             results[command] = run(plan, tmp_path_factory.mktemp("preflight"), lambda _: None)
         return results[command]
 
