@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.phantom import run_on_phantom
+from support.phantom import run_on_phantom, torch_server
 
 from torchmem.explain.run_summary import SUMMARY_SUFFIX, decode
 
@@ -58,7 +58,7 @@ def test_a_matrix_runs_side_by_side(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     flags = ("--matrix", "size=1,2000", "SHIFT=20", "gpu_model=1GB", "--jobs", "2")
     words = ("preflight", "--beside-gpu", "--steps", "2", "--json", *flags)
-    command = (sys.executable, "-W", "ignore", str(script), "{size}")
+    command = (*torch_server().python(), str(script), "{size}")
     done = subprocess.run(
         [sys.executable, "-m", "torchmem.cli", *words, "--", *command],
         env=os.environ | {"TMPDIR": str(tmp_path)},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +12,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from support.phantom import run_on_phantom
+from support.phantom import run_on_phantom, torch_server
 
 from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import Placement, RunPlan
@@ -46,7 +45,8 @@ SLACK = 4 * MIB
 @cache
 def result_of(example: str, rank: int, world_size: int) -> RunResult:
     """Run an example as one rank, once for all tests."""
-    command = (sys.executable, str(EXAMPLES / f"{example}.py"), *SIZE, f"--batch={BATCH}")
+    script = str(EXAMPLES / f"{example}.py")
+    command = (*torch_server().python(), script, *SIZE, f"--batch={BATCH}")
     return preflight(command, Placement(rank, world_size, min(world_size, NODE)))
 
 
@@ -88,7 +88,7 @@ def run_alone(
     path.write_text("import json, os, torch, torch.distributed as dist\n" + textwrap.dedent(body))
     placement = Placement(rank, 8, 4)
     plan = RunPlan(
-        (sys.executable, "-W", "ignore", str(path), *flags),
+        (*torch_server().python(), str(path), *flags),
         parse_gpu_model("4GB"),
         4,
         STEPS,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.phantom import run_on_phantom, torch_server
 
 from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import RunPlan
@@ -45,11 +43,8 @@ def preflight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preflight]:
             if find_spec(package) is None:
                 pytest.skip(f"{package} is not installed; run make test-allocator")
         if command not in results:
-            plan = RunPlan(
-                (sys.executable, str(EXAMPLES / script), *flags),
-                parse_gpu_model("24GB"),
-                steps=STEPS,
-            )
+            program = (*torch_server().python(), str(EXAMPLES / script), *flags)
+            plan = RunPlan(program, parse_gpu_model("24GB"), steps=STEPS)
             results[command] = run(plan, tmp_path_factory.mktemp("preflight"), lambda _: None)
         return results[command]
 
@@ -134,15 +129,14 @@ def test_the_fused_function_fits_where_cross_entropy_does_not(preflight: Preflig
     assert (fused.retries, fused.ooms) == (0, 0)
 
 
-def test_the_fused_function_is_cross_entropy() -> None:
+def test_the_fused_function_is_cross_entropy(tmp_path: Path) -> None:
     """Loss and gradients equal those of plain cross-entropy, even with a shorter last chunk."""
-    done = subprocess.run(
-        [sys.executable, "-c", COMPARED],
-        cwd=EXAMPLES,
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        check=False,
+    done = run_on_phantom(
+        *("-c", COMPARED),
+        memory="1GB",
+        environment={"CUDA_VISIBLE_DEVICES": ""},
+        state=tmp_path / "phantom",
+        folder=EXAMPLES,
     )
 
     assert done.returncode == 0, done.stderr

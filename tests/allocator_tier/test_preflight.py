@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support.phantom import torch_server
 from support.waiting import until
 
 from torchmem.allocator.sizes import MIB
@@ -57,7 +58,16 @@ SETTINGS = ("expandable_segments:True", "max_split_size_mb:64")
 GPUS = ("0.85GB", "1.1GB", "3GB")
 
 
-def command(script: Path, *flags: str, arguments: tuple[str, ...] = ()) -> list[str]:
+PYTHON = (sys.executable, "-W", "ignore")
+"""Where a test needs no process of its own, `torch_server().python()` takes much less time."""
+
+
+def command(
+    script: Path,
+    *flags: str,
+    arguments: tuple[str, ...] = (),
+    python: tuple[str, ...] = PYTHON,
+) -> list[str]:
     """Return a preflight of the script with these flags and arguments of the script."""
     preflight = [
         sys.executable,
@@ -69,11 +79,7 @@ def command(script: Path, *flags: str, arguments: tuple[str, ...] = ()) -> list[
         GPU,
         *flags,
     ]
-    return [*preflight, "--", *script_command(script), *arguments]
-
-
-def script_command(script: Path) -> tuple[str, ...]:
-    return sys.executable, "-W", "ignore", str(script)
+    return [*preflight, "--", *python, str(script), *arguments]
 
 
 @dataclass(frozen=True)
@@ -95,11 +101,14 @@ class Place:
         return {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name} | own
 
     def preflight(
-        self, *flags: str, arguments: tuple[str, ...] = ()
+        self,
+        *flags: str,
+        arguments: tuple[str, ...] = (),
+        python: tuple[str, ...] = PYTHON,
     ) -> subprocess.CompletedProcess[str]:
         """Run the command and check that it leaves no scratch file."""
         done = subprocess.run(
-            command(self.script, *flags, arguments=arguments),
+            command(self.script, *flags, arguments=arguments, python=python),
             env=self.environment(),
             capture_output=True,
             text=True,
@@ -114,8 +123,8 @@ class Place:
 
     def run(self, conf: str | None = None, memory: str = GPU) -> RunResult:
         """Run the script without the command."""
-        command, gpu = script_command(self.script), parse_gpu_model(memory)
-        plan = RunPlan(command, gpu, steps=STEPS, alloc_conf=conf)
+        command = (*torch_server().python(), str(self.script))
+        plan = RunPlan(command, parse_gpu_model(memory), steps=STEPS, alloc_conf=conf)
         return run(plan, Path(mkdtemp(dir=self.folder)), lambda _: None)
 
 
@@ -228,7 +237,11 @@ def test_the_run_is_not_published(place: Place) -> None:
 
 def test_a_script_that_does_not_fit(place: Place) -> None:
     """PyTorch's error is passed through, and a run on a larger phantom shows the need."""
-    done = place.preflight("--steps", "4", "--setting", "", "--json", arguments=("--batch", "64"))
+    done = place.preflight(
+        *("--steps", "4", "--setting", "", "--json"),
+        arguments=("--batch", "64"),
+        python=torch_server().python(),
+    )
     report = document(done)
 
     assert (done.returncode, report["verdict"]["fits"]) == (1, False)
@@ -240,7 +253,8 @@ def test_a_script_that_does_not_fit(place: Place) -> None:
 
 def test_the_largest_batch_is_found(place: Place) -> None:
     """The search ends with a value that fits and the next one, which does not."""
-    report = document(place.preflight("--steps", "2", "--find-batch", "batch=7..9", "--json"))
+    flags = ("--steps", "2", "--find-batch", "batch=7..9", "--json")
+    report = document(place.preflight(*flags, python=torch_server().python()))
     tries = {run["value"]: run["fits"] for run in report["tries"]}  # the longest run of each
 
     assert (tries[report["best"]], tries[report["best"] + 1]) == (True, False)
@@ -265,7 +279,7 @@ def test_an_error_of_the_script_is_passed_through(place: Place) -> None:
 
 def test_a_script_without_a_step_has_no_verdict(place: Place) -> None:
     """One sentence says what to do, and the exit code is 2."""
-    done = place.preflight(arguments=("--steps", "0"))
+    done = place.preflight(arguments=("--steps", "0"), python=torch_server().python())
 
     assert (done.returncode, done.stdout) == (2, "")
     assert (
@@ -323,7 +337,10 @@ def test_a_leak_is_the_headline(tmp_path: Path) -> None:
     script.write_text(LEAK)
     short, long = (
         subprocess.run(
-            command(script, "--steps", steps, "--gpu-models", GPU, "--json"),
+            command(
+                *(script, "--steps", steps, "--gpu-models", GPU, "--json"),
+                python=torch_server().python(),
+            ),
             capture_output=True,
             text=True,
             check=False,
@@ -391,11 +408,9 @@ def test_endings_of_a_script(tmp_path: Path, name: str) -> None:
     body, ended, steps = ENDINGS[name]
     (tmp_path / "train.py").write_text(f"{BEGINNING}{body}\n")
     (tmp_path / "scratch").mkdir()
-    result = run(
-        RunPlan(script_command(tmp_path / "train.py"), parse_gpu_model(GPU), steps=STEPS),
-        tmp_path / "scratch",
-        print,
-    )
+    command = (*torch_server().python(), str(tmp_path / "train.py"))
+    plan = RunPlan(command, parse_gpu_model(GPU), steps=STEPS)
+    result = run(plan, tmp_path / "scratch", print)
 
     assert (ended, steps) == (result.ended, result.steps)
     assert (ended != "error") == bool(result.devices)

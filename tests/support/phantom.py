@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from support.torch_client import Fork
 
 from torchmem.phantom.environment import phantom_environment
 from torchmem.phantom.gpus import parse_gpu_model
@@ -22,6 +23,7 @@ NOT_SET = {"PHANTOM_STATE_DIR", "PYTHONPATH"}
 """Variables of a phantom run that a test may set itself."""
 SCRIPT_MEMORY = "16GiB"
 SERVER = Path(__file__).with_name("torch_server.py")
+CLIENT = Path(__file__).with_name("torch_client.py")
 
 
 def run_on_phantom(
@@ -78,55 +80,52 @@ class TorchServer:
     """
 
     def __init__(self, alloc_conf: str, python: str = sys.executable) -> None:
-        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = subprocess.Popen(
-                [python, "-W", "ignore", SERVER, str(theirs.fileno())],
-                env=os.environ
-                | phantom_variables(SCRIPT_MEMORY, 1, python)
-                | {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind("")  # to a free abstract address
+            listener.listen()
+            self._address: bytes = listener.getsockname()
+            self._client, theirs = socket.socketpair()
+            with theirs:
+                descriptors = [listener.fileno(), theirs.fileno()]
+                self._process = subprocess.Popen(
+                    [python, "-W", "ignore", SERVER, *map(str, descriptors)],
+                    env=os.environ
+                    | phantom_variables(SCRIPT_MEMORY, 1, python)
+                    | {"PYTORCH_CUDA_ALLOC_CONF": alloc_conf},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                )
 
     def run(
         self, arguments: list[str], environment: dict[str, str], folder: Path
     ) -> subprocess.CompletedProcess[str]:
         """Run `python -W ignore` with these arguments, for at most ten minutes."""
-        script = {"arguments": arguments, "environment": environment, "folder": str(folder)}
-        answers, theirs = socket.socketpair()
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, answers:
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
             files = [output, errors]
-            with theirs:
-                descriptors = [*(file.fileno() for file in files), theirs.fileno()]
-                socket.send_fds(self._requests, [json.dumps(script).encode()], descriptors)
-            exit_code = _exit_code(answers)
+            fork = Fork(self._address, arguments, environment, folder, files)
+            exit_code = fork.wait(timeout=600)
             for file in files:
                 file.seek(0)
             texts = [file.read().decode() for file in files]
         return subprocess.CompletedProcess(arguments, exit_code, *texts)
 
+    def python(self) -> tuple[str, ...]:
+        """Return the start of a command that runs a script in a fork, in its own environment.
+
+        As with `python -W ignore`, a path and arguments follow. To the command's parent, the fork
+        is not a child: it gets SIGTERM, but not SIGKILL.
+        """
+        return sys.executable, "-S", str(CLIENT), self._address[1:].decode()
+
     def close(self) -> None:
         """End the process."""
-        self._requests.close()
+        self._client.close()
         self._process.wait()
 
 
 @cache
-def torch_server(alloc_conf: str, python: str = sys.executable) -> TorchServer:
+def torch_server(alloc_conf: str = "", python: str = sys.executable) -> TorchServer:
     """Return the server of this process, which ends with it."""
     server = TorchServer(alloc_conf, python)
     atexit.register(server.close)
     return server
-
-
-def _exit_code(answers: socket.socket) -> int:
-    """Return the exit code of a fork; after ten minutes without one end it, and raise."""
-    answers.settimeout(600)
-    with answers.makefile() as lines:
-        pid = int(lines.readline())
-        try:
-            return int(lines.readline())
-        except TimeoutError:
-            os.kill(pid, signal.SIGKILL)
-            raise

@@ -1,6 +1,8 @@
-"""Imports torch once, and runs each script that it is asked for in a fork: torch_server.py SOCKET.
+"""Imports torch once, and runs each script that it is asked for in a fork.
 
-What a training script also imports, at its first optimizer, is torch._dynamo.
+torch_server.py LISTENER CLIENT: descriptors of the socket that accepts requests, and of one that is
+closed when the client ends. What a training script also imports, at its first optimizer, is
+torch._dynamo.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import ctypes
 import gc
 import json
 import os
+import select
+import site
 import socket
 import sys
 from contextlib import suppress
@@ -19,41 +23,44 @@ from typing import Any
 
 _exit_codes: list[int] = []
 """What the script has given to sys.exit."""
+_PYTHONPATH = os.environ.get("PYTHONPATH", "")
 
 
-def next_script(requests: socket.socket) -> dict[str, Any]:
+def next_script(listener: socket.socket, client: socket.socket) -> dict[str, Any]:
     """Return in a new process for each request; end with the client.
 
-    A request is JSON and three descriptors: those of stdout and stderr, and a socket that receives
+    A request is a connection. It brings JSON and the descriptors of stdout and stderr, and receives
     the pid, and later the exit code.
     """
-    while True:
-        text, descriptors, _, _ = socket.recv_fds(requests, 1 << 20, 3)
-        if not text:
-            os._exit(0)
+    while client not in select.select([listener, client], [], [])[0]:
+        connection, _ = listener.accept()
+        text, files, _, _ = socket.recv_fds(connection, 1 << 20, 2)
         if not os.fork():
-            requests.close()
-            *files, answer = descriptors
-            _watch(answer)
+            listener.close()
+            client.close()
+            _watch(connection)
             _redirect(files)
             skip_destructors()
             script: dict[str, Any] = json.loads(text)
             return script
-        for descriptor in descriptors:
+        connection.close()
+        for descriptor in files:
             os.close(descriptor)
         while _reaped():
             pass
+    os._exit(0)
 
 
-def _watch(answer: int) -> None:
+def _watch(connection: socket.socket) -> None:
     """Return in a child, and send its pid and its exit code."""
     child = os.fork()
     if not child:
-        os.close(answer)
+        connection.close()
         return
-    os.write(answer, f"{child}\n".encode())
+    connection.send(str(child).encode())
     _, status = os.waitpid(child, 0)
-    os.write(answer, f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    with suppress(BrokenPipeError):  # the client has been killed
+        connection.send(str(os.waitstatus_to_exitcode(status)).encode())
     os._exit(0)
 
 
@@ -104,6 +111,7 @@ def become(script: dict[str, Any]) -> tuple[CodeType, dict[str, Any]]:
     os.environ.clear()
     os.environ.update(script["environment"])
     os.chdir(script["folder"])
+    _customize(script["environment"].get("PYTHONPATH", ""))
     main = sys.modules["__main__"] = ModuleType("__main__")
     first, *others = script["arguments"]
     if first == "-c":
@@ -115,6 +123,14 @@ def become(script: dict[str, Any]) -> tuple[CodeType, dict[str, Any]]:
     return compile(Path(first).read_bytes(), first, "exec"), main.__dict__
 
 
+def _customize(paths: str) -> None:
+    """Do what Python does at startup with its PYTHONPATH, if that is not the server's."""
+    if paths and paths != _PYTHONPATH:
+        sys.path[1:1] = paths.split(os.pathsep)
+        sys.modules.pop("sitecustomize", None)
+        site.execsitecustomize()
+
+
 if __name__ == "__main__":
     atexit.register(leave)  # before torch registers handlers, which run first
     import torch._dynamo  # noqa: F401
@@ -122,7 +138,8 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     try:
-        exec(*become(next_script(socket.socket(fileno=int(sys.argv[1])))))  # noqa: S102
+        sockets = (socket.socket(fileno=int(word)) for word in sys.argv[1:])
+        exec(*become(next_script(*sockets)))  # noqa: S102
     except SystemExit as end:
         _exit_codes.append(code_of(end))
         raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from torchmem.allocator.snapshot import DEFAULT_POOL, BlockInfo, BlockState, PoolId, SegmentInfo
 from torchmem.simulator.blocks import Block, BlockPool
@@ -25,33 +25,36 @@ def segment_infos(blocks: Iterable[Block], device: int) -> list[SegmentInfo]:
 
     Each contiguous range of an expandable segment that has memory is a segment of its own.
     """
-    heads = (block for block in blocks if block.prev is None or not block.prev.mapped)
-    return [_segment_info(head, device) for head in sorted(heads, key=lambda block: block.address)]
+    heads = [block for block in blocks if (prev := block.prev) is None or not prev.mapped]
+    return [_segment_info(head, device) for head in sorted(heads, key=attrgetter("address"))]
 
 
 def _segment_info(head: Block, device: int) -> SegmentInfo:
-    blocks = list(_segment_blocks(head))
-    active = [block for block in blocks if block.allocated or block.event_count]
+    blocks: list[BlockInfo] = []
+    total_size = allocated_size = active_size = requested_size = 0
+    block: Block | None = head
+    while block is not None and block.mapped:
+        total_size += block.size
+        if block.allocated or block.event_count:
+            active_size += block.size
+            requested_size += block.requested_size
+            if block.allocated:
+                allocated_size += block.size
+        blocks.append(_block_info(block))
+        block = block.next
     return {
         "device": device,
         "address": head.address,
-        "total_size": sum(block.size for block in blocks),
-        "allocated_size": sum(block.size for block in active if block.allocated),
-        "active_size": sum(block.size for block in active),
-        "requested_size": sum(block.requested_size for block in active),
+        "total_size": total_size,
+        "allocated_size": allocated_size,
+        "active_size": active_size,
+        "requested_size": requested_size,
         "stream": head.stream,
         "segment_type": "small" if head.pool.is_small else "large",
         "segment_pool_id": DEFAULT_POOL if head.pool.owner is None else head.pool.owner.id,
         "is_expandable": head.expandable_segment is not None,
-        "blocks": [_block_info(block) for block in blocks],
+        "blocks": blocks,
     }
-
-
-def _segment_blocks(head: Block) -> Iterator[Block]:
-    block: Block | None = head
-    while block is not None and block.mapped:
-        yield block
-        block = block.next
 
 
 def _block_info(block: Block) -> BlockInfo:
