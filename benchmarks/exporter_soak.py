@@ -47,8 +47,9 @@ SCRAPES_PER_CHECK = 100
 TTL_SECONDS = 900
 STEP_SECONDS = 60  # the clock's advance at each scrape: a rank expires after 15 scrapes
 MAX_FILES = 20  # more than are exported at a time
-# A subscription to events that was replaced keeps its file until its wait in NVML ends (≤ 15 s).
-REPLACED_SUBSCRIPTIONS = 1
+# A subscription to events that was replaced keeps its file until its wait in NVML ends (≤ 15 s). As
+# simulated time passes much faster, two may wait at once.
+REPLACED_SUBSCRIPTIONS = 2
 XIDS = (13, 31, 63, 79)
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

@@ -283,11 +283,12 @@ def test_a_script_that_closes_all_descriptors_keeps_its_own(
     """
     done = run_script(f"""
 import socket, urllib.request
-session = sdk.instrument(backend=backend, port=0, leader_port={free_port()})
+session = sdk.instrument(backend=backend, port=0, leader_port={free_port()}, interval=2)
 backend.step()
 leader = lambda: glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/leader.lock")
 while not leader(): time.sleep(0.01)
 old = session.url
+time.sleep(0.5)  # between two publications: a file that is being written would be closed twice
 os.closerange(3, 100)
 mine = [socket.create_server(("127.0.0.1", 0)) for _ in range(10)]
 files = [open("/proc/self/stat") for _ in range(10)]
