@@ -5,6 +5,7 @@
         python -m benchmarks.phantom_truth run > phantom.json      # anywhere, with the same PyTorch
     python -m benchmarks.phantom_truth compare real.json phantom.json
 
+`benchmarks/phantom_truth/h200.json` was recorded on an H200 with PyTorch 2.11 and CUDA 13.0.
 Scripts are those of `examples`, each in a process of its own, with their peaks in PyTorch's
 allocator and what NVML counts for the process at its end. Operations are those of `operations.py`.
 """

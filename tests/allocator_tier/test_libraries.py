@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from support.phantom import SCRIPT_MEMORY, json_of_script, run_on_phantom
 
 pytestmark = pytest.mark.allocator
+
+ROOT = Path(__file__).resolve().parents[2]
 
 # Makes each call on the host and on the GPU; "differ" has those whose results differ in form.
 COMPARING = """
@@ -176,6 +179,36 @@ def test_workspaces_come_from_the_allocator(tmp_path: Path) -> None:
     small, large = answer["eigh"]
     assert 3.5 < large / small < 4.5
     assert answer["spmm"] >= 4096 / 3
+
+
+MEASURED = json.loads((ROOT / "benchmarks/phantom_truth/h200.json").read_bytes())["operations"]
+GROUPS = ("blas", "fft", "sorting")  # others depend on PyTorch's version, too
+MEASURING = f"""
+sys.path.insert(0, {str(ROOT)!r})
+from benchmarks.phantom_truth.operations import measure
+torch.zeros(1, device="cuda")
+print(json.dumps({{group: measure(group) for group in {GROUPS}}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def measured_here(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Return the peaks of operations on the phantom GPU, by group."""
+    peaks: dict[str, dict[str, Any]] = json_of_script(MEASURING, tmp_path_factory.mktemp("peaks"))
+    return peaks
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_peaks_are_those_of_an_h200(group: str, measured_here: dict[str, dict[str, Any]]) -> None:
+    """Operations need what they needed on an H200, within 2% or 4 KiB."""
+    there, here = MEASURED[group]["peaks"][group], measured_here[group]
+    differ = {
+        name: (there[name], here[name])
+        for name in there
+        if here[name] != pytest.approx(there[name], rel=0.02, abs=4096)
+    }
+
+    assert differ == {}
 
 
 LACKING = """
