@@ -322,9 +322,8 @@ def main() -> None:
 
 def hold(memory: int, is_ready: Event, is_over: Event) -> None:
     """Hold all memory of the GPU but this much, until the event."""
-    total = torch.cuda.mem_get_info()[1]
-    used_by_context = total - torch.cuda.mem_get_info()[0]
-    held = torch.empty(total - memory - used_by_context, dtype=torch.uint8, device="cuda")
+    free = torch.cuda.mem_get_info()[0]
+    held = torch.empty(free - memory, dtype=torch.uint8, device="cuda")
     is_ready.set()
     is_over.wait()
     del held
@@ -340,7 +339,7 @@ def rest_of_the_gpu(memory: int | None) -> Iterator[None]:
     is_ready, is_over = context.Event(), context.Event()
     holder = context.Process(target=hold, args=(memory, is_ready, is_over))
     holder.start()
-    is_ready.wait()
+    assert is_ready.wait(120), "no process could hold the rest of the GPU"
     try:
         yield
     finally:

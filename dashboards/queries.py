@@ -194,7 +194,7 @@ _NODES = f"group by (instance) ({select(recorded.NODE_GPUS)})"
 
 
 def some_gpus(expression: str) -> str:
-    """Return the few GPUs of an expression, and a node, which is no GPU; for `among`.
+    """Return the few GPUs of an expression, and one node without a GPU label, for `among`.
 
     VictoriaMetrics evaluates them first, and then reads only the series of their nodes. If they
     were none, it would read all series.

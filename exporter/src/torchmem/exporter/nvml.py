@@ -235,7 +235,7 @@ class NvmlDevice:
     def field_values(self, *fields: int | tuple[int, int]) -> list[int | None]:
         """Return the values of nvmlDeviceGetFieldValues, each by its id or by (id, scope)."""
         values = self.call("nvmlDeviceGetFieldValues", list(fields))
-        # ctypes makes an array type anew if nobody has kept it, which takes longer than the call.
+        # ctypes creates an array type again unless it is kept, which takes longer than the call.
         self.nvml.array_types.add(type(values))
         return [_field_value(value) for value in values] if values else [None] * len(fields)
 

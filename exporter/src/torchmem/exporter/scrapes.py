@@ -37,7 +37,7 @@ REST = 2.0  # times as long as the collection took
 MAX_REST_SECONDS = 2.0
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 _MAX_HEADER_ITEMS = 32
-_KEPT_HEADERS = 8  # what they mean: a scraper sends the same ones each time
+_KEPT_HEADERS = 8  # parsed ones: a scraper sends the same headers each time
 _gzip = partial(zlib.compressobj, level=1, wbits=zlib.MAX_WBITS | 16, memLevel=5)
 """Exposition text shrinks twentyfold already, and higher levels cost CPU every scrape. With more
 memory than this, clearing it takes longer than it saves."""

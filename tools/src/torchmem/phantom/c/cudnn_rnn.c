@@ -130,9 +130,9 @@ static size_t kept_bytes(const struct rnn *rnn, size_t outputs)
 }
 
 /* An estimate, within 10% of cuDNN 9 on an H200 for most LSTMs and GRUs: gates, states and inputs of
- * all steps, the weights, 8 MiB for each direction, and ten states of a step for each layer. Of one
- * layer in half precision, and of RNNs without gates in training, cuDNN takes up to three times as
- * much. */
+ * all steps, the weights, 8 MiB for each direction, and ten states of a step for each layer. For an
+ * LSTM of one layer in half precision, and for RNNs without gates in training, cuDNN takes up to
+ * four times as much. */
 static size_t workspace_bytes(const struct rnn *rnn, size_t rows, size_t outputs, size_t weights, size_t steps)
 {
     size_t ways = (size_t)directions(rnn), layers = (size_t)rnn->layers, width = type_bytes(rnn->type);
