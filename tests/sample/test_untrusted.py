@@ -7,15 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.descriptors import open_descriptors
 
 from torchmem.sample.untrusted import FileProblem, UntrustedFileError, read_untrusted
 
 MAX_BYTES = 10
-
-
-def open_files() -> int:
-    """Return the number of open file descriptors of this process."""
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def link(path: Path) -> None:
@@ -39,12 +35,12 @@ def test_file_is_rejected_without_leaving_it_open(
     """The error names the problem, and no file descriptor stays open."""
     path = tmp_path / "file"
     create(path)
-    before = open_files()
+    before = open_descriptors()
     with pytest.raises(UntrustedFileError) as raised:
         read_untrusted(path, MAX_BYTES)
 
     assert problem == raised.value.problem
-    assert before == open_files()
+    assert before == open_descriptors()
 
 
 def test_file_of_another_user_is_rejected(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.descriptors import open_descriptors
 from support.snapshots import load_snapshot
 from support.waiting import until
 
@@ -107,7 +108,7 @@ def test_a_directory_in_place_of_a_request_is_refused(rank: Rank) -> None:
     """It is refused once, and leaves no descriptor open however often it is looked at."""
     rank.request_path.mkdir()
     rank.capture.at_tick()
-    opened = len(list(Path("/proc/self/fd").iterdir()))
+    opened = open_descriptors()
     for number in range(20):
         os.utime(rank.request_path, (number, number))
         rank.capture.at_tick()
@@ -116,7 +117,7 @@ def test_a_directory_in_place_of_a_request_is_refused(rank: Rank) -> None:
         rank.answer.state,
         rank.answer.reason,
     ) == ("refused", "the request is a directory.")
-    assert opened == len(list(Path("/proc/self/fd").iterdir()))
+    assert opened == open_descriptors()
 
 
 def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBackend) -> None:

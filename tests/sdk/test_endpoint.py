@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse
 from itertools import count
-from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from support.descriptors import open_descriptors
 from support.stack import free_port
 from support.waiting import until
 
@@ -79,11 +79,6 @@ def serve(errors: Errors) -> Iterator[Opener]:
     yield open_one
     for endpoint in opened:
         endpoint.close()
-
-
-def descriptors() -> int:
-    """Return the number of open descriptors of this process."""
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def port_of(endpoint: Endpoint) -> int:
@@ -223,14 +218,14 @@ def test_a_connection_has_a_deadline(errors: Errors) -> None:
 
 def test_a_closed_endpoint_frees_its_port(errors: Errors) -> None:
     """`close` ends the thread, closes the descriptors and frees the port."""
-    before = descriptors()
+    before = open_descriptors()
     endpoint = Endpoint.listen(0, "127.0.0.1", page_of(Counting()), errors)
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 30) as idle:
-        until(lambda: descriptors() == before + 3)
+        until(lambda: open_descriptors() == before + 3)
         endpoint.close()
         assert idle.recv(1) == b""
 
-    assert before == descriptors()
+    assert before == open_descriptors()
     assert not [each for each in threading.enumerate() if each.name == "torchmem-endpoint"]
     socket.create_server(("127.0.0.1", port_of(endpoint))).close()
 
