@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.launched_node import Node
+from support.phantom import torch_server
 from support.slurm_cluster import missing_programs, slurm_cluster
 from support.waiting import until
 
@@ -63,7 +64,10 @@ def has_containers() -> bool:
 
 
 def start(node: Node, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Start an attempt in a container of its own if possible; only the run directory is shared."""
+    """Start an attempt in a container of its own if possible; only the run directory is shared.
+
+    A fork of the server of torch is outside of the container.
+    """
     container = CONTAINER if has_containers() else []
     return subprocess.run(
         [*container, *node.command(*LAUNCH, *command)],
@@ -96,7 +100,7 @@ def test_a_restarted_container_gets_what_a_replay_proved(died: Node) -> None:
 def test_a_leak_is_restarted_as_it_is(tmp_path: Path) -> None:
     """No setting is added, and the line says that memory leaks, and by how much a step."""
     node = Node(tmp_path, gpus=1)
-    first = start(node, sys.executable, "-c", LEAK)
+    first = start(node, *torch_server().python(), "-c", LEAK)
     second = start(node, "printenv", "PYTORCH_ALLOC_CONF")
 
     assert "OutOfMemoryError" in first.stderr
@@ -113,7 +117,7 @@ def test_a_setting_in_vain_is_withdrawn(died: Node, tmp_path: Path) -> None:
     shutil.copytree(died.folder / "run", node.folder / "run")
     for recording in node.folder.glob(f"run/*/*{OOM_RECORDING_SUFFIX}"):
         recording.unlink()
-    second = start(node, sys.executable, "-c", SMALL_PIECES)
+    second = start(node, *torch_server().python(), "-c", SMALL_PIECES)
     third = start(node, "printenv", "PYTORCH_ALLOC_CONF")
 
     assert f"{EXPANDABLE} is added to PYTORCH_ALLOC_CONF by the report's rule" in second.stderr
@@ -128,7 +132,7 @@ def test_ranks_that_torchrun_restarts_finish(tmp_path: Path) -> None:
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
     sizes = ["--nproc-per-node", "2", "--max-restarts", "1"]
     done = subprocess.run(
-        node.command(*agent, *sizes, *LAUNCH, sys.executable, "-c", LARGE_PIECES),
+        node.command(*agent, *sizes, *LAUNCH, *torch_server().python(), "-c", LARGE_PIECES),
         env=node.environment(),
         capture_output=True,
         text=True,

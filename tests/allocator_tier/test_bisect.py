@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.git import GitRepo
+from support.phantom import torch_server
 
 pytestmark = pytest.mark.allocator
 
@@ -57,7 +58,7 @@ def repo(tmp_path: Path) -> GitRepo:
 def test_the_commit_that_keeps_memory(repo: GitRepo, tmp_path: Path) -> None:
     """It is found, with the line of the repository's module, and the checkout is unchanged."""
     flags = ("--beside-gpu", "--gpu-model", "1GB", "--json", "--bisect", "HEAD~1..HEAD")
-    program = (sys.executable, "-W", "ignore", "train.py")
+    program = (*torch_server().python(), "train.py")
     done = subprocess.run(
         [sys.executable, "-m", "torchmem.cli", "preflight", *flags, "--", *program],
         cwd=repo.folder,

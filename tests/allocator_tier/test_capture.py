@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.phantom import run_on_phantom
+from support.phantom import run_on_phantom, torch_server
 from support.snapshots import load_snapshot
 from support.waiting import until
 
@@ -62,7 +62,7 @@ def start(phantom: list[str], environment: dict[str, str], tmp_path: Path) -> It
     def start_one(before: str = "", after: str = "None") -> subprocess.Popen[str]:
         script = tmp_path / "training_script.py"
         script.write_text(SCRIPT.format(before=before, after=after))
-        command = [*phantom, sys.executable, "-W", "ignore", str(script)]
+        command = [*phantom, *torch_server().python(), str(script)]
         started.append(
             subprocess.Popen(
                 command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True
@@ -73,7 +73,7 @@ def start(phantom: list[str], environment: dict[str, str], tmp_path: Path) -> It
 
     yield start_one
     for process in started:
-        process.kill()
+        process.terminate()
         process.communicate()
 
 

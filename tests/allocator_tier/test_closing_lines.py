@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.launched_node import Node
+from support.phantom import torch_server
 
 pytestmark = pytest.mark.allocator
 
@@ -90,7 +91,7 @@ def test_a_program_ends_with_two_lines(tmp_path: Path) -> None:
 
 def test_after_an_oom_they_follow_the_traceback(tmp_path: Path) -> None:
     """The exit code is the program's own."""
-    code, screen = on_terminal(Node(tmp_path, gpus=1), sys.executable, "-c", OOM)
+    code, screen = on_terminal(Node(tmp_path, gpus=1), *torch_server().python(), "-c", OOM)
 
     assert code == 1
     assert "OutOfMemoryError" in screen[-3]
@@ -100,7 +101,7 @@ def test_after_an_oom_they_follow_the_traceback(tmp_path: Path) -> None:
 
 def test_a_leak_is_told_although_the_program_has_ended_well(tmp_path: Path) -> None:
     """It is judged at the end once more: a second of steps may lie after the last judgment."""
-    code, screen = on_terminal(Node(tmp_path, gpus=1), sys.executable, "-c", LEAK)
+    code, screen = on_terminal(Node(tmp_path, gpus=1), *torch_server().python(), "-c", LEAK)
 
     assert code == 0
     leak = "; memory leak: tensors kept between steps grow by 16.00 MiB a step"
@@ -109,17 +110,16 @@ def test_a_leak_is_told_although_the_program_has_ended_well(tmp_path: Path) -> N
 
 def test_a_child_that_was_forked_writes_none(tmp_path: Path) -> None:
     """A child that ends as Python does has inherited the call, and keeps silent."""
-    _, screen = on_terminal(Node(tmp_path, gpus=1), sys.executable, "-W", "ignore", "-c", CHILD)
+    _, screen = on_terminal(Node(tmp_path, gpus=1), *torch_server().python(), "-c", CHILD)
 
     assert len(screen) == 2, screen
 
 
 def test_of_several_ranks_one_writes_them(tmp_path: Path) -> None:
     """Under torchrun, local rank 0 does."""
-    script = tmp_path / "train.py"
-    script.write_text(TAKE)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    code, screen = on_terminal(Node(tmp_path), *launcher, "--nproc-per-node", "2", str(script))
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    ranks = ["--nproc-per-node", "2", *torch_server().python(), "-c", TAKE]
+    code, screen = on_terminal(Node(tmp_path), *launcher, *ranks)
 
     assert code == 0
     assert len([line for line in screen if line.startswith("torchmem: peak")]) == 1, screen
@@ -130,7 +130,7 @@ def test_a_pipe_gets_nothing(tmp_path: Path, code: str) -> None:
     """Whatever the end of a program, its stderr is left alone if it is not a terminal."""
     node = Node(tmp_path, gpus=1)
     done = subprocess.run(
-        node.monitored(sys.executable, "-c", code),
+        node.monitored(*torch_server().python(), "-c", code),
         env=node.environment(),
         capture_output=True,
         text=True,
@@ -142,7 +142,6 @@ def test_a_pipe_gets_nothing(tmp_path: Path, code: str) -> None:
 
 def test_a_program_without_a_gpu_adds_nothing(tmp_path: Path) -> None:
     """A program that never uses CUDA has no peak to report."""
-    code, screen = on_terminal(
-        Node(tmp_path, gpus=1), sys.executable, "-c", "import torch; raise SystemExit(3)"
-    )
+    program = [*torch_server().python(), "-c", "import torch; raise SystemExit(3)"]
+    code, screen = on_terminal(Node(tmp_path, gpus=1), *program)
     assert (code, screen) == (3, [])

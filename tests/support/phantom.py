@@ -123,9 +123,13 @@ class TorchServer:
         self._process.wait()
 
 
-@cache
 def torch_server(alloc_conf: str = "", python: str = sys.executable) -> TorchServer:
     """Return the server of this process, which ends with it."""
+    return _server(alloc_conf, python)
+
+
+@cache  # which tells a default from the same argument
+def _server(alloc_conf: str, python: str) -> TorchServer:
     server = TorchServer(alloc_conf, python)
     atexit.register(server.close)
     return server

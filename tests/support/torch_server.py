@@ -111,6 +111,7 @@ def become(script: dict[str, Any]) -> tuple[CodeType, dict[str, Any]]:
     os.environ.clear()
     os.environ.update(script["environment"])
     os.chdir(script["folder"])
+    sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     _customize(script["environment"].get("PYTHONPATH", ""))
     main = sys.modules["__main__"] = ModuleType("__main__")
     first, *others = script["arguments"]
