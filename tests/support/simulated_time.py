@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from random import Random
 
 from prometheus_client.core import Metric
@@ -139,15 +140,9 @@ class Rank:
         view = ProcessView(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
         for metric in [*families([view]), *self._nvml(state)]:
             for sample in metric.samples:
-                series = self._series_name(sample.name, sample.labels)
+                series = series_name(self.name, sample.name, *sample.labels.items())
                 self.series[series][self.scraped] = sample.value
         self.scraped += 1
-
-    def _series_name(self, name: str, labels: dict[str, str]) -> str:
-        target = {"job": "torchmem", "instance": instance(self.name)}
-        known = {label: value for label, value in labels.items() if value}
-        written = ",".join(f'{label}="{value}"' for label, value in {**target, **known}.items())
-        return f"{name}{{{written}}}"
 
     @property
     def uuid(self) -> str:
@@ -194,6 +189,15 @@ class Rank:
         if state == "running":
             outside = (*gpu, str(self.rank), str(self._pid), self.name)
             yield family(catalog.OUTSIDE_ALLOCATOR, [(outside, own - reserved)])
+
+
+@cache
+def series_name(scenario: str, name: str, *labels: tuple[str, str]) -> str:
+    """Return a series as Prometheus writes it, without labels that have no value."""
+    target = {"job": "torchmem", "instance": instance(scenario)}
+    known = {label: value for label, value in labels if value}
+    written = ",".join(f'{label}="{value}"' for label, value in {**target, **known}.items())
+    return f"{name}{{{written}}}"
 
 
 def scrapes(name: str) -> Series:
