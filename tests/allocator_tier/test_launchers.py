@@ -168,7 +168,7 @@ def launched(node: Node, launcher: Sequence[str], before: str, after: str = "") 
     script = node.folder / "train.py"
     script.write_text(ONE_RANK.format(before=before, after=after))
     # torchrun starts Python itself.
-    program = [] if sys.executable in launcher else torch_server().python()
+    program = [] if sys.executable in launcher else [sys.executable]
     command = [*launcher, *program, str(script)]
     return node.command(*command) if before == SDK_LINE else node.monitored(*command)
 
