@@ -40,8 +40,8 @@ def torchrun(node: Node, script: Path, ranks: int, endpoint: str) -> list[str]:
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job"]
     size = ["--nnodes", "2", "--nproc-per-node", str(ranks), "--max-restarts", "3"]
     agent = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1"]
-    program = ["--no-python", *torch_server().python(), script]
-    return node.monitored(*agent, *where, *size, *program)
+    python = torch_server().python()
+    return node.monitored(*agent, *where, *size, "--no-python", *python, script)
 
 
 class Job:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from support.torch_client import Fork
 
@@ -102,7 +102,7 @@ class TorchServer:
         """Run `python -W ignore` with these arguments, for at most ten minutes."""
         temporary = tempfile.TemporaryFile
         with Path(os.devnull).open("rb") as nothing, temporary() as output, temporary() as errors:
-            files = [nothing, output, errors]
+            files: list[IO[bytes]] = [nothing, output, errors]
             fork = Fork(self._address, arguments, environment, folder, files)
             exit_code = fork.wait(timeout=600)
             texts = []
