@@ -83,7 +83,7 @@ def test_a_program_ends_with_two_lines(tmp_path: Path) -> None:
         [sys.executable, "-m", "torchmem.cli", *match[1].split()],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
         check=False,
     )
     assert ": exited" in shown.stdout, shown.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.launched_node import Node
+from support.phantom import torch_server
 from support.slurm_cluster import missing_programs, slurm_cluster
 from support.stack import Prometheus, free_port, prometheus, running
 from support.waiting import until
@@ -39,7 +40,8 @@ def torchrun(node: Node, script: Path, ranks: int, endpoint: str) -> list[str]:
     where = ["--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job"]
     size = ["--nnodes", "2", "--nproc-per-node", str(ranks), "--max-restarts", "3"]
     agent = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1"]
-    return node.monitored(*agent, *where, *size, script)
+    python = torch_server().python()
+    return node.monitored(*agent, *where, *size, "--no-python", *python, script)
 
 
 class Job:

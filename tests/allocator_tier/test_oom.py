@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.phantom import run_on_phantom
+from support.phantom import run_on_phantom, torch_server
 
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import OomReport, decode
@@ -74,7 +74,7 @@ code = (
     "import torch; x = torch.empty(2500 << 20, dtype=torch.uint8, device='cuda');"
     "print(flush=True); input()"
 )
-with subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdin=-1, stdout=-1) as other:
+with subprocess.Popen([*sys.argv[1:], "-c", code], stdin=-1, stdout=-1) as other:
     other.stdout.read(1)
     fail(1000)
     other.communicate(b"\\n")
@@ -104,7 +104,8 @@ def failing(tmp_path: Path) -> Failing:
             "PHANTOM_STATE_DIR": str(tmp_path / "phantom"),
         }
         environment = own | {"PYTORCH_CUDA_ALLOC_CONF": conf}
-        done = run_on_phantom("-c", PRELUDE + body, memory="4GiB", environment=environment)
+        program = "-c", PRELUDE + body, *torch_server().python()  # the last ones for NEIGHBOR
+        done = run_on_phantom(*program, memory="4GiB", environment=environment)
         assert done.returncode == 0, done.stderr
         (path,) = (tmp_path / "run").rglob(f"*{REPORT_SUFFIX}")
         return done.stdout, decode(path.read_bytes())

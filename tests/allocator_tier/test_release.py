@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.phantom import torch_server
 from support.waiting import until
 
 MIB = 1 << 20
@@ -287,7 +288,7 @@ print('alive')
 @contextmanager
 def running(environment: dict[str, str], body: str) -> Iterator[subprocess.Popen[str]]:
     """Run a script that says when it is ready, and let it end when told."""
-    program = [*PHANTOM, sys.executable, "-W", "ignore", "-c", body]
+    program = [*PHANTOM, *torch_server().python(), "-c", body]
     with subprocess.Popen(
         program, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
@@ -313,12 +314,12 @@ def test_the_command_gets_the_cache_of_a_running_process(
     command = [sys.executable, "-m", "torchmem.cli", "release", "--rank", "0"]
     with running(environment, body) as process:
         shown = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=120, check=False
+            command, env=environment, capture_output=True, text=True, timeout=600, check=False
         )
         if body is IDLE:
             until(lambda: _layout(environment)["releasable_bytes"] < 256 * MIB)
             assert _layout(environment)["headroom_bytes"] > 3000 * MIB
-        rest, _ = process.communicate("stop\n", timeout=60)
+        rest, _ = process.communicate("stop\n", timeout=600)
 
     assert (shown.returncode, shown.stderr) == (0, "")
     assert "returned 2.9" in shown.stdout, shown.stdout

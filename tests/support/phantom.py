@@ -11,7 +11,7 @@ import sys
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from support.torch_client import Fork
 
@@ -100,13 +100,15 @@ class TorchServer:
         self, arguments: list[str], environment: dict[str, str], folder: Path
     ) -> subprocess.CompletedProcess[str]:
         """Run `python -W ignore` with these arguments, for at most ten minutes."""
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            files = [output, errors]
+        temporary = tempfile.TemporaryFile
+        with Path(os.devnull).open("rb") as nothing, temporary() as output, temporary() as errors:
+            files: list[IO[bytes]] = [nothing, output, errors]
             fork = Fork(self._address, arguments, environment, folder, files)
             exit_code = fork.wait(timeout=600)
-            for file in files:
+            texts = []
+            for file in (output, errors):
                 file.seek(0)
-            texts = [file.read().decode() for file in files]
+                texts.append(file.read().decode())
         return subprocess.CompletedProcess(arguments, exit_code, *texts)
 
     def python(self) -> tuple[str, ...]:

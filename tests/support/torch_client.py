@@ -18,7 +18,7 @@ from typing import IO
 
 
 class Fork:
-    """A running script. address: of the server's socket. files: the script's stdout and stderr."""
+    """A running script. address: of the server's socket. files: its stdin, stdout and stderr."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Fork:
 def main() -> None:
     """Run the script, and end as it does."""
     address, *arguments = sys.argv[1:]
-    files = [sys.stdout.buffer, sys.stderr.buffer]
+    files = [sys.stdin.buffer, sys.stdout.buffer, sys.stderr.buffer]
     fork = Fork(b"\0" + address.encode(), arguments, os.environ, Path.cwd(), files)
     signal.signal(signal.SIGTERM, lambda number, _: os.kill(fork.pid, number))
     exit_code = fork.wait()

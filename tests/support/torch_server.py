@@ -29,12 +29,12 @@ _PYTHONPATH = os.environ.get("PYTHONPATH", "")
 def next_script(listener: socket.socket, client: socket.socket) -> dict[str, Any]:
     """Return in a new process for each request; end with the client.
 
-    A request is a connection. It brings JSON and the descriptors of stdout and stderr, and receives
-    the pid, and later the exit code.
+    A request is a connection. It brings JSON and the descriptors of stdin, stdout and stderr, and
+    receives the pid, and later the exit code.
     """
     while client not in select.select([listener, client], [], [])[0]:
         connection, _ = listener.accept()
-        text, files, _, _ = socket.recv_fds(connection, 1 << 20, 2)
+        text, files, _, _ = socket.recv_fds(connection, 1 << 20, 3)
         if not os.fork():
             listener.close()
             client.close()
@@ -65,7 +65,7 @@ def _watch(connection: socket.socket) -> None:
 
 
 def _redirect(files: list[int]) -> None:
-    for number, descriptor in enumerate(files, 1):
+    for number, descriptor in enumerate(files):
         os.dup2(descriptor, number)
         os.close(descriptor)
 
