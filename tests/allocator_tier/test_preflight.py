@@ -302,7 +302,11 @@ def test_inference_has_figures(tmp_path: Path) -> None:
     script = tmp_path / "infer.py"
     script.write_text(INFERENCE)
     done = subprocess.run(
-        command(script, "--json"), capture_output=True, text=True, check=False, timeout=300
+        command(script, "--json", python=torch_server().python()),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     report = json.loads(done.stdout)
     (device,) = report["outcome"]["devices"]
