@@ -41,10 +41,11 @@ demo: $(VENV)/.demo  ## Run a simulated training on four GPUs through the real S
 stack: $(VENV)/.demo  ## Start exporter, Prometheus, Alertmanager and, if installed, Grafana, without Docker.
 	PATH="$(abspath $(BIN)):$$PATH" deploy/stack.sh $(ARGS)
 
-# Pass `ARGS='--numprocesses 0'` to run the tests in one process, or a path to run only some of them.
+# Three processes keep two processors busy: many tests wait for a browser, a server or a clock. Pass
+# `ARGS='--numprocesses 0'` to run the tests in one process, or a path to run only some of them.
 test: $(VENV)/.dev check  ## Run all checks, and all tests that need neither a GPU nor the CUDA build of PyTorch.
 	tests/install-stack.sh
-	$(BIN)/python -m pytest -m 'not allocator and not gpu and not serving and not versions' --numprocesses 2 $(ARGS)
+	$(BIN)/python -m pytest -m 'not allocator and not gpu and not serving and not versions' --numprocesses 3 $(ARGS)
 
 check: $(VENV)/.dev  ## Check style, types, import directions and generated files.
 	$(BIN)/ruff check .
