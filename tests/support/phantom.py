@@ -130,7 +130,7 @@ def torch_server(alloc_conf: str = "", python: str = sys.executable) -> TorchSer
     return _server(alloc_conf, python)
 
 
-@cache  # which tells a default from the same argument
+@cache  # of torch_server, it would keep an omitted argument and its default apart
 def _server(alloc_conf: str, python: str) -> TorchServer:
     server = TorchServer(alloc_conf, python)
     atexit.register(server.close)
