@@ -93,7 +93,8 @@ $(CUDA_VENV)/.dev: pyproject.toml
 
 test-allocator: $(CUDA_VENV)/.dev  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.
 	tests/install-stack.sh
-	$(CUDA_VENV)/bin/python -m pytest tests/allocator_tier -m allocator --numprocesses 2 --dist loadfile $(ARGS)
+	$(CUDA_VENV)/bin/python -m pytest tests/allocator_tier -m allocator --numprocesses 2 --dist loadfile \
+		--no-loadscope-reorder $(ARGS)
 
 # What is installed beside the training, with the oldest and the newest releases that pyproject.toml allows.
 RESOLUTIONS ?= lowest-direct highest

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -70,10 +70,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             "run apt-get install prometheus prometheus-alertmanager",
         )
     }
+    for marker, (programs, remedy) in needs.items():
+        missing = [program for program in programs if not shutil.which(program)]
+        if missing:
+            skip = pytest.mark.skip(reason=f"{', '.join(missing)} not on PATH; {remedy}")
+            _mark([item for item in items if item.get_closest_marker(marker)], skip)
+
+
+def _mark(items: Iterable[pytest.Item], mark: pytest.MarkDecorator) -> None:
     for item in items:
-        for marker, (programs, remedy) in needs.items():
-            missing = [program for program in programs if not shutil.which(program)]
-            if item.get_closest_marker(marker) and missing:
-                item.add_marker(
-                    pytest.mark.skip(reason=f"{', '.join(missing)} not on PATH; {remedy}")
-                )
+        item.add_marker(mark)

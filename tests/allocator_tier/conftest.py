@@ -35,6 +35,15 @@ def published():
 PHANTOM = [sys.executable, "-m", "torchmem.phantom"]
 
 
+WAITS = "test_truth.py"
+"""The file whose tests watch a training for longest: at the end, they would run alone."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let the file that waits for longest be first, while other tests use the processors."""
+    items.sort(key=lambda item: item.path.name != WAITS)
+
+
 def _missing() -> str | None:
     torch = find_torch(sys.executable, os.environ)
     if torch is None:

@@ -49,6 +49,7 @@ SUFFIXES = {
 }
 
 
+@cache
 def rules(kind: str) -> list[dict[str, Any]]:
     """Return all shipped rules of one kind, `record` or `alert`."""
     groups = [group for path in RULES for group in yaml.safe_load(path.read_text())["groups"]]
