@@ -62,6 +62,16 @@ def test_the_last_state_is_sent_at_the_end() -> None:
     assert (memory.sent, reports, memory.is_shut_down) == ([EMPTY], [None], True)
 
 
+def test_the_first_state_may_be_sent_at_once() -> None:
+    """A first attempt that begins before the constructor returns succeeds."""
+    memory, reports = InMemory(), list[Exception | None]()
+    push = Push(lambda: EMPTY, lambda: memory, 0, reports.append)
+    until(lambda: reports)
+    push.close(60)
+
+    assert set(reports) == {None}
+
+
 def test_the_end_does_not_wait_for_a_collector_that_failed() -> None:
     """After a failure, the end neither sends nor waits: the exporter hangs forever here."""
     memory, failures = FailsThenHangs(), list[Exception | None]()

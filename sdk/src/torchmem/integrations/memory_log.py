@@ -32,6 +32,7 @@ class MemoryLog:
         self._written = 0.0
         self._pid = os.getpid()
         self._repeating = Repeating("torchmem-log", self._log, every, self._report)
+        self._repeating.start()
         session.at_close(self.close)
 
     def close(self) -> None:

@@ -292,6 +292,7 @@ class Push:
         self._repeating = Repeating(
             THREAD_NAME, self._send, interval, report, begin=self._begin, end=self._end
         )
+        self._repeating.start()
 
     def close(self, seconds: float) -> None:
         """Send once more and wait at most `seconds`, unless the last attempt failed."""

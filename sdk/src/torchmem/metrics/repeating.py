@@ -9,7 +9,7 @@ FIRST_SECONDS = 1.0
 
 
 class Repeating:
-    """Calls `act` after a second, then every `interval` seconds, and once more at the end.
+    """Calls `act` a second after `start`, then every `interval` seconds, and once at the end.
 
     `report` is called after each attempt with the exception that it raised, or None. `begin` and
     `end` are called in the same thread, before the first attempt and after the last; if `begin`
@@ -34,6 +34,9 @@ class Repeating:
         self._ending = threading.Event()
         self._works: bool | None = None  # unknown until the first attempt
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, which may call `act` before this returns."""
         self._thread.start()
 
     def close(self, seconds: float) -> None:
