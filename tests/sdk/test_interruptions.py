@@ -13,8 +13,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
@@ -43,20 +43,31 @@ class ScriptError(Exception):
     """An exception of the script's own."""
 
 
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Turn the garbage collector off: Python drops what interrupts its callbacks.
+
+    Hypothesis has such a callback.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def interrupt(handler: Handler, call: Callable[[], object], seconds: float) -> None:
     """Repeat `call` until SIGALRM comes, whose handler raises; return if nothing was raised.
 
-    The timer may have run out some time before the signal comes. The garbage collector is off,
-    because Python drops what a handler raises in its callbacks. The logger is off: an interruption
+    The timer may have run out some time before the signal comes. The logger is off: an interruption
     inside logging could keep logging's lock, and every other thread that logs would then wait.
     """
     previous = signal.signal(signal.SIGALRM, handler)
     logger = logging.getLogger("torchmem")
     arrived, notified = socket.socketpair()
-    with arrived, notified:
+    with arrived, notified, no_collection():
         notified.setblocking(False)
         signal.set_wakeup_fd(notified.fileno())
-        gc.disable()
         logger.disabled = True
         try:
             signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -64,7 +75,6 @@ def interrupt(handler: Handler, call: Callable[[], object], seconds: float) -> N
                 call()
         finally:
             logger.disabled = False
-            gc.enable()
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGALRM, previous)
 
@@ -306,9 +316,10 @@ def test_an_asynchronous_exception_arrives(open_session: Opener, backend: Simula
 
     timer = threading.Thread(target=interrupt, daemon=True)
     timer.start()
-    for kind in kinds:
-        with pytest.raises(kind):
-            train(kind)
+    with no_collection():
+        for kind in kinds:
+            with pytest.raises(kind):
+                train(kind)
     timer.join()
 
     assert sum(session.errors.counts.values()) == 0
