@@ -91,6 +91,24 @@ def test_a_class_with_a_second_initializer_is_refused() -> None:
                 """Never called."""
 
 
+@pytest.mark.parametrize("annotation", ["ClassVar[int]", "dataclasses.InitVar[int]", "KW_ONLY"])
+def test_a_class_with_a_special_annotation_is_refused(annotation: str) -> None:
+    """What is not a field is an error when the class is defined, because it would become one."""
+    kind = type("Counted", (), {"__annotations__": {"x": "int", "y": annotation}})
+
+    with pytest.raises(TypeError, match=annotation.partition("[")[0].rpartition(".")[2]):
+        dataclass(slots=True)(kind)
+
+
+def test_fields_have_the_annotations_as_their_types() -> None:
+    """Names, types, order and options of the fields are those of Python's `dataclass`."""
+    expected = [(each.name, each.type, each.default) for each in fields(LIBRARY_POINT)]
+
+    assert [(each.name, each.type, each.default) for each in fields(Point)] == expected
+    assert [each.type for each in fields(Point)] == list(Point.__annotations__.values())
+    assert Point.__annotations__["unit"] == "str | None"
+
+
 def test_the_library_inherits_from_a_class() -> None:
     """A frozen class of Python's `dataclass` can add fields to one of these."""
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(*, slots: Literal[True], frozen: bool = False) -> Callable[[type], type]:
-        """Return a decorator for classes without `__post_init__`.
+        """Return a decorator for classes with neither `__post_init__` nor special annotations.
 
         Of the options of a field, only its default has an effect.
         """
@@ -27,13 +27,11 @@ else:
 
 
 Values = Callable[[Any], tuple[Any, ...]]
+_SPECIAL = ("__post_init__", "ClassVar", "InitVar", "KW_ONLY")
 
 
 def _defined(kind: type[Any], *, slots: Literal[True], frozen: bool) -> type[Any]:
-    if hasattr(kind, "__post_init__"):
-        raise TypeError(f"{kind.__name__} has __post_init__: use dataclasses.dataclass")
-    kind.__doc__ = kind.__doc__ or kind.__name__  # or else the library parses a signature
-    made: type[Any] = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(kind)
+    made = _with_fields(kind, slots=slots)
     made.__dataclass_params__.frozen = frozen  # which a class that inherits from it must have, too
     names = [field.name for field in fields(made)]
     values = _values_getter(names)
@@ -42,6 +40,23 @@ def _defined(kind: type[Any], *, slots: Literal[True], frozen: bool) -> type[Any
     for method in (*methods, *_frozen_methods(values)) if frozen else methods:
         method.__qualname__ = f"{made.__qualname__}.{method.__name__}"
         setattr(made, method.__name__, method)
+    return made
+
+
+def _with_fields(kind: type[Any], *, slots: Literal[True]) -> type[Any]:
+    """Let the library find the fields and make the class anew with their slots."""
+    annotations = kind.__annotations__
+    texts = f"{annotations}"
+    special = [word for word in _SPECIAL if hasattr(kind, word) or word in texts]
+    if special:
+        raise TypeError(f"{kind.__name__} has {special[0]}: use dataclasses.dataclass")
+    kind.__doc__ = kind.__doc__ or kind.__name__  # or else the library parses a signature
+    # The library would search each text for special annotations, with regular expressions.
+    kind.__annotations__ = dict.fromkeys(annotations, object)
+    made: type[Any] = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(kind)
+    made.__annotations__ = annotations
+    for field in fields(made):
+        field.type = annotations.get(field.name, field.type)
     return made
 
 
