@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations, pairwise
 from statistics import median
 
-from torchmem.explain.memory_use import unbacked_bytes
+from torchmem.allocator.outside_memory import unbacked_bytes
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import Growth, GrowthKind, RunHistory
 from torchmem.sample.sample import DeviceSample

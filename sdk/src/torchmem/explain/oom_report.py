@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, fields
 from typing import Any
 
+from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.call_stack import Origin
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.lines import Lines
-from torchmem.explain.memory_use import MemoryUse, device_uses, outside_bytes
+from torchmem.explain.memory_use import MemoryUse, device_uses
 from torchmem.explain.verdict import Verdict
 from torchmem.sample.errors import UsageError
 from torchmem.sample.quick_dataclass import dataclass

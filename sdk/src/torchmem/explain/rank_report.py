@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from torchmem.allocator.outside_memory import outside_at_start, outside_bytes, unbacked_bytes
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.allocator.sizes import format_index, format_size
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.growth import room_left
 from torchmem.explain.headline import short_headline
-from torchmem.explain.memory_use import (
-    device_uses,
-    outside_at_start,
-    outside_bytes,
-    unbacked_bytes,
-)
+from torchmem.explain.memory_use import device_uses
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.remedies import Remedy
 from torchmem.explain.run_chart import Chart, run_chart

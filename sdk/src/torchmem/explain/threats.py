@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 from torchmem.allocator.oom_cause import CONTEXT_ALLOWANCE_BYTES
+from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.allocator.sizes import ROUND_LARGE, format_size
 from torchmem.explain.growth import steps_left
 from torchmem.explain.headline import growth_sentence
-from torchmem.explain.memory_use import outside_bytes
 from torchmem.explain.oom_report import OomReport, format_seconds
 from torchmem.explain.remedies import Remedy, remedies
 from torchmem.explain.thresholds import Limits

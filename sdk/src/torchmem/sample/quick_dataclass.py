@@ -1,15 +1,15 @@
 """`dataclass(slots=True)` of Python's library, frozen or not, whose classes are quicker to define.
 
 The library compiles up to eight methods for each class while its module is imported, which training
-waits for. Here, `__init__` is compiled when the first object is created, and nothing else is.
+waits for. Here, `__init__` is compiled once a few objects have been created, and nothing else is.
 `fields`, `replace`, `asdict` and type checkers see an ordinary dataclass.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, FrozenInstanceError, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, FrozenInstanceError, fields
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -27,6 +27,8 @@ else:
 
 
 Values = Callable[[Any], tuple[Any, ...]]
+_UNCOMPILED = 8
+"""How many objects are made without a compiled `__init__`, which takes longer to compile."""
 _SPECIAL = ("__post_init__", "ClassVar", "InitVar", "KW_ONLY")
 
 
@@ -61,9 +63,12 @@ def _with_fields(kind: type[Any], *, slots: Literal[True]) -> type[Any]:
 
 
 def _methods(kind: type[Any], names: Sequence[str], values: Values) -> Sequence[Callable[..., Any]]:
+    coming = iter(range(_UNCOMPILED))
+
     def __init__(self: Any, *arguments: Any, **named: Any) -> None:  # noqa: N807
-        kind.__init__ = _compiled_init(kind)
-        kind.__init__(self, *arguments, **named)
+        if next(coming, None) is None or not _fill(self, fields(kind), arguments, named):
+            kind.__init__ = _compiled_init(kind)
+            kind.__init__(self, *arguments, **named)
 
     def __eq__(self: Any, other: object) -> bool:  # noqa: N807
         if other.__class__ is self.__class__:
@@ -97,6 +102,29 @@ def _values_getter(names: Sequence[str]) -> Values:
     if len(names) > 1:
         return attrgetter(*names)
     return lambda value: tuple([getattr(value, name) for name in names])
+
+
+def _fill(
+    made: Any,
+    known: Sequence[Field[Any]],
+    arguments: Sequence[Any],
+    named: Mapping[str, Any],
+) -> bool:
+    """Set the fields; return False if the arguments are wrong, which a compiled method reports."""
+    given = {**named, **dict(zip([field.name for field in known], arguments, strict=False))}
+    if len(given) < len(arguments) + len(named):
+        return False
+    for field in known:
+        if field.name in given:
+            value = given.pop(field.name)
+        elif field.default is not MISSING:
+            value = field.default
+        elif field.default_factory is not MISSING:
+            value = field.default_factory()
+        else:
+            return False
+        object.__setattr__(made, field.name, value)
+    return not given
 
 
 def _compiled_init(kind: type[Any]) -> Callable[..., None]:

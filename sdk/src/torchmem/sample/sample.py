@@ -47,6 +47,10 @@ Component = Literal[
     "rounding",
 ]
 COMPONENTS: tuple[Component, ...] = get_args(Component)
+PASSING: frozenset[str] = frozenset(
+    {"gradients", "step", "gradients_or_step", "pending", "rounding"}
+)
+"""Components that change within each step."""
 ASLEEP = "asleep"
 """The component of what an engine has given back to the driver while PyTorch counts it."""
 MAX_TRACKED = 25

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import socket
 import sys
 import time
@@ -220,7 +219,9 @@ def _job_name(environment: Mapping[str, str]) -> str | None:
 
 def _command(name: str) -> str:
     """Return the name in lower case, without the version of Python."""
-    return re.sub(r"^python[\d.]+$", "python", name.lower())
+    command = name.lower()
+    is_python = command.startswith("python") and not command[6:].strip("0123456789.")
+    return "python" if is_python else command
 
 
 def script_name(path: str) -> str:

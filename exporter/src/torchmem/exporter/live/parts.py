@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from torchmem.explain.memory_use import COMPONENT_NAMES, PASSING, known_components
+from torchmem.explain.memory_use import COMPONENT_NAMES, known_components
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
-from torchmem.sample.sample import Allocator, DeviceSample, Layout
+from torchmem.sample.sample import PASSING, Allocator, DeviceSample, Layout
 
 MAX_GPU_BYTES = 1 << 50
 """More than any GPU has: a larger number in a sample cannot be true."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from torchmem.explain.memory_use import PASSING
+from torchmem.sample.sample import PASSING
 from torchmem.sdk.components.optimizers import Bytes
 from torchmem.sdk.components.step_trace import StepPeak
 

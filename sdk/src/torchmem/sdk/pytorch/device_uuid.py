@@ -10,9 +10,9 @@ from torchmem.allocator.backend import Device
 from torchmem.sdk.safety.interruptions import ignore, is_interruption
 
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_GPU = re.compile(f"GPU-{_UUID}")
+_GPU = f"GPU-{_UUID}"
 # A compute instance, in the form of drivers from 470 on, and of older ones.
-_MIG = re.compile(rf"MIG-({_UUID}|GPU-{_UUID}/\d+/\d+)")
+_MIG = rf"MIG-({_UUID}|GPU-{_UUID}/\d+/\d+)"
 
 
 def describe_device(torch: Any, index: int, environment: Mapping[str, str]) -> Device:
@@ -33,13 +33,13 @@ def device_uuid(
     entries = [entry.strip() for entry in environment.get("CUDA_VISIBLE_DEVICES", "").split(",")]
     entry = entries[index] if index < len(entries) else ""
     if entry.startswith("MIG-") or " MIG " in str(properties.name):
-        return entry if _MIG.fullmatch(entry) else None
+        return entry if re.fullmatch(_MIG, entry) else None
     own = getattr(properties, "uuid", None)
     if getattr(torch.version, "hip", None):
         return None if own is None else _hip_uuid(str(own))
     if own is not None:
         return f"GPU-{str(own).removeprefix('GPU-')}"
-    return entry if _GPU.fullmatch(entry) else _uuid_by_index(torch, index, entry, environment)
+    return entry if re.fullmatch(_GPU, entry) else _uuid_by_index(torch, index, entry, environment)
 
 
 def _hip_uuid(text: str) -> str | None:

@@ -9,8 +9,8 @@ from torchmem.allocator.backend import Device
 from torchmem.allocator.fragmentation import Measurement
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.later_layout import is_outdated, layout_at
+from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.allocator.snapshot import NestedStats
-from torchmem.explain.memory_use import outside_bytes
 from torchmem.sample.sample import (
     COUNTED,
     Allocator,

@@ -14,7 +14,7 @@ EARLY_STEPS = 100
 SETTLED_STEPS = 3
 """Steps after which the first components are kept: the optimizer's state is there by then."""
 
-PASSING: frozenset[Component] = frozenset({"step", "gradients_or_step", "pending"})
+_OF_A_STEP: frozenset[Component] = frozenset({"step", "gradients_or_step", "pending"})
 """Components that are not kept between steps."""
 
 
@@ -88,7 +88,7 @@ class RunHistoryRecorder:
         """Take the components at a step's end, except those that are not kept between steps."""
         if not components:
             return
-        kept = {name: size for name, size in components.items() if name not in PASSING}
+        kept = {name: size for name, size in components.items() if name not in _OF_A_STEP}
         if steps <= SETTLED_STEPS or not self._first_components:
             self._first_components = kept
         self._last_components = kept

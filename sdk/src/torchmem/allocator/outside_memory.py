@@ -1,0 +1,43 @@
+"""Memory of a device outside this process's allocator, and reserved memory that is not on it."""
+
+from __future__ import annotations
+
+from torchmem.allocator.later_layout import MAX_SKEW_BYTES
+from torchmem.sample.sample import ASLEEP, DeviceSample
+
+
+def outside_bytes(
+    device: DeviceSample, driver_free: int | None, asleep: int | None = None
+) -> int | None:
+    """Return the bytes that were neither free at the driver nor reserved by this process.
+
+    What an engine of this process has given back counts as not reserved: `asleep`, or by default
+    the component. None if other reserved bytes were not on the device either.
+    """
+    allocator, total = device.allocator, device.total_bytes
+    if allocator is None or total is None or driver_free is None:
+        return None
+    given_back = device.components.get(ASLEEP, 0) if asleep is None else asleep
+    outside = total - driver_free - (allocator.reserved_bytes.total - given_back)
+    return None if -outside > MAX_SKEW_BYTES else max(0, outside)
+
+
+def unbacked_bytes(device: DeviceSample, driver_free: int | None) -> int | None:
+    """Return how many reserved bytes were not on the device at least; None if that is unknown.
+
+    They and the driver's free bytes were more than the device has. An allocator outside PyTorch
+    gives memory back behind the reserved addresses, as vLLM's does in sleep mode.
+    """
+    allocator, total = device.allocator, device.total_bytes
+    if allocator is None or total is None or driver_free is None:
+        return None
+    excess = allocator.reserved_bytes.total + driver_free - total
+    return excess if excess > MAX_SKEW_BYTES else None
+
+
+def outside_at_start(device: DeviceSample) -> int | None:
+    """Return the bytes outside this process's reserved memory at the first read."""
+    first, total = device.first_read, device.total_bytes
+    if first is None or total is None:
+        return None
+    return max(0, total - first.driver_free_bytes - first.reserved_bytes)
