@@ -85,21 +85,24 @@ def step(size=64):
     optimizer.step()
     optimizer.zero_grad()
 def is_recording(): return torch._C._cuda_isHistoryEnabled()
+def step_until_recording():
+    # A step's end is skipped while another thread of the SDK reads.
+    while not is_recording(): step()
 def record(): torch.cuda.memory._record_memory_history(context="all", stacks="python")
 def recorded(): return sum(map(len, torch.cuda.memory._snapshot()["device_traces"]))
 """
 RECORDINGS = {
-    "none": "step(); assert is_recording(); step(); assert not is_recording()",
+    "none": "step_until_recording(); step(); assert not is_recording()",
     "before": """
 record()
 for _ in range(3): before = recorded(); step(); assert recorded() > before
 """,
     "within": """
-step(); record()
+step_until_recording(); record()
 for _ in range(3): before = recorded(); step(); assert recorded() > before
 """,
     "ended": """
-step(); record(); torch.cuda.memory._record_memory_history(enabled=None)
+step_until_recording(); record(); torch.cuda.memory._record_memory_history(enabled=None)
 step(); assert not is_recording()
 """,
 }
