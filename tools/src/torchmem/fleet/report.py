@@ -18,7 +18,6 @@ MIN_STEPS = 10
 """A run with fewer steps may not have reached its peak."""
 MIN_BATCH_FACTOR = 1.25
 """A larger batch is mentioned from this factor on."""
-DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
