@@ -15,8 +15,8 @@ NOTEBOOKS := nbclient==0.11.0 ipykernel==7.4.0
 # It is below 1.0, so each release may change the pages.
 SITE_GENERATOR := zensical==0.0.73
 BIN := $(VENV)/bin
-# $(call install,ENVIRONMENT,WHAT) installs with uv, in a sixth of pip's CPU time. pip, which has configuration of its own,
-# is asked where uv fails. What pip installs is mostly never imported, so --no-compile; Python compiles what is.
+# $(call install,ENVIRONMENT,WHAT) installs with uv, which takes a third of pip's CPU time or less. If uv fails, pip installs:
+# its own configuration may name another index. Most of what it installs is never imported, so --no-compile.
 install = { $(1)/bin/python -m pip install --quiet uv && $(1)/bin/uv pip install --quiet --python $(1) $(2); } || \
 	$(1)/bin/python -m pip install --quiet --no-compile $(2)
 # What pip does not compile below, Python compiles when it is first imported. Where this variable is set, as in many

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,9 +74,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         missing = [program for program in programs if not shutil.which(program)]
         if missing:
             skip = pytest.mark.skip(reason=f"{', '.join(missing)} not on PATH; {remedy}")
-            _mark([item for item in items if item.get_closest_marker(marker)], skip)
-
-
-def _mark(items: Iterable[pytest.Item], mark: pytest.MarkDecorator) -> None:
-    for item in items:
-        item.add_marker(mark)
+            for item in items:
+                if item.get_closest_marker(marker):
+                    item.add_marker(skip)

@@ -35,13 +35,13 @@ def published():
 PHANTOM = [sys.executable, "-m", "torchmem.phantom"]
 
 
-WAITS = "test_truth.py"
-"""The file whose tests watch a training for longest: at the end, they would run alone."""
+WAITS_LONGEST = "test_truth.py"
+"""Its tests wait for most of their time. At the end of the run they would run alone."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let the file that waits for longest be first, while other tests use the processors."""
-    items.sort(key=lambda item: item.path.name != WAITS)
+    """Run the file that waits longest first, while other tests use the processors."""
+    items.sort(key=lambda item: item.path.name != WAITS_LONGEST)
 
 
 def _missing() -> str | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 else:
 
     def dataclass(*, slots: Literal[True], frozen: bool = False) -> Callable[[type], type]:
-        """Return a decorator for classes with neither `__post_init__` nor special annotations.
+        """Return a decorator for classes without `__post_init__`, `ClassVar`, `InitVar`, `KW_ONLY`.
 
         Of the options of a field, only its default has an effect.
         """
@@ -28,8 +28,8 @@ else:
 
 Values = Callable[[Any], tuple[Any, ...]]
 _UNCOMPILED = 8
-"""How many objects are made without a compiled `__init__`, which takes longer to compile."""
-_SPECIAL = ("__post_init__", "ClassVar", "InitVar", "KW_ONLY")
+"""Objects of a class that are created before its `__init__` is compiled, which takes longer."""
+_NOT_FIELDS = ("ClassVar", "InitVar", "KW_ONLY")
 
 
 def _defined(kind: type[Any], *, slots: Literal[True], frozen: bool) -> type[Any]:
@@ -46,20 +46,25 @@ def _defined(kind: type[Any], *, slots: Literal[True], frozen: bool) -> type[Any
 
 
 def _with_fields(kind: type[Any], *, slots: Literal[True]) -> type[Any]:
-    """Let the library find the fields and make the class anew with their slots."""
+    """Let the library find the fields, and create the class again with slots."""
     annotations = kind.__annotations__
-    texts = f"{annotations}"
-    special = [word for word in _SPECIAL if hasattr(kind, word) or word in texts]
-    if special:
-        raise TypeError(f"{kind.__name__} has {special[0]}: use dataclasses.dataclass")
+    _check(kind, f"{annotations}")
     kind.__doc__ = kind.__doc__ or kind.__name__  # or else the library parses a signature
-    # The library would search each text for special annotations, with regular expressions.
+    # The library would search the text of each annotation with regular expressions.
     kind.__annotations__ = dict.fromkeys(annotations, object)
     made: type[Any] = dataclasses.dataclass(init=False, repr=False, eq=False, slots=slots)(kind)
     made.__annotations__ = annotations
     for field in fields(made):
         field.type = annotations.get(field.name, field.type)
     return made
+
+
+def _check(kind: type[Any], annotations: str) -> None:
+    refused = [word for word in _NOT_FIELDS if word in annotations]
+    if hasattr(kind, "__post_init__"):
+        refused.append("__post_init__")
+    if refused:
+        raise TypeError(f"{kind.__name__} has {refused[0]}: use dataclasses.dataclass")
 
 
 def _methods(kind: type[Any], names: Sequence[str], values: Values) -> Sequence[Callable[..., Any]]:

@@ -220,8 +220,7 @@ def _job_name(environment: Mapping[str, str]) -> str | None:
 def _command(name: str) -> str:
     """Return the name in lower case, without the version of Python."""
     command = name.lower()
-    is_python = command.startswith("python") and not command[6:].strip("0123456789.")
-    return "python" if is_python else command
+    return "python" if command.rstrip("0123456789.") == "python" else command
 
 
 def script_name(path: str) -> str:
