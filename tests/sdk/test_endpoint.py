@@ -298,8 +298,9 @@ try:
 except OSError:
     pass
 def serves():
+    url = session.url  # None until it serves again
     try:
-        return b"torchmem_process_info" in urllib.request.urlopen(session.url, timeout=30).read()
+        return url and b"torchmem_process_info" in urllib.request.urlopen(url, timeout=30).read()
     except OSError:
         return False
 while not serves(): time.sleep(0.01)
