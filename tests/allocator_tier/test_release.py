@@ -287,19 +287,24 @@ print('alive')
 
 @contextmanager
 def running(environment: dict[str, str], body: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a script that says when it is ready, and let it end when told."""
+    """Run a script that says when it is ready and has published, and let it end when told."""
     program = [*PHANTOM, *torch_server().python(), "-c", body]
     with subprocess.Popen(
         program, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
+        until(lambda: _samples(environment))
         yield process
+
+
+def _samples(environment: dict[str, str]) -> list[Path]:
+    return list(Path(environment["TORCHMEM_RUN_DIR"]).rglob("*.sample.json"))
 
 
 def _layout(environment: dict[str, str]) -> dict[str, Any]:
     """Return the layout that the only process published."""
-    (path,) = Path(environment["TORCHMEM_RUN_DIR"]).rglob("*.sample.json")
+    (path,) = _samples(environment)
     return dict(json.loads(path.read_bytes())["devices"][0]["layout"] or {"releasable_bytes": 1e99})
 
 
