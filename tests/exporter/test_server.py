@@ -8,6 +8,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -111,6 +112,28 @@ def test_both_formats_have_the_same_series(client: httpx.Client) -> None:
         == openmetrics_metrics.series["torchmem_reserved_bytes"]
     )
     assert text_metrics.value("torchmem_process_state", state="running") == 1.0
+
+
+WITHOUT_ISAL = """
+import asyncio, gzip, sys
+sys.modules["isal"] = None
+from prometheus_client.core import GaugeMetricFamily
+from torchmem.exporter.scrapes import TEXT, Collection, Encoding, Pages
+families, pages = [GaugeMetricFamily("memory", "long " * 400, value=1)], Pages()
+collection = Collection(families, pages)
+collection.write(Encoding(TEXT, is_compressed=True))
+body, is_compressed = asyncio.run(collection.body(Encoding(TEXT, is_compressed=True)))
+assert is_compressed and gzip.decompress(body) == pages.write(families, TEXT)
+"""
+
+
+def test_zlib_compresses_where_isal_is_missing() -> None:
+    """Without a wheel of isal, pages are compressed all the same."""
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ISAL], capture_output=True, text=True, check=False
+    )
+
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("accepted", "encoding"), [("gzip", "gzip"), ("identity", None)])

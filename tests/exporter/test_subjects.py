@@ -13,6 +13,7 @@ from support.waiting import until
 
 from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.gpus import GpuIdentity, GpuValue, Versions
+from torchmem.exporter.nvml import SELDOM_SECONDS
 from torchmem.exporter.subjects.clocks import Clocks
 from torchmem.exporter.subjects.ecc import Ecc, Repairs
 from torchmem.exporter.subjects.gpm import MAX_WINDOW_SECONDS, Gpm
@@ -58,6 +59,11 @@ class GpuUnderTest:
     def read(self, kind: type[V]) -> V | None:
         """Read a value."""
         return self.nvml.read(kind, UUID)
+
+    def read_later(self, kind: type[V]) -> V | None:
+        """Read a value when those that hardly ever change are due again."""
+        self.now += SELDOM_SECONDS
+        return self.read(kind)
 
 
 @pytest.fixture
@@ -114,6 +120,7 @@ def test_identity(gpu: GpuUnderTest) -> None:
         ComputeMode=3,
         PersistenceMode=7,
     )
+    gpu.now += SELDOM_SECONDS
 
     assert (
         GpuIdentity(
@@ -293,7 +300,7 @@ def test_fans(gpu: GpuUnderTest) -> None:
     gpu.set(FanSpeed=30)
     assert Fans([0.3]) == gpu.read(Fans)
     gpu.set(NumFans=2, FanSpeed_v2="40 60")
-    assert Fans([0.4, 0.6]) == gpu.read(Fans)
+    assert Fans([0.4, 0.6]) == gpu.read_later(Fans)
 
 
 def test_pcie(gpu: GpuUnderTest) -> None:
@@ -346,7 +353,7 @@ def test_errors_of_a_link_that_goes_down_are_kept(linked: GpuUnderTest) -> None:
             "NvLinkErrorCounter.1": "100 - -",
         }
     )
-    down = linked.read(NvLink)
+    down = linked.read_later(NvLink)
     linked.nvml.keep([])
     linked.identify()
     forgotten = linked.read(NvLink)
@@ -358,6 +365,25 @@ def test_errors_of_a_link_that_goes_down_are_kept(linked: GpuUnderTest) -> None:
     first = {(0, "replay"): 100, (0, "recovery"): 100}
     assert {**LINK_ERRORS, **first} == down.errors
     assert first == forgotten.errors
+
+
+def test_what_hardly_ever_changes_is_read_once_a_minute(linked: GpuUnderTest) -> None:
+    """A scrape within a minute makes no call for links, modes and the number of fans."""
+    linked.set(EccMode="1 0", NumFans=1, FanSpeed_v2="40 60")
+    kinds = (NvLink, Ecc, Fans)
+    before = [linked.read(kind) for kind in kinds]
+    linked.set(NvLinkState="1 1 1", EccMode="0 0", NumFans=2)
+    names = ("GetNvLinkState", "GetNvLinkErrorCounter", "GetEccMode", "GetNumFans")
+    calls = [linked.node.calls(f"nvmlDevice{name}") for name in names]
+    linked.now += SELDOM_SECONDS - 1
+
+    assert [linked.read(kind) for kind in kinds] == before
+    assert [linked.node.calls(f"nvmlDevice{name}") for name in names] == calls
+    linked.now += 1
+    links, ecc, fans = (linked.read(kind) for kind in kinds)
+    assert isinstance(links, NvLink)
+    assert links.up == {0: True, 1: True, 2: True}
+    assert [ecc, fans] == [Ecc(enabled=False), Fans([0.4, 0.6])]
 
 
 def test_nvlink_5_counts_bytes(linked: GpuUnderTest) -> None:

@@ -35,7 +35,12 @@ def pins(name: str = "requirements.txt") -> dict[str, list[str]]:
 def _requirements(name: str) -> set[str]:
     """Return what a distribution requires in the image; of torchmem, with the image's extras."""
     requirements = [Requirement(line) for line in requires(name) or []]
-    image = {"python_version": "3.12", "python_full_version": "3.12.0"}
+    image = {
+        "python_version": "3.12",
+        "python_full_version": "3.12.0",
+        "sys_platform": "linux",
+        "platform_machine": "x86_64",
+    }
     extras = ("exporter", "kubernetes") if name == "torchmem" else ("",)
     return {
         canonicalize_name(requirement.name)

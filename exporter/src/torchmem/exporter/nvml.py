@@ -19,6 +19,10 @@ from torchmem.exporter.nvml_reasons import code_in_words, reason_in_words
 _log = logging.getLogger(__name__)
 
 S = TypeVar("S", bound="DeviceState")
+T = TypeVar("T")
+
+SELDOM_SECONDS = 60.0
+"""How often a value is read that hardly ever changes."""
 
 NOT_SUPPORTED, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND = 3, 6, 10, 13
 _INVALID_ARGUMENT, _INSUFFICIENT_SIZE, _ARGUMENT_VERSION_MISMATCH = 2, 7, 25
@@ -211,6 +215,7 @@ class NvmlDevice:
         self.handle = handle
         self._states: dict[type, Any] = {}
         self._constants: dict[tuple[Any, ...], Any] = {}
+        self._seldom: dict[Callable[[NvmlDevice], Any], tuple[float, Any]] = {}
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call `NvmlLibrary.call` with the handle."""
@@ -226,6 +231,18 @@ class NvmlDevice:
         value = self._constants.get(key)
         if value is None:
             value = self._constants[key] = self.call(name, *arguments)
+        return value
+
+    def seldom(self, read: Callable[[NvmlDevice], T]) -> T:
+        """Return what a function reads from the GPU, at most SELDOM_SECONDS ago.
+
+        For settings and states that hardly ever change: each call of the driver costs a scrape more
+        than all that is done with its value.
+        """
+        now, kept = self.nvml.monotonic(), self._seldom.get(read)
+        if kept is None or now - kept[0] >= SELDOM_SECONDS:
+            kept = self._seldom[read] = now, read(self)
+        value: T = kept[1]
         return value
 
     def call_first(self, names: Sequence[str], *arguments: Any) -> Any:
@@ -247,8 +264,8 @@ class NvmlDevice:
         return state
 
     def release(self) -> None:
-        """Forget all state of the GPU, and what was read once."""
-        self._constants = {}
+        """Forget all state of the GPU, and what was read once or seldom."""
+        self._constants, self._seldom = {}, {}
         states, self._states = self._states, {}
         for state in states.values():
             state.release(self.nvml)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -77,7 +77,8 @@ class _FamilyText:
         self._rows: Sequence[tuple[Hashable, Values]] | None = None
         self._text = ""
         self._heads: tuple[str, ...] = ()
-        self._series: dict[Hashable, tuple[_Lines, ...]] = {}
+        self._series: dict[Hashable, Any] = {}
+        """A row's line without its number or, if it has several values, its sections."""
 
     def text(self, family: RowFamily) -> str:
         """Return the text of the family."""
@@ -94,23 +95,19 @@ class _FamilyText:
 
         In the text format, the sums and counts of a gauge histogram are sections of their own.
         """
-        rows = [(self._lines(family, key, values), values) for key, values in family.rows]
+        series, rows = self._series, family.rows
+        for key, values in rows:
+            if key not in series:
+                series[key] = self._learn(family, key, values)
         if not isinstance(rows[0][1], tuple):
-            return self._heads[0] + "".join(
-                [f"{sections[0][0][0]}{_number(value)}\n" for sections, value in rows]  # type: ignore[arg-type]
-            )
+            lines = [f"{series[key]}{_number(value)}\n" for key, value in rows]  # type: ignore[arg-type]
+            return self._heads[0] + "".join(lines)
         return "".join(
-            head + "".join([_written_lines(sections[place], values) for sections, values in rows])
+            head + "".join([_written_lines(series[key][place], values) for key, values in rows])  # type: ignore[arg-type]
             for place, head in enumerate(self._heads)
         )
 
-    def _lines(self, family: RowFamily, key: Hashable, values: Values) -> tuple[_Lines, ...]:
-        lines = self._series.get(key)
-        if lines is None:
-            lines = self._series[key] = self._learn(family, key, values)
-        return lines
-
-    def _learn(self, family: RowFamily, key: Hashable, values: Values) -> tuple[_Lines, ...]:
+    def _learn(self, family: RowFamily, key: Hashable, values: Values) -> str | tuple[_Lines, ...]:
         """Let prometheus_client write a row whose values are their places, and take it apart."""
         places = tuple(map(float, range(len(values)))) if isinstance(values, tuple) else 0.0
         heads, sections = [""], [list[tuple[str, int]]()]
@@ -124,9 +121,10 @@ class _FamilyText:
                 series, _, place = line.rpartition(" ")
                 sections[-1].append((f"{series} ", int(float(place))))
         self._heads = tuple(heads)
+        if not isinstance(values, tuple):
+            return sections[0][0][0]
         return tuple(tuple(section) for section in sections)
 
 
-def _written_lines(lines: _Lines, values: Values) -> str:
-    assert isinstance(values, tuple)  # noqa: S101 - the rows of a family are alike
+def _written_lines(lines: _Lines, values: tuple[float, ...]) -> str:
     return "".join([f"{series}{_number(values[place])}\n" for series, place in lines])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import pwd
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from pathlib import Path
 
 from torchmem.exporter.worker import JobThread
@@ -34,6 +35,7 @@ _POD = re.compile(
 _SLURM = re.compile(r"/[^/]*slurm[^/]*/(?:uid_\d+/)?job_(\d+)(?:/|$)")
 # The innermost service, also below user@1000.service. systemd escapes names as \x2d.
 _UNIT = re.compile(r".*/(?!user@)([\w.:@\\-]{1,247}\.service)(?=/|$)", re.ASCII)
+_KEPT_TEXTS = 1024  # of processes on GPUs, which seldom change their control groups
 
 
 class ProcessOwners:
@@ -85,6 +87,7 @@ def is_container(files: Iterable[Path] = _CONTAINER_FILES) -> bool:
     return any(file.exists() for file in files)
 
 
+@lru_cache(_KEPT_TEXTS)
 def cgroup_labels(text: str) -> Mapping[str, str]:
     """Return the container_id, pod_uid, slurm_job_id and systemd_unit of the control groups.
 

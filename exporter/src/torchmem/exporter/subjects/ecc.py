@@ -43,13 +43,12 @@ class Ecc(GpuValue):
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Ecc:
         """Call nvmlDeviceGetEccMode and nvmlDeviceGetTotalEccErrors."""
-        mode = gpu.call("nvmlDeviceGetEccMode")
         errors = {}
         for kind, scope in product(range(len(_KINDS)), range(len(_SCOPES))):
             count = available(gpu.call("nvmlDeviceGetTotalEccErrors", kind, scope))
             if count is not None:
                 errors[_KINDS[kind], _SCOPES[scope]] = count
-        return cls(None if mode is None else bool(mode[0]), errors)
+        return cls(gpu.seldom(_is_enabled), errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +86,11 @@ class Repairs(GpuValue):
         if self.recovery_action is None:
             return {}
         return {action: float(action == self.recovery_action) for action in _RECOVERY_ACTIONS}
+
+
+def _is_enabled(gpu: NvmlDevice) -> bool | None:
+    mode = gpu.call("nvmlDeviceGetEccMode")
+    return None if mode is None else bool(mode[0])
 
 
 def families(reading: Reading) -> Iterator[Metric]:

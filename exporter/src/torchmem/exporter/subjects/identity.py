@@ -53,8 +53,7 @@ def read_identity(
     uuid = str(text(_require(nvml, "nvmlDeviceGetUUID", handle)))
     gpu = device(uuid, handle)
     pci = _constant(gpu, "nvmlDeviceGetPciInfo")
-    compute_mode = nvml.call_optional("nvmlDeviceGetComputeMode", handle)
-    persistence_mode = nvml.call_optional("nvmlDeviceGetPersistenceMode", handle)
+    compute_mode, persistence_mode = gpu.seldom(_modes)
     return GpuIdentity(
         index,
         uuid,
@@ -62,9 +61,16 @@ def read_identity(
         pci_bus_id=None if pci is None else text_field(pci, "busId"),
         driver_version=text(_version(nvml, "nvmlSystemGetDriverVersion")),
         vbios_version=text(_constant(gpu, "nvmlDeviceGetVbiosVersion")),
-        compute_mode=_COMPUTE_MODES.get(compute_mode),
-        persistence_mode=_PERSISTENCE_MODES.get(persistence_mode),
+        compute_mode=compute_mode,
+        persistence_mode=persistence_mode,
     )
+
+
+def _modes(gpu: NvmlDevice) -> tuple[str | None, str | None]:
+    """Return the compute mode and the persistence mode, None also if a call fails."""
+    compute = gpu.nvml.call_optional("nvmlDeviceGetComputeMode", gpu.handle)
+    persistence = gpu.nvml.call_optional("nvmlDeviceGetPersistenceMode", gpu.handle)
+    return _COMPUTE_MODES.get(compute), _PERSISTENCE_MODES.get(persistence)
 
 
 def _constant(gpu: NvmlDevice, name: str) -> Any:

@@ -62,8 +62,7 @@ class UnifiedMemory(GpuValue):
     @classmethod
     def read(cls, gpu: NvmlDevice) -> UnifiedMemory | None:
         """Return whether nvmlDeviceGetMemoryInfo is not supported."""
-        _, code = gpu.nvml.try_call(_MEMORY_INFO, gpu.handle)
-        gpu.nvml.check(_MEMORY_INFO, code)
+        code = gpu.seldom(_memory_code)
         return cls(code == NOT_SUPPORTED) if code in {0, NOT_SUPPORTED} else None
 
 
@@ -81,6 +80,12 @@ class Bar1(GpuValue):
         if info is None or not info.bar1Used <= info.bar1Total <= _MAX_BYTES:
             return None
         return cls(info.bar1Total, info.bar1Used)
+
+
+def _memory_code(gpu: NvmlDevice) -> int:
+    _, code = gpu.nvml.try_call(_MEMORY_INFO, gpu.handle)
+    gpu.nvml.check(_MEMORY_INFO, code)
+    return code
 
 
 def families(reading: Reading) -> Iterator[Metric]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,32 +22,17 @@ _LINK_COUNT = 91  # NVML_FI_DEV_NVLINK_LINK_COUNT
 # NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES and _RCV_BYTES
 _TRAFFIC_FIELDS = (138, 139, 202, 204)
 _MAX_LINKS = 72
-ERRORS_SECONDS = 60.0
 # nvmlNvLinkErrorCounter_t 0 to 4
 _ERRORS = ("replay", "recovery", "crc_flit", "crc_data", "ecc_data")
 
 LinkErrors = dict[tuple[int, str], int]
 
 
-class _LastErrors(DeviceState):
-    """The last error counters of each link, so that the sum does not fall when a link goes down.
-
-    They are read again after ERRORS_SECONDS, or when other links are up: they take half of all
-    calls of a scrape, and hardly ever change.
-    """
+class _Errors(DeviceState):
+    """The last error counters of each link, so that the sum does not fall when a link goes down."""
 
     def __init__(self) -> None:
-        self.errors: LinkErrors = {}
-        self._active: Sequence[int] = ()
-        self._read_at = -math.inf
-
-    def update(self, gpu: NvmlDevice, active: Sequence[int]) -> LinkErrors:
-        """Return the counters of all links, of which these are up."""
-        now = gpu.nvml.monotonic()
-        if now - self._read_at >= ERRORS_SECONDS or active != self._active:
-            self.errors = {**self.errors, **_error_counters(gpu, active)}
-            self._read_at, self._active = now, active
-        return self.errors
+        self.by_link: LinkErrors = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +45,12 @@ class NvLink(GpuValue):
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> NvLink:
-        """Read every link; nothing on a GPU without links.
+        """Read every link; nothing on a GPU without links. State and errors are read seldom.
 
         Only links that are up have error counters; one that is down keeps its last ones.
         """
-        (count,) = gpu.field_values(_LINK_COUNT)
-        up = _states(gpu, _MAX_LINKS if count is None else min(count, _MAX_LINKS))
-        last = gpu.state(_LastErrors)
-        if not up:
-            last.errors = {}
-            return cls()
-        active = [link for link, is_up in up.items() if is_up]
-        return cls(up, last.update(gpu, active), _transferred(gpu))
+        up, errors = gpu.seldom(_states_and_errors)
+        return cls(up, errors, _transferred(gpu)) if up else cls()
 
     def errors_by_kind(self) -> Mapping[str, int]:
         """Return the errors over all links: the errors of each link would be 72 series or more."""
@@ -90,6 +68,16 @@ def families(reading: Reading) -> Iterator[Metric]:
     yield keyed_family(
         catalog.NVML_NVLINK_BYTES, rows, lambda nvlink: nvlink.transferred.directions()
     )
+
+
+def _states_and_errors(gpu: NvmlDevice) -> tuple[Mapping[int, bool], LinkErrors]:
+    """Read them together: they take more calls than the rest of a scrape."""
+    (count,) = gpu.field_values(_LINK_COUNT)
+    up = _states(gpu, _MAX_LINKS if count is None else min(count, _MAX_LINKS))
+    active = [link for link, is_up in up.items() if is_up]
+    last = gpu.state(_Errors)
+    last.by_link = {**last.by_link, **_error_counters(gpu, active)} if up else {}
+    return up, last.by_link
 
 
 def _states(gpu: NvmlDevice, count: int) -> dict[int, bool]:
