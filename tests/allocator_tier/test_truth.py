@@ -86,8 +86,7 @@ def check_driver(watching: Prometheus, truth: dict[str, Any]) -> None:
     outside = used - truth["stats"]["reserved_bytes.all.current"]
     then = watching.when(lambda then: then.value("torchmem_outside_allocator_bytes") == outside)
     assert used == then.value("sum(nvml_process_memory_bytes)")
-    # Absent if a scrape came between the SDK's first read and its publication.
-    assert then.value("torchmem_outside_allocator_start_bytes") in {outside, None}
+    assert then.value("torchmem_outside_allocator_start_bytes") == outside
 
 
 def follow(training: Training, steps: range) -> tuple[dict[str, Any], Prometheus]:

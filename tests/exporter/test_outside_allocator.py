@@ -450,6 +450,26 @@ def test_the_start_follows_from_a_scrape_before_it(is_listed_before: bool) -> No
     assert gpu.context == gpu.start
 
 
+@pytest.mark.parametrize("neighbor", [0, GIB], ids=["alone", "neighbor"])
+@pytest.mark.parametrize("scrapes", [1, 3])
+def test_the_start_follows_after_scrapes_without_the_sample(scrapes: int, neighbor: int) -> None:
+    """Scrapes between the first read and its publication hide no start, unless they saw others."""
+    gpu = SharedGpu()
+    gpu.stop()
+    gpu.scrape()
+    gpu.begin()
+    gpu.allocate(9 * GIB)
+    gpu.others = neighbor
+    for _ in range(scrapes):
+        gpu.scrape(is_alive=False)
+    gpu.others = 0
+    gpu.libraries = GIB
+    gpu.read()
+    gpu.scrape()
+
+    assert gpu.start == (None if neighbor else gpu.context)
+
+
 @pytest.mark.parametrize("others", [0, GIB], ids=["late exporter", "neighbor"])
 def test_an_unseen_start_is_absent(others: int) -> None:
     """Without a scrape before the rank, or beside another process, a later value is not a start."""
@@ -478,9 +498,8 @@ def test_another_rank_has_another_start() -> None:
     assert gpu.context == gpu.start
 
     gpu.incarnation += 1
-    gpu.allocate(GIB)
     gpu.scrape()
-    assert gpu.start is None
+    assert gpu.context + gpu.libraries == gpu.start
 
 
 # Sizes of the neighbors are not multiples of the rank's, so that no sum of both is 0 by chance.

@@ -26,6 +26,8 @@ from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
 _SAME_BYTES = 32 << 20
 """A smaller difference in free memory is ignored. A CUDA context is about 500 MiB."""
+_KEPT_SCRAPES = 4
+"""A rank publishes its first read some time later, and an open live page collects every second."""
 
 DeviceProcess = tuple[str, ProcessKey]
 """UUID of the GPU or name of the MIG device, and the process on it."""
@@ -139,7 +141,7 @@ class OutsideAllocator:
         self._held: dict[DeviceProcess, _Outside] = {}
         self._starts: dict[DeviceProcess, int] = {}
         self._seen: dict[DeviceProcess, float] = {}
-        self._occupants: Mapping[str, _Occupants] = {}
+        self._occupants: Sequence[Mapping[str, _Occupants]] = ()
         self._reading: Reading | None = None
 
     def update(
@@ -160,15 +162,16 @@ class OutsideAllocator:
         uses = uses_by_process(reading)
         # A reading that was not complete yet at the previous call is not a later one now.
         is_later, self._reading = reading is not self._reading, reading
-        before = self._occupants if is_later else {}
-        self._occupants = _occupants_by_gpu(reading, now)
+        earlier = self._occupants if is_later else self._occupants[:-1]
+        self._occupants = (*earlier, _occupants_by_gpu(reading, now))[-_KEPT_SCRAPES:]
         rows: list[_Row] = []
         keys: set[DeviceProcess] = set()
         for item, device, use in live_devices(published, uses):
             key = device.uuid or "", process_key(item.sample.process)
             keys.add(key)
             outside = self._join(key, use, device, now, is_later=is_later) if use else None
-            start = self._start(key, use, device, item.pid, before.get(key[0])) if use else None
+            before = [occupants.get(key[0]) for occupants in earlier]
+            start = self._start(key, use, device, item.pid, before) if use else None
             view = ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
             rows.append(_Row(view.device_labels(device), outside, start))
         self._forget_all_but(keys, now)
@@ -215,11 +218,11 @@ class OutsideAllocator:
         use: ProcessUse,
         device: DeviceSample,
         pid: int,
-        before: _Occupants | None,
+        earlier: Sequence[_Occupants | None],
     ) -> int | None:
         """Return the difference at the SDK's first read, which is found once or never."""
         if key not in self._starts:
-            size = start_bytes(use, device, pid, before)
+            size = start_bytes(use, device, pid, earlier)
             if size is not None and size >= 0:
                 self._starts[key] = size
         return self._starts.get(key)
@@ -267,13 +270,13 @@ def outside_bytes(use: ProcessUse, device: DeviceSample, before: _Scrape | None)
 
 
 def start_bytes(
-    use: ProcessUse, device: DeviceSample, pid: int, before: _Occupants | None
+    use: ProcessUse, device: DeviceSample, pid: int, earlier: Sequence[_Occupants | None]
 ) -> int | None:
     """Return NVML's bytes minus reserved bytes at the SDK's first read; None if unknown.
 
     They are known if that read is still the newest one and NVML is of its moment; or if no other
-    process was on the device, neither in the scrape `before` that read nor in this one after it,
-    so that all that the driver no longer had free was of process `pid`.
+    process was on the device, neither in the newest of the `earlier` scrapes before that read nor
+    in those after it, so that all that the driver no longer had free was of process `pid`.
     """
     first, read = device.first_read, device.allocator
     if first is None or read is None:
@@ -284,11 +287,25 @@ def start_bytes(
         if size is not None:
             return size
     available = use.available_bytes
-    if available is None or not use.is_alone or before is None or not before.pids <= {pid}:
+    if available is None or not use.is_alone:
         return None
-    if before.time > first.timestamp or not _is_same(available, before.available_bytes):
+    if not _was_alone_since(first.timestamp, pid, available, earlier):
         return None
     return available - first.driver_free_bytes - first.reserved_bytes
+
+
+def _was_alone_since(
+    timestamp: float, pid: int, available: int, earlier: Sequence[_Occupants | None]
+) -> bool:
+    """Return whether all scrapes found no other process, from the last one before a time on."""
+    for scrape in reversed(earlier):
+        if scrape is None or not scrape.pids <= {pid}:
+            return False
+        if not _is_same(available, scrape.available_bytes):
+            return False
+        if scrape.time <= timestamp:
+            return True
+    return False
 
 
 def _is_unchanged(device: DeviceSample, before: DeviceSample) -> bool:
