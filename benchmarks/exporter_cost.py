@@ -9,7 +9,7 @@ All exporters read the same fake NVML and run at the same time. CPU time is what
 for all threads of a process: for two minutes without a scrape and without a rank; for two minutes
 without a scrape but with ranks, which the exporter follows for its live page; then for two minutes
 with a scrape every 15 s as Prometheus scrapes, before each of which every rank publishes other
-values.
+values. The exporters are scraped in turns, so that all find cold caches.
 Instructions per scrape are counted by callgrind, if valgrind is installed. Needs a C compiler, and
 no GPU.
 """
@@ -86,13 +86,13 @@ def spent(servers: Mapping[str, Server], act: Callable[[], None]) -> dict[str, f
 
 
 def scrape_for(servers: Mapping[str, Server], publish: Callable[[], None], seconds: float) -> None:
-    """Scrape all servers every 15 s."""
+    """Scrape each server every 15 s, in turns: none finds the caches that another has filled."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        publish()
         for server in servers.values():
+            publish()
             server.scrape()
-        time.sleep(max(0.0, min(SCRAPE_INTERVAL, end - time.monotonic())))
+            time.sleep(SCRAPE_INTERVAL / len(servers))
 
 
 def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> None:
