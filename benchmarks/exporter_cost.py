@@ -92,7 +92,8 @@ def scrape_for(servers: Mapping[str, Server], publish: Callable[[], None], secon
         for server in servers.values():
             publish()
             server.scrape()
-            time.sleep(SCRAPE_INTERVAL / len(servers))
+            pause = min(SCRAPE_INTERVAL / len(servers), end - time.monotonic())
+            time.sleep(max(0.0, pause))
 
 
 def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> None:

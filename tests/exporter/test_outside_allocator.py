@@ -453,7 +453,7 @@ def test_the_start_follows_from_a_scrape_before_it(is_listed_before: bool) -> No
 @pytest.mark.parametrize("neighbor", [0, GIB], ids=["alone", "neighbor"])
 @pytest.mark.parametrize("scrapes", [1, 3])
 def test_the_start_follows_after_scrapes_without_the_sample(scrapes: int, neighbor: int) -> None:
-    """Scrapes between the first read and its publication hide no start, unless they saw others."""
+    """The start is found after scrapes before its publication, unless they saw other processes."""
     gpu = SharedGpu()
     gpu.stop()
     gpu.scrape()

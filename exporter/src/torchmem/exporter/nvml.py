@@ -24,7 +24,8 @@ T = TypeVar("T")
 SELDOM_SECONDS = 55.0
 """How old a value that hardly ever changes may be.
 
-Below a minute, so that a scrape every 60 s, which is never exact, reads it each time."""
+Below a minute, so that a scrape every 60 s, which is never exact, reads it each time.
+"""
 
 NOT_SUPPORTED, NOT_FOUND, TIMEOUT, FUNCTION_NOT_FOUND = 3, 6, 10, 13
 _INVALID_ARGUMENT, _INSUFFICIENT_SIZE, _ARGUMENT_VERSION_MISMATCH = 2, 7, 25

@@ -95,15 +95,16 @@ class _FamilyText:
 
         In the text format, the sums and counts of a gauge histogram are sections of their own.
         """
-        series, rows = self._series, family.rows
+        series: dict[Hashable, Any] = self._series
+        rows: Sequence[tuple[Hashable, Any]] = family.rows
         for key, values in rows:
             if key not in series:
                 series[key] = self._learn(family, key, values)
         if not isinstance(rows[0][1], tuple):
-            lines = [f"{series[key]}{_number(value)}\n" for key, value in rows]  # type: ignore[arg-type]
+            lines = [f"{series[key]}{_number(value)}\n" for key, value in rows]
             return self._heads[0] + "".join(lines)
         return "".join(
-            head + "".join([_written_lines(series[key][place], values) for key, values in rows])  # type: ignore[arg-type]
+            head + "".join([_written_lines(series[key][place], values) for key, values in rows])
             for place, head in enumerate(self._heads)
         )
 

@@ -35,7 +35,7 @@ _POD = re.compile(
 _SLURM = re.compile(r"/[^/]*slurm[^/]*/(?:uid_\d+/)?job_(\d+)(?:/|$)")
 # The innermost service, also below user@1000.service. systemd escapes names as \x2d.
 _UNIT = re.compile(r".*/(?!user@)([\w.:@\\-]{1,247}\.service)(?=/|$)", re.ASCII)
-_KEPT_TEXTS = 1024  # of processes on GPUs, which seldom change their control groups
+_KEPT_TEXTS = 128  # of processes on GPUs, which seldom change their control groups
 
 
 class ProcessOwners:

@@ -71,7 +71,7 @@ def families(reading: Reading) -> Iterator[Metric]:
 
 
 def _states_and_errors(gpu: NvmlDevice) -> tuple[Mapping[int, bool], LinkErrors]:
-    """Read them together: they take more calls than the rest of a scrape."""
+    """Read every link, which takes more calls than the rest of a scrape."""
     (count,) = gpu.field_values(_LINK_COUNT)
     up = _states(gpu, _MAX_LINKS if count is None else min(count, _MAX_LINKS))
     active = [link for link, is_up in up.items() if is_up]
