@@ -5,13 +5,14 @@
     PYTHONPATH=tests python -m benchmarks.exporter_cost \\
         --peer /tmp/peer/bin/nvitop-exporter --before /tmp/before
 
-All exporters read the same fake NVML and run at the same time. CPU time is what the kernel counts
+All exporters read the same fake NVML, or with --real-gpus the driver of this machine, and run at
+the same time. CPU time is what the kernel counts
 for all threads of a process: for two minutes without a scrape and without a rank; for two minutes
 without a scrape but with ranks, which the exporter follows for its live page; then for two minutes
 with a scrape every 15 s as Prometheus scrapes, before each of which every rank publishes other
 values. The exporters are scraped in turns, so that all find cold caches.
-Instructions per scrape are counted by callgrind, if valgrind is installed. Needs a C compiler, and
-no GPU.
+Instructions per scrape are counted by callgrind, if valgrind is installed. Needs a C compiler
+or GPUs.
 """
 
 from __future__ import annotations
@@ -29,9 +30,12 @@ from pathlib import Path
 
 from benchmarks.exporter_scrape import SCRAPE_INTERVAL
 from benchmarks.scrape import instructions
-from benchmarks.scrape.node import Node
+from benchmarks.scrape.node import Node, Ranks
 from benchmarks.scrape.server import Server, started
 from support.idle_processes import idle_processes
+
+from torchmem.exporter.driver import Driver, PyNvml
+from torchmem.exporter.nvml import NvmlDownError
 
 PEER = "nvitop-exporter"
 ROOTS = ("sdk/src", "exporter/src", "tools/src")
@@ -50,7 +54,7 @@ class Program:
     environment: Mapping[str, str]
 
 
-def programs(node: Node, arguments: argparse.Namespace) -> Iterator[tuple[str, Program]]:
+def programs(node: Ranks, arguments: argparse.Namespace) -> Iterator[tuple[str, Program]]:
     """Yield the exporters to compare, by name."""
     environment = node.environment()
     flags = ["--listen", "127.0.0.1:PORT", "--run-dir", str(node.run_dir)]
@@ -96,11 +100,26 @@ def scrape_for(servers: Mapping[str, Server], publish: Callable[[], None], secon
             time.sleep(max(0.0, pause))
 
 
+def real_uuids() -> list[str]:
+    """Return the UUIDs of this machine's GPUs; end the program without a driver."""
+    driver = Driver(PyNvml())
+    try:
+        return [gpu.uuid for gpu in driver.list_gpus().present]
+    except NvmlDownError as error:
+        sys.exit(f"{error}: run without --real-gpus for a fake NVML.")
+    finally:
+        driver.close()
+
+
 def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> None:
     """Print a row for each exporter on one node."""
     seconds: float = arguments.seconds
     with tempfile.TemporaryDirectory() as folder, idle_processes(ranks) as pids:
-        node = Node(Path(folder), gpus, pids)
+        node = (
+            Ranks(Path(folder), real_uuids(), pids)
+            if arguments.real_gpus
+            else Node(Path(folder), gpus, pids)
+        )
         found = dict(programs(node, arguments))
         with running(found) as servers:
             node.retract()
@@ -125,9 +144,10 @@ def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> None:
             )
 
 
-def counted(program: Program, node: Node) -> str:
+def counted(program: Program, node: Ranks) -> str:
     """Return millions of instructions per scrape; those of a compiled peer are not counted."""
-    if instructions.missing() or "torchmem.exporter" not in program.command:
+    is_countable = isinstance(node, Node) and "torchmem.exporter" in program.command
+    if instructions.missing() or not is_countable:
         return "–"
     command = [*program.command, *instructions.PATIENT_FLAGS]
     count = instructions.per_scrape(command, program.environment, node.publish)
@@ -141,12 +161,13 @@ def main() -> None:
     )
     parser.add_argument("--peer", help="command that starts nvitop-exporter")
     parser.add_argument("--before", type=Path, help="an earlier checkout of torchmem")
-    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--gpus", type=int, nargs="+", default=[1, 8], help="of the fake NVML")
+    parser.add_argument("--real-gpus", action="store_true", help="this machine's, a rank on each")
     parser.add_argument("--seconds", type=float, default=120, help="of each phase (default: 120)")
     arguments = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as installed: pip compiles a package
     print(f"{HEADER}\n|{'---|' * (HEADER.count('|') - 1)}")
-    for gpus in arguments.gpus:
+    for gpus in [len(real_uuids())] if arguments.real_gpus else arguments.gpus:
         compare(gpus, gpus, arguments)
 
 

@@ -1,10 +1,10 @@
-"""A simulated node to scrape: GPUs of the fake NVML, live processes, and their ranks' samples."""
+"""A node to scrape: live processes, their ranks' samples, and GPUs, fake or real."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,26 +20,20 @@ MAX_LISTED = 90  # processes of one GPU that fit on one line of the fake's file
 GIB = 1 << 30
 
 
-class Node:
-    """A number of H100 GPUs (`gpus`) with the processes `pids` spread over them, a rank each."""
+class Ranks:
+    """The processes `pids` spread over the GPUs with these UUIDs, a rank each, as they publish."""
 
-    def __init__(self, folder: Path, gpus: int, pids: Sequence[int]) -> None:
+    def __init__(self, folder: Path, uuids: Sequence[str], pids: Sequence[int]) -> None:
         self.run_dir = folder / "run"
         (self.run_dir / str(os.geteuid())).mkdir(0o755, parents=True)
-        self._uuids = [f"GPU-{index:08x}-0000-4000-8000-00000000000a" for index in range(gpus)]
+        self._uuids = uuids
         self._samples = [self._sample(rank, pid) for rank, pid in enumerate(pids)]
         self._published = 0
-        self._fake = fake_nvml.FakeNode(folder, "h100_busy")
-        self._fake.write(self._state(pids))
         self.publish()
 
-    def environment(self) -> dict[str, str]:
-        """Return variables with which nvidia-ml-py finds these GPUs; calls are not logged."""
-        return {
-            name: value
-            for name, value in self._fake.environment().items()
-            if name != "FAKE_NVML_LOG"
-        }
+    def environment(self) -> Mapping[str, str]:
+        """Return the variables of an exporter's environment."""
+        return os.environ
 
     def publish(self) -> None:
         """Replace every rank's file, as ranks do once a second, so that every scrape reads them."""
@@ -61,6 +55,24 @@ class Node:
         sample = full_sample(rank, pid, self._uuids[rank % len(self._uuids)])
         own = replace(sample.process, pid_namespace=pid_namespace(), start_ticks=start_ticks(pid))
         return replace(sample, process=own)
+
+
+class Node(Ranks):
+    """Ranks on a number of H100 GPUs (`gpus`) of the fake NVML."""
+
+    def __init__(self, folder: Path, gpus: int, pids: Sequence[int]) -> None:
+        uuids = [f"GPU-{index:08x}-0000-4000-8000-00000000000a" for index in range(gpus)]
+        super().__init__(folder, uuids, pids)
+        self._fake = fake_nvml.FakeNode(folder, "h100_busy")
+        self._fake.write(self._state(pids))
+
+    def environment(self) -> Mapping[str, str]:
+        """Return variables with which nvidia-ml-py finds these GPUs; calls are not logged."""
+        return {
+            name: value
+            for name, value in self._fake.environment().items()
+            if name != "FAKE_NVML_LOG"
+        }
 
     def _state(self, pids: Sequence[int]) -> str:
         """Return the busy node of the tests with every GPU like its second one."""

@@ -367,23 +367,44 @@ def test_errors_of_a_link_that_goes_down_are_kept(linked: GpuUnderTest) -> None:
     assert first == forgotten.errors
 
 
-def test_what_hardly_ever_changes_is_read_once_a_minute(linked: GpuUnderTest) -> None:
-    """A scrape within a minute makes no call for links, modes and the number of fans."""
-    linked.set(EccMode="1 0", NumFans=1, FanSpeed_v2="40 60")
-    kinds = (NvLink, Ecc, Fans)
+def test_what_hardly_ever_changes_or_takes_long_is_read_once_a_minute(
+    linked: GpuUnderTest,
+) -> None:
+    """A scrape within a minute makes no call for links, modes, energy, replays and BAR1."""
+    linked.set(EccMode="1 0", NumFans=1, FanSpeed_v2="40 60", MigMode="0 0", PowerUsage=1000)
+    linked.set(TotalEnergyConsumption=5000, PcieReplayCounter=1, BAR1MemoryInfo="9 3 6")
+    kinds = (NvLink, Ecc, Fans, Mig, Power, Pcie, Bar1)
     before = [linked.read(kind) for kind in kinds]
     linked.set(NvLinkState="1 1 1", EccMode="0 0", NumFans=2)
-    names = ("GetNvLinkState", "GetNvLinkErrorCounter", "GetEccMode", "GetNumFans")
-    calls = [linked.node.calls(f"nvmlDevice{name}") for name in names]
+    linked.set(TotalEnergyConsumption=7000, PcieReplayCounter=2, BAR1MemoryInfo="9 4 5")
+    names = (
+        "NvLinkState",
+        "NvLinkErrorCounter",
+        "EccMode",
+        "NumFans",
+        "MigMode",
+        "TotalEnergyConsumption",
+        "PcieReplayCounter",
+        "BAR1MemoryInfo",
+    )
+    calls = [linked.node.calls(f"nvmlDeviceGet{name}") for name in names]
     linked.now += SELDOM_SECONDS - 1
 
     assert [linked.read(kind) for kind in kinds] == before
-    assert [linked.node.calls(f"nvmlDevice{name}") for name in names] == calls
+    assert [linked.node.calls(f"nvmlDeviceGet{name}") for name in names] == calls
+    assert all(calls)
     linked.now += 1
-    links, ecc, fans = (linked.read(kind) for kind in kinds)
+    links, ecc, fans, mig, power, pcie, bar1 = (linked.read(kind) for kind in kinds)
     assert isinstance(links, NvLink)
     assert links.up == {0: True, 1: True, 2: True}
     assert [ecc, fans] == [Ecc(enabled=False), Fans([0.4, 0.6])]
+    assert [mig, power, pcie] == [
+        Mig(enabled=False, instances=[]),
+        Power(watts=1.0, energy_joules=7.0),
+        Pcie(replays=2),
+    ]
+    assert isinstance(bar1, Bar1)
+    assert bar1 not in before
 
 
 def test_nvlink_5_counts_bytes(linked: GpuUnderTest) -> None:
@@ -517,6 +538,14 @@ def test_an_idle_gpu_is_not_logged(gpu: GpuUnderTest, caplog: pytest.LogCaptureF
     assert utilization(gpu) == {}
     gpu.nvml.end_reading()
     assert [message for message in caplog.messages if "ProcessUtilization" in message] == []
+
+
+def test_utilization_of_processes_is_not_asked_for_without_processes(gpu: GpuUnderTest) -> None:
+    """The call, which takes 2 to 3 ms on a real GPU, is left out on an idle one."""
+    gpu.set(ComputeRunningProcesses="", ProcessUtilization=f"7:{int(gpu.now * 1e6)}:80:40")
+
+    assert utilization(gpu) == {}
+    assert gpu.node.calls("nvmlDeviceGetProcessUtilization") == 0
 
 
 GPM = {2: 90, 3: 45, 5: 60, 10: 30, 20: 1, 21: 2, 60: 3, 61: 4}

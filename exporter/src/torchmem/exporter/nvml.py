@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ S = TypeVar("S", bound="DeviceState")
 T = TypeVar("T")
 
 SELDOM_SECONDS = 55.0
-"""How old a value that hardly ever changes may be.
+"""How old a value may be that hardly ever changes, or whose call takes long.
 
 Below a minute, so that a scrape every 60 s, which is never exact, reads it each time.
 """
@@ -218,7 +218,7 @@ class NvmlDevice:
         self.handle = handle
         self._states: dict[type, Any] = {}
         self._constants: dict[tuple[Any, ...], Any] = {}
-        self._seldom: dict[Callable[[NvmlDevice], Any], tuple[float, Any]] = {}
+        self._seldom: dict[Hashable, tuple[float, Any]] = {}
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call `NvmlLibrary.call` with the handle."""
@@ -242,11 +242,21 @@ class NvmlDevice:
         For settings and states that hardly ever change: each call of the driver costs a scrape more
         than all that is done with its value.
         """
-        now, kept = self.nvml.monotonic(), self._seldom.get(read)
-        if kept is None or now - kept[0] >= SELDOM_SECONDS:
-            kept = self._seldom[read] = now, read(self)
-        value: T = kept[1]
+        value: T = self._at_times(read, lambda: read(self))
         return value
+
+    def call_seldom(self, name: str) -> Any:
+        """Like `call`, but return the value of at most SELDOM_SECONDS ago.
+
+        For settings, and for calls that take the driver a large part of a millisecond or more.
+        """
+        return self._at_times(name, lambda: self.call(name))
+
+    def _at_times(self, key: Hashable, read: Callable[[], Any]) -> Any:
+        now, kept = self.nvml.monotonic(), self._seldom.get(key)
+        if kept is None or now - kept[0] >= SELDOM_SECONDS:
+            kept = self._seldom[key] = now, read()
+        return kept[1]
 
     def call_first(self, names: Sequence[str], *arguments: Any) -> Any:
         """Call `NvmlLibrary.call_first` with the handle."""

@@ -48,7 +48,8 @@ class Ecc(GpuValue):
             count = available(gpu.call("nvmlDeviceGetTotalEccErrors", kind, scope))
             if count is not None:
                 errors[_KINDS[kind], _SCOPES[scope]] = count
-        return cls(gpu.seldom(_is_enabled), errors)
+        mode = gpu.call_seldom("nvmlDeviceGetEccMode")
+        return cls(None if mode is None else bool(mode[0]), errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,6 @@ class Repairs(GpuValue):
         if self.recovery_action is None:
             return {}
         return {action: float(action == self.recovery_action) for action in _RECOVERY_ACTIONS}
-
-
-def _is_enabled(gpu: NvmlDevice) -> bool | None:
-    mode = gpu.call("nvmlDeviceGetEccMode")
-    return None if mode is None else bool(mode[0])
 
 
 def families(reading: Reading) -> Iterator[Metric]:

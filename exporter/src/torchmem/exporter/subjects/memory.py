@@ -76,7 +76,7 @@ class Bar1(GpuValue):
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Bar1 | None:
         """Call nvmlDeviceGetBAR1MemoryInfo."""
-        info = gpu.call("nvmlDeviceGetBAR1MemoryInfo")
+        info = gpu.call_seldom("nvmlDeviceGetBAR1MemoryInfo")
         if info is None or not info.bar1Used <= info.bar1Total <= _MAX_BYTES:
             return None
         return cls(info.bar1Total, info.bar1Used)

@@ -45,7 +45,7 @@ class Mig(GpuValue):
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Mig | None:
         """Call nvmlDeviceGetMigMode and, in MIG mode, read every MIG device."""
-        mode = gpu.call("nvmlDeviceGetMigMode")
+        mode = gpu.call_seldom("nvmlDeviceGetMigMode")
         if mode is None:
             return None
         instances = [_instance(device) for device in mig_devices(gpu)] if mode[0] else []
@@ -53,8 +53,8 @@ class Mig(GpuValue):
 
 
 def is_in_mig_mode(gpu: NvmlDevice) -> bool:
-    """Whether the GPU is in MIG mode now."""
-    mode = gpu.call("nvmlDeviceGetMigMode")
+    """Whether the GPU is in MIG mode."""
+    mode = gpu.call_seldom("nvmlDeviceGetMigMode")
     return mode is not None and bool(mode[0])
 
 

@@ -47,7 +47,7 @@ class Pcie(GpuValue):
             max_generation=available(gpu.constant("nvmlDeviceGetMaxPcieLinkGeneration")),
             width=available(gpu.call("nvmlDeviceGetCurrPcieLinkWidth")),
             max_width=available(gpu.constant("nvmlDeviceGetMaxPcieLinkWidth")),
-            replays=available(gpu.call("nvmlDeviceGetPcieReplayCounter")),
+            replays=available(gpu.call_seldom("nvmlDeviceGetPcieReplayCounter")),
         )
 
 

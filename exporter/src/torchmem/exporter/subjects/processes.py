@@ -84,7 +84,7 @@ class Processes(GpuValue):
             return None
         rows = [row for part in lists for row in part.rows or ()]
         free = {part.mig_uuid: part.free for part in lists if part.free is not None}
-        return cls(rows, _utilization(gpu), memory, free)
+        return cls(rows, _utilization(gpu) if rows else {}, memory, free)
 
     def plausible(self) -> list[ProcessMemory]:
         """Leave out rows with more bytes than the GPU has: structures of another version."""
@@ -135,7 +135,8 @@ def _merged(rows: Iterable[Any]) -> dict[int, int | None]:
 def _utilization(gpu: NvmlDevice) -> Mapping[int, ProcessUtilization]:
     """Call nvmlDeviceGetProcessUtilization: the newest sample of each process in the last 10 s.
 
-    The window does not depend on earlier calls, so that two Prometheus servers see the same.
+    The window does not depend on earlier calls, so that two Prometheus servers see the same. The
+    call takes 2 to 3 ms on an H200.
     """
     since = int((gpu.nvml.clock() - _UTILIZATION_WINDOW_SECONDS) * 1e6)
     samples, code = gpu.nvml.try_call(_UTILIZATION, gpu.handle, since)

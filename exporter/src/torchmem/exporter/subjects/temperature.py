@@ -51,17 +51,12 @@ class Fans(GpuValue):
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Fans:
         """Call nvmlDeviceGetFanSpeed_v2 for every fan (percent); older drivers have one speed."""
-        count = plausible(gpu.seldom(_fan_count), _MAX_FANS)
+        count = plausible(gpu.call_seldom("nvmlDeviceGetNumFans"), _MAX_FANS)
         if count is not None:
             fans = range(count)
             return cls([_speed(gpu.call("nvmlDeviceGetFanSpeed_v2", fan)) for fan in fans])
         speed = _speed(gpu.call("nvmlDeviceGetFanSpeed"))
         return cls([] if speed is None else [speed])
-
-
-def _fan_count(gpu: NvmlDevice) -> int | None:
-    count: int | None = gpu.call("nvmlDeviceGetNumFans")
-    return count
 
 
 def _celsius(degrees: int | None) -> int | None:

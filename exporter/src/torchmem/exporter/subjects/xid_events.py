@@ -38,8 +38,8 @@ UNLISTED_XID_HOLD_SECONDS = 60.0
 WAIT_SECONDS = 15.0
 """Of one wait within NVML, which returns at once for an event and cannot be interrupted.
 
-It is how long a subscription that has been replaced, as for a new GPU, still takes a thread, and an
-idle exporter wakes up this often."""
+A new GPU's events are watched at most this much later, because nvmlEventSetCreate spins as long as
+another thread waits (seen with driver 580.159). An idle exporter wakes up this often."""
 _CLOSE_SECONDS = 0.1
 # nvmlEventType of nvml.h. Single-bit errors, performance states and clocks are left out: they come
 # by the thousand.
@@ -180,9 +180,9 @@ class EventCounter:
 
 
 class EventWatcher:
-    """Waits for events in a thread. Subscribes again after a failure or when the GPUs change.
+    """Waits for events in a thread. Subscribes again after a failure or when there is a new GPU.
 
-    The counts are kept across subscriptions.
+    The counts are kept across subscriptions, of which there is one at a time.
     """
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
@@ -192,7 +192,6 @@ class EventWatcher:
         self._uuids: frozenset[str] = frozenset()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stopped: threading.Thread | None = None
         self._supported = True
         self._closed = False
 
@@ -204,10 +203,13 @@ class EventWatcher:
 
     def watch(self, subscribe: Subscribe, uuids: Sequence[str]) -> None:
         """Make sure that these GPUs are watched. For the driver's thread; raises NvmlDownError."""
-        gpus, waiting = frozenset(uuids), self._thread is not None and self._thread.is_alive()
-        is_watched = gpus <= self._uuids and (waiting or not self._supported)
+        gpus, is_waiting = frozenset(uuids), self._thread is not None and self._thread.is_alive()
+        is_watched = gpus <= self._uuids and (is_waiting or not self._supported)
         self._uuids = gpus if is_watched else frozenset()
-        if is_watched or self._closed or not self._has_left():
+        if is_watched or self._closed:
+            return
+        self._stop.set()
+        if is_waiting:
             return
         try:
             events = subscribe(list(uuids))
@@ -219,7 +221,7 @@ class EventWatcher:
             events.close()
 
     def stop(self) -> None:
-        """End the subscription: its events count no more, and it is closed when the wait ends."""
+        """End the subscription when its wait ends; an event that ends the wait still counts."""
         self._stop.set()
         self._uuids = frozenset()
 
@@ -231,20 +233,6 @@ class EventWatcher:
         thread = self._thread
         if thread is not None:
             thread.join(_CLOSE_SECONDS)
-
-    def _has_left(self) -> bool:
-        """Stop the thread, and return whether another one may take its place.
-
-        It stays in NVML until its wait ends, if that does not hang, and counts nothing from now on.
-        At most one such thread is left behind, so that a driver that hangs collects no threads.
-        """
-        self._stop.set()
-        if self._thread is not None and self._thread.is_alive():
-            if self._stopped is not None and self._stopped.is_alive():
-                return False
-            self._stopped = self._thread
-        self._thread = None
-        return True
 
     def _start(self, events: Events) -> bool:
         """Start the thread unless the watcher was closed in the meantime; return whether it did."""
@@ -266,7 +254,7 @@ class EventWatcher:
             while not stop.is_set():
                 event = events.wait(WAIT_SECONDS)
                 if event is not None:
-                    self._count(event, stop)
+                    self._count(event)
         except (GpuLostError, NvmlCallError, NvmlDownError) as error:
             _log.warning("waiting for events ended; the next reading starts it again: %s", error)
         except Exception:  # noqa: BLE001 - the next reading starts the thread again; it is logged
@@ -274,11 +262,8 @@ class EventWatcher:
         finally:
             events.close()
 
-    def _count(self, event: GpuEvent, stop: threading.Event) -> None:
-        """Count an event, unless another subscription counts it by now."""
+    def _count(self, event: GpuEvent) -> None:
         with self._lock:
-            if stop.is_set():
-                return
             self._counters.setdefault(event.uuid, EventCounter()).add(event, self._clock())
 
 
