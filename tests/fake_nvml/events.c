@@ -117,21 +117,32 @@ static int watched_file(void)
     return descriptor;
 }
 
+static void forget_changes(int descriptor)
+{
+    char changes[4096];
+    while (descriptor >= 0 && read(descriptor, changes, sizeof changes) > 0)
+        ;
+}
+
 NVML(EventSetWait_v2, nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_milliseconds)
 {
     long long end = milliseconds() + timeout_milliseconds;
+    int is_fixed = was_started_with("FAKE_NVML_STATE"), changes = -1;
     for (;;) {
-        int changes = timeout_milliseconds ? watched_file() : -1;
+        if (timeout_milliseconds && (changes < 0 || !is_fixed)) {
+            if (changes >= 0)
+                close(changes);
+            changes = watched_file();
+        }
+        forget_changes(changes);
         nvmlReturn_t code = next_event(set, data);
         long long left = end - milliseconds();
-        if (code == TIMEOUT && left > 0) {
-            int again = was_started_with("FAKE_NVML_STATE") ? (int)left : LOOK_MILLISECONDS;
-            int most = changes < 0 ? STEP_MILLISECONDS : again;
-            poll(&(struct pollfd){.fd = changes, .events = POLLIN}, 1, left < most ? (int)left : most);
-        }
-        if (changes >= 0)
-            close(changes);
-        if (code != TIMEOUT || left <= 0)
+        if (code != TIMEOUT || left <= 0) {
+            if (changes >= 0)
+                close(changes);
             return code;
+        }
+        int most = changes < 0 ? STEP_MILLISECONDS : is_fixed ? (int)left : LOOK_MILLISECONDS;
+        poll(&(struct pollfd){.fd = changes, .events = POLLIN}, 1, left < most ? (int)left : most);
     }
 }

@@ -94,7 +94,7 @@ def test_tensors_in_the_middle_of_a_step() -> None:
     assert parts["parameters"] == 8 * GIB
     assert "gradients" not in parts
     assert "step" not in parts
-    assert tensor_bytes(device, GIB) == in_use - parts["pending"]
+    assert tensor_bytes(device, GIB, rank_parts(device, GIB)) == in_use - parts["pending"]
     assert parts["gradients_or_step"] == in_use - sum(
         parts[name] for name in ("parameters", "optimizer_state", "kv_cache", "held", "pending")
     )
@@ -107,7 +107,7 @@ def test_tensors_are_the_parts_of_tensors(device: DeviceSample) -> None:
     others = {"pending", "stranded", "releasable", "private_pools", "cached", "outside_allocator"}
 
     expected = total(tuple(part for part in parts if part.name not in others))
-    assert tensor_bytes(device, None) == (None if device.allocator is None else expected)
+    assert tensor_bytes(device, None, parts) == (None if device.allocator is None else expected)
 
 
 def test_what_came_since_the_snapshot_is_no_tensor() -> None:

@@ -77,7 +77,7 @@ class ByPool:
     @property
     def total(self) -> int:
         """Sum over both pools."""
-        return sum(self.by_label().values())
+        return (self.small or 0) + (self.large or 0) + (self.undivided or 0)
 
     def by_label(self) -> dict[str, int]:
         """Return the known values by the label `pool`; the label of an undivided value is empty."""

@@ -104,14 +104,11 @@ LEGEND = tuple(
 )
 """All parts in drawing order."""
 
-_SHRINK_ORDER = (
-    "outside_allocator",
-    "releasable",
-    "cached",
-    "private_pools",
-    "stranded",
-    *(entry.name for entry in reversed(LEGEND)),
-)
+_DRAWN = {name: place for place, name in enumerate(_ORDER)}
+_SHRUNK_FIRST = ("outside_allocator", "releasable", "cached", "private_pools", "stranded")
+_SHRUNK = {
+    name: place for place, name in enumerate(dict.fromkeys((*_SHRUNK_FIRST, *reversed(_ORDER))))
+}
 
 
 def rank_parts(device: DeviceSample, outside: int | None) -> tuple[UseState, ...]:
@@ -136,11 +133,12 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[UseState, ...
     return tuple(part for part in parts if part.bytes)
 
 
-def tensor_bytes(device: DeviceSample, outside: int | None) -> int | None:
-    """Return the bytes of tensors in `rank_parts`, at the moment of the parts; None if unknown."""
+def tensor_bytes(
+    device: DeviceSample, outside: int | None, parts: Iterable[UseState]
+) -> int | None:
+    """Return the bytes of tensors in `parts`, which are `rank_parts`; None if unknown."""
     if device.allocator is None or (outside is not None and outside < 0):
         return None
-    parts = rank_parts(device, None)
     return sum(part.bytes for part in parts if part.name in _TENSORS)
 
 
@@ -228,8 +226,7 @@ def gpu_parts(
         name = "other_processes" if memory else "not_pytorch"
         others = [UseState(name, rest - free), UseState("free", free)]
     sizes = [*held, *others, UseState("driver", driver)]
-    order = [entry.name for entry in LEGEND]
-    return tuple(sorted((p for p in sizes if p.bytes), key=lambda part: order.index(part.name)))
+    return tuple(sorted((part for part in sizes if part.bytes), key=_place))
 
 
 def _sums(ranks: Iterable[Sequence[UseState]]) -> list[UseState]:
@@ -245,12 +242,15 @@ def _fitted(parts: Sequence[UseState], size: int) -> list[UseState]:
     """Return the parts in drawing order, shrunk until they have at most `size` bytes."""
     excess = sum(part.bytes for part in parts) - size
     fitted = []
-    for part in sorted(parts, key=lambda part: _SHRINK_ORDER.index(part.name)):
+    for part in sorted(parts, key=lambda part: _SHRUNK[part.name]):
         cut = min(max(0, excess), part.bytes)
         excess -= cut
         fitted.append(UseState(part.name, part.bytes - cut, part.label))
-    order = [entry.name for entry in LEGEND]
-    return sorted(fitted, key=lambda part: order.index(part.name))
+    return sorted(fitted, key=_place)
+
+
+def _place(part: UseState) -> int:
+    return _DRAWN[part.name]
 
 
 def group_bytes(parts: Iterable[UseState]) -> tuple[int, ...]:

@@ -411,9 +411,10 @@ def rank_threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[
 def _on_device(device: DeviceSample, outside: int | None, limits: Limits) -> dict[str, object]:
     """Return the fields of `RankState` that are about one device."""
     counters, oom = device.counters, device.last_oom
+    parts = rank_parts(device, outside)
     return {
-        "parts": rank_parts(device, outside),
-        "tensor_bytes": tensor_bytes(device, outside),
+        "parts": parts,
+        "tensor_bytes": tensor_bytes(device, outside, parts),
         "outside_allocator_bytes": None if outside is None or outside < 0 else outside,
         "stats_time": device.stats_timestamp,
         "alloc_retries": counters.alloc_retries,

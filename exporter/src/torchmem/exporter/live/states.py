@@ -90,8 +90,7 @@ class States:
         self._running: asyncio.Task[EncodedState] | None = None
         self._collection_seconds = 0.0
         self._kept_at = -math.inf
-        self._slept_for = math.inf
-        self._wake: Callable[[], object] | None = None
+        self._postpone: Callable[[], object] | None = None
         self.history = NodeHistory()
         self.pause_seconds = MIN_SECONDS
         """How old a state may be, and how long a client should wait for the next one."""
@@ -110,27 +109,27 @@ class States:
             self._newest = self._encoded(self._found())
         except Exception:  # noqa: BLE001 - a failure costs one point; it is logged
             _log.exception("adding to the history failed")
-        if self._wake is not None and self.max_history_age < self._slept_for:
+        if self._postpone is not None:
             with contextlib.suppress(RuntimeError):  # the server has stopped meanwhile
-                self._wake()
+                self._postpone()
 
     async def keep_history(self) -> None:
         """Add to the history, forever, also without a scrape or an open page."""
-        rank_began = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        self._wake = partial(loop.call_soon_threadsafe, rank_began.set)
+        loop, timer = asyncio.get_running_loop(), _Timer()
+        arm = partial(self._arm, timer)
+        # Each collection moves the timer: otherwise it would wake the thread between two scrapes.
+        self._postpone = partial(loop.call_soon_threadsafe, arm)
         while True:
-            rank_began.clear()
-            self._slept_for = self.max_history_age
-            due = self._kept_at + self._slept_for - time.monotonic()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(rank_began.wait(), max(HISTORY_PAUSE_SECONDS, due))
-            if time.monotonic() - self._kept_at < self.max_history_age:
-                continue
+            arm()
+            await timer.end()
             try:
                 await self.newest(self.max_history_age)
             except Exception:  # noqa: BLE001 - a failure costs one point; it is logged
                 _log.exception("adding to the history failed")
+
+    def _arm(self, timer: _Timer) -> None:
+        due = self._kept_at + self.max_history_age - time.monotonic()
+        timer.start(max(HISTORY_PAUSE_SECONDS, due))
 
     @property
     def max_history_age(self) -> float:
@@ -155,6 +154,25 @@ class States:
         self._kept_at = time.monotonic()
         self.history.add(state)
         return EncodedState(found, state)
+
+
+class _Timer:
+    """A time that can be waited for, and that can be moved meanwhile. For the event loop."""
+
+    def __init__(self) -> None:
+        self._handle: asyncio.TimerHandle | None = None
+        self._is_over = asyncio.Event()
+
+    def start(self, seconds: float) -> None:
+        """Let the time be over in so many seconds, and not earlier."""
+        if self._handle is not None:
+            self._handle.cancel()
+        self._is_over.clear()
+        self._handle = asyncio.get_running_loop().call_later(seconds, self._is_over.set)
+
+    async def end(self) -> None:
+        """Wait until the time is over."""
+        await self._is_over.wait()
 
 
 class RankIndex:

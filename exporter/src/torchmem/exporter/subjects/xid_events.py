@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 XID = "xid"
 MAX_XIDS = 256
 UNLISTED_XID_HOLD_SECONDS = 60.0
-WAIT_SECONDS = 15.0
+WAIT_SECONDS = 30.0
 """Of one wait within NVML, which returns at once for an event and cannot be interrupted.
 
 A new GPU's events are watched at most this much later, because nvmlEventSetCreate spins as long as
