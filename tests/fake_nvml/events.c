@@ -117,32 +117,49 @@ static int watched_file(void)
     return descriptor;
 }
 
-static void forget_changes(int descriptor)
+/* Whether the file is among what has changed in its folder, where its log is, too. */
+static int has_changed(int descriptor)
 {
-    char changes[4096];
-    while (descriptor >= 0 && read(descriptor, changes, sizeof changes) > 0)
-        ;
+    _Alignas(struct inotify_event) char changes[4096];
+    char path[PATH_MAX];
+    const char *state = getenv("FAKE_NVML_STATE");
+    snprintf(path, sizeof path, "%s", state ? state : "");
+    const char *name = basename(path);
+    int found = 0;
+    ssize_t size;
+    while ((size = read(descriptor, changes, sizeof changes)) > 0)
+        for (char *at = changes; at < changes + size;) {
+            struct inotify_event *change = (struct inotify_event *)at;
+            found |= !change->len || !strcmp(change->name, name);
+            at += sizeof *change + change->len;
+        }
+    return found;
+}
+
+/* Sleep until the file may have changed. */
+static void sleep_until(long long end, int changes, int longest)
+{
+    for (long long left; (left = end - milliseconds()) > 0;) {
+        poll(&(struct pollfd){.fd = changes, .events = POLLIN}, 1, left < longest ? (int)left : longest);
+        if (changes < 0 || has_changed(changes) || longest < left)
+            return;
+    }
 }
 
 NVML(EventSetWait_v2, nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_milliseconds)
 {
     long long end = milliseconds() + timeout_milliseconds;
-    int is_fixed = was_started_with("FAKE_NVML_STATE"), changes = -1;
-    for (;;) {
-        if (timeout_milliseconds && (changes < 0 || !is_fixed)) {
-            if (changes >= 0)
-                close(changes);
+    int is_fixed = was_started_with("FAKE_NVML_STATE");
+    int changes = timeout_milliseconds ? watched_file() : -1;
+    nvmlReturn_t code;
+    while ((code = next_event(set, data)) == TIMEOUT && milliseconds() < end) {
+        sleep_until(end, changes, changes < 0 ? STEP_MILLISECONDS : is_fixed ? INT_MAX : LOOK_MILLISECONDS);
+        if (changes >= 0 && !is_fixed) {
+            close(changes);
             changes = watched_file();
         }
-        forget_changes(changes);
-        nvmlReturn_t code = next_event(set, data);
-        long long left = end - milliseconds();
-        if (code != TIMEOUT || left <= 0) {
-            if (changes >= 0)
-                close(changes);
-            return code;
-        }
-        int most = changes < 0 ? STEP_MILLISECONDS : is_fixed ? (int)left : LOOK_MILLISECONDS;
-        poll(&(struct pollfd){.fd = changes, .events = POLLIN}, 1, left < most ? (int)left : most);
     }
+    if (changes >= 0)
+        close(changes);
+    return code;
 }
