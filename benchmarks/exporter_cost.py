@@ -61,8 +61,9 @@ def programs(node: Ranks, arguments: argparse.Namespace) -> Iterator[tuple[str, 
     command = [sys.executable, "-m", "torchmem.exporter", *flags]
     yield "torchmem", Program(command, environment)
     if arguments.before:
-        path = ":".join(str(arguments.before / root) for root in ROOTS)
-        yield "torchmem, before", Program(command, {**environment, "PYTHONPATH": path})
+        path = [str(arguments.before / root) for root in ROOTS]
+        path += filter(None, [environment.get("PYTHONPATH")])
+        yield "torchmem, before", Program(command, {**environment, "PYTHONPATH": ":".join(path)})
     if arguments.peer:
         yield PEER, Program([*shlex.split(arguments.peer), "--port", "PORT"], environment)
 

@@ -1,6 +1,6 @@
 /* Stands in for libnccl: communicators of any size, in which nothing is sent. The memory that NCCL
- * takes of the GPU is an estimate (docs/preflight-ranks.md): its kernels, and the buffers of its
- * connections, allocated when a connection is first used. */
+ * takes of the GPU is an estimate (docs/preflight-ranks.md): its kernels, the channels of each
+ * communicator, and the buffers of its connections, allocated when a connection is first used. */
 #define _GNU_SOURCE
 #include "phantom.h"
 
@@ -30,6 +30,12 @@ struct communicator {
  * (NVIDIA/nccl#1685). */
 enum { RING_CHANNELS = 24, PEER_CHANNELS = 32 };
 
+/* On an H200 with NCCL 2.28.9, a communicator of one rank has 64 channels, each with three small
+ * allocations (initChannel in NCCL's src/channel.cc), and two more of its own. Each takes a page of
+ * 2 MiB. With peers, it has as many channels as a peer of send and receive
+ * (ncclTopoComputeP2pChannels in src/graph/paths.cc). */
+enum { ONLY_RANK_CHANNELS = 64, PAGES_OF_CHANNEL = 3, PAGES_OF_COMMUNICATOR = 2 };
+
 static uint64_t setting(const char *name, uint64_t otherwise)
 {
     const char *text = getenv(name);
@@ -45,14 +51,29 @@ static uint64_t channel_bytes(void)
     return (buffers + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES + 2 * PAGE_BYTES;
 }
 
-static int connect_channels(struct communicator *comm, uint64_t channels)
+static uint64_t limited(uint64_t channels)
 {
     uint64_t most = setting("NCCL_MAX_NCHANNELS", channels);
-    uint64_t bytes = channel_bytes() * (channels < most ? channels : most);
+    return channels < most ? channels : most;
+}
+
+static int take(struct communicator *comm, uint64_t bytes)
+{
     if (!process_take(gpu_of(comm->device), bytes, gpu_bytes()))
         return CUDA_ERROR;
     comm->taken += bytes;
     return SUCCESS;
+}
+
+static int connect_channels(struct communicator *comm, uint64_t channels)
+{
+    return take(comm, channel_bytes() * limited(channels));
+}
+
+static int init_channels(struct communicator *comm)
+{
+    uint64_t channels = limited(comm->ranks > 1 ? PEER_CHANNELS : ONLY_RANK_CHANNELS);
+    return take(comm, (channels * PAGES_OF_CHANNEL + PAGES_OF_COMMUNICATOR) * PAGE_BYTES);
 }
 
 static pthread_mutex_t connecting = PTHREAD_MUTEX_INITIALIZER;
@@ -100,8 +121,8 @@ CALL(ncclGetUniqueId, struct unique_id *id)
     return SUCCESS;
 }
 
-/* NCCL's kernels, which a process loads once for each GPU: on an H200, processes with a communicator
- * of one rank had 926 MiB outside PyTorch, and others 742 to 768 (NCCL 2.28.9,
+/* NCCL's kernels, which a process loads once for each GPU: on an H200, processes that had destroyed
+ * their communicators had 926 MiB outside PyTorch, and others 742 to 768 (NCCL 2.28.9,
  * benchmarks/phantom_truth). */
 #define KERNEL_BYTES (160 * MIB)
 static bool has_kernels[MAX_GPUS];
@@ -123,8 +144,13 @@ static int create(struct communicator **comm, int ranks, int rank, int device)
         return INVALID_ARGUMENT;
     if (!open_context(gpu) || !load_kernels(gpu))
         return CUDA_ERROR;
-    *comm = malloc(sizeof **comm);
-    **comm = (struct communicator){.rank = rank, .ranks = ranks, .device = device};
+    struct communicator *fresh = malloc(sizeof *fresh);
+    *fresh = (struct communicator){.rank = rank, .ranks = ranks, .device = device};
+    if (init_channels(fresh)) {
+        free(fresh);
+        return CUDA_ERROR;
+    }
+    *comm = fresh;
     return SUCCESS;
 }
 
