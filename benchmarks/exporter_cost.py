@@ -6,11 +6,11 @@
         --peer /tmp/peer/bin/nvitop-exporter --before /tmp/before
 
 All exporters read the same fake NVML, or with --real-gpus the driver of this machine, and run at
-the same time. CPU time is what the kernel counts
-for all threads of a process: for two minutes without a scrape and without a rank; for two minutes
-without a scrape but with ranks, which the exporter follows for its live page; then for two minutes
-with a scrape every 15 s as Prometheus scrapes, before each of which every rank publishes other
-values. The exporters are scraped in turns, so that all find cold caches.
+the same time. CPU time is what the kernel counts for all threads of a process: for two minutes
+without a scrape and without a rank; for two minutes without a scrape but with ranks, which the
+exporter follows for its live page; then for two minutes with a scrape every 15 s as Prometheus
+scrapes, before each of which every rank publishes other values. The exporters are scraped in turns,
+so that all find cold caches.
 Instructions per scrape are counted by callgrind, if valgrind is installed. Needs a C compiler
 or GPUs.
 """
