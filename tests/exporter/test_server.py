@@ -307,11 +307,11 @@ class Slow(EmptyCollector):
         return []
 
 
-def test_the_first_collection_is_reported() -> None:
-    """The server says once that the first collection has ended, however often it is scraped."""
+def test_memory_is_given_back_after_the_first_collection() -> None:
+    """The server asks for it once the first collection has ended, and not in each scrape."""
     reports = list[int]()
     collector = Slow()
-    server = serve(collector, on_first_collection=lambda: reports.append(len(collector.times)))
+    server = serve(collector, give_back=lambda: reports.append(len(collector.times)))
     with closing(server):
         until(lambda: reports)
         for _ in range(2):

@@ -41,6 +41,7 @@ _STATE_SECONDS = 5.0
 _MAX_WAITING = 8  # requests of one client about ranks and maps
 _LIVE_SHARE = 0.25
 """The largest share of the time that such requests take, however many there are."""
+_GIVE_BACK_AFTER_SECONDS = (0.0, 60.0)
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'"}
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --soft: #5b6878; --line: #d9dfe7; --card: #fff;
@@ -71,12 +72,13 @@ def application(
     *,
     web_ui: bool = True,
     allowed_hosts: Collection[str] = (),
-    on_first_collection: Callable[[], None] = lambda: None,
+    give_back: Callable[[], None] = lambda: None,
 ) -> Starlette:
     """Return the ASGI application; `web_ui`: whether `/` is the live page.
 
-    It starts the first collection itself, so that it becomes ready without a scrape, and then calls
-    `on_first_collection`. Its `state.close_streams` ends the answers that would otherwise go on.
+    It starts the first collection itself, so that it becomes ready without a scrape. `give_back`
+    gives back memory that only the start needs: it is called after the first collection, and again
+    after the first scrapes. `state.close_streams` ends the answers that would otherwise go on.
     """
     states = States(lambda: scrapes.collection(_STATE_SECONDS), collector.found)
     scrapes = Scrapes(collector, states.note_collection)
@@ -102,7 +104,9 @@ def application(
 
     async def collect_first() -> None:
         await scrapes.collection()
-        await asyncio.to_thread(on_first_collection)
+        for seconds in _GIVE_BACK_AFTER_SECONDS:
+            await asyncio.sleep(seconds)
+            await asyncio.to_thread(give_back)
 
     jobs = partial(_beside, (collect_first, states.keep_history))
     app = Starlette(routes=routes, middleware=middleware, lifespan=jobs)

@@ -131,7 +131,7 @@ def serve_until_signal(
         web_ui=settings.web_ui,
         allowed_hosts=settings.allowed_hosts,
         on_stop=wake,
-        on_first_collection=give_back,
+        give_back=give_back,
     )
     with closing(running) as server, closing(exporter), sending(exporter, otlp=settings.otlp):
         _log.info("serving %s/metrics from the run directory %s", server.url, settings.run_dir)

@@ -20,7 +20,7 @@ from torchmem.metrics.row_family import RowFamily, Values
 MAX_KEPT_ROWS = 32_768
 """Of one format. The text of a series takes about half a kilobyte. Beyond that, a family is written
 anew for each page."""
-_MAX_NUMBERS = 4_096
+_MAX_NUMBERS = 1024
 _SPARE_SERIES = 64  # of a family, which have gone and are still kept
 
 _number: Callable[[float], str] = lru_cache(_MAX_NUMBERS)(floatToGoString)

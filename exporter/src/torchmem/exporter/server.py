@@ -156,12 +156,12 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
     web_ui: bool = True,
     allowed_hosts: Collection[str] = (),
     on_stop: Callable[[], None] = lambda: None,
-    on_first_collection: Callable[[], None] = lambda: None,
+    give_back: Callable[[], None] = lambda: None,
 ) -> ExporterServer:
     """Serve `collector` on a thread, on `listener` if given, else on `host` and `port`.
 
-    Port 0 takes a free port. `on_stop` is called when the server ends for any reason,
-    `on_first_collection` after the first collection, in another thread than the server's.
+    Port 0 takes a free port. `on_stop` is called when the server ends for any reason, `give_back`
+    after the first collection and the first scrapes, in another thread than the server's.
     `web_ui`: whether `/` is the live page. `allowed_hosts`: see `web.host_names`.
     Raises UsageError when the address cannot be used, PortInUseError for a port in use.
     """
@@ -172,7 +172,7 @@ def serve(  # noqa: PLR0913 - keyword arguments of one call
         web.current,
         web_ui=web_ui,
         allowed_hosts=allowed_hosts,
-        on_first_collection=on_first_collection,
+        give_back=give_back,
     )
     server = _Server(app, listener, web, limits, heartbeat)
     return ExporterServer(listener, server, "https" if web.current().tls else "http", on_stop)
