@@ -120,7 +120,7 @@ def main() -> None:
     short = SamplingParams(max_tokens=32, detokenize=False, ignore_eos=True)
     assert len(engine.generate(prompts(20), short, use_tqdm=False)) == 20
     note("served")
-    neighbor = Neighbor(5000)
+    neighbor = Neighbor(4500)
     note("beside a neighbor")
     neighbor.leave()
     long = SamplingParams(max_tokens=900, detokenize=False, ignore_eos=True)
