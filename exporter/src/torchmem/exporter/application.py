@@ -102,17 +102,18 @@ def application(
     ]
     middleware = [Middleware(Access, config=config, allowed_hosts=allowed_hosts)]
 
-    async def collect_first() -> None:
-        await scrapes.collection()
-        for seconds in _GIVE_BACK_AFTER_SECONDS:
-            await asyncio.sleep(seconds)
-            await asyncio.to_thread(give_back)
-
-    jobs = partial(_beside, (collect_first, states.keep_history))
+    jobs = partial(_beside, (partial(_collect_first, scrapes, give_back), states.keep_history))
     app = Starlette(routes=routes, middleware=middleware, lifespan=jobs)
     app.router.redirect_slashes = False  # a redirect would contain the client's Host header
     app.state.close_streams = api.close
     return app
+
+
+async def _collect_first(scrapes: Scrapes, give_back: Callable[[], None]) -> None:
+    await scrapes.collection()
+    for seconds in _GIVE_BACK_AFTER_SECONDS:
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(give_back)
 
 
 @asynccontextmanager
