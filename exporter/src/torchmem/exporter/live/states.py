@@ -117,7 +117,7 @@ class States:
         """Add to the history, forever, also without a scrape or an open page."""
         loop, timer = asyncio.get_running_loop(), _Timer()
         arm = partial(self._arm, timer)
-        # Each collection moves the timer: otherwise it would wake the thread between two scrapes.
+        # Each collection restarts the timer, so that it does not end between two scrapes.
         self._postpone = partial(loop.call_soon_threadsafe, arm)
         while True:
             arm()
@@ -157,22 +157,22 @@ class States:
 
 
 class _Timer:
-    """A time that can be waited for, and that can be moved meanwhile. For the event loop."""
+    """A timer that can be restarted while a coroutine waits for it. For the event loop."""
 
     def __init__(self) -> None:
         self._handle: asyncio.TimerHandle | None = None
-        self._is_over = asyncio.Event()
+        self._has_ended = asyncio.Event()
 
     def start(self, seconds: float) -> None:
-        """Let the time be over in so many seconds, and not earlier."""
+        """Start the timer, or restart it if it runs: it ends after this many seconds."""
         if self._handle is not None:
             self._handle.cancel()
-        self._is_over.clear()
-        self._handle = asyncio.get_running_loop().call_later(seconds, self._is_over.set)
+        self._has_ended.clear()
+        self._handle = asyncio.get_running_loop().call_later(seconds, self._has_ended.set)
 
     async def end(self) -> None:
-        """Wait until the time is over."""
-        await self._is_over.wait()
+        """Wait until the timer ends."""
+        await self._has_ended.wait()
 
 
 class RankIndex:
