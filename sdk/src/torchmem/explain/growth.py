@@ -7,6 +7,7 @@ points do not move. docs/verdict.md shows how often the judgment is right.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations, pairwise
 from statistics import median
@@ -43,6 +44,10 @@ MIN_OOM_CONFIDENCE = 2.0
 MIN_RISES = 5
 """Of the later half of the points, of which each shows the highest need so far, for steps that need
 more and more: random sizes rise as often once in 1,000 judgments. Fewer points all rise."""
+FLAT_STEPS = 50
+"""Steps over which nothing has grown, after which the growth before them is over."""
+MIN_FLAT_POINTS = 3
+"""The least points that show it: in a long run, they are further apart."""
 WARM_UP_STEPS = 2
 """The first steps allocate gradients, the optimizer's state, and buffers of libraries."""
 
@@ -156,21 +161,23 @@ def live_growth(history: RunHistory, total: int | None, left: int | None) -> Gro
 
 def _growths(history: RunHistory) -> Iterator[Growth]:
     component = grown_component(history)
-    leak = _certain_trend(thinned(kept_points(history)))
+    leak = _certain_trend(kept_points(history))
     if leak:
         yield _growth("leak", leak, component)
     points = thinned(peak_points(history))
     peaks = steady_trend(points) if keeps_rising(points) else None
     if peaks and (leak is None or peaks.slope > 2 * leak.slope):
         yield _growth("larger_step", peaks, None)
-    outside = _certain_trend(thinned(outside_points(history)))
+    outside = _certain_trend(outside_points(history))
     if outside:
         yield _growth("outside", outside, None)
 
 
-def _certain_trend(points: Sequence[Point]) -> SteadyGrowth | None:
-    """Return the growth, if values in random order would hardly ever look like it."""
-    return steady_trend(points) if confidence(points) >= MIN_CONFIDENCE else None
+def _certain_trend(points: list[Point]) -> SteadyGrowth | None:
+    """Return the growth, if values in random order would hardly ever look like it, and it goes on."""
+    few = thinned(points)
+    trend = steady_trend(few) if confidence(few) >= MIN_CONFIDENCE else None
+    return None if trend is None or is_flat_now(points, trend.slope) else trend
 
 
 def confidence(points: Sequence[Point]) -> float:
@@ -194,13 +201,27 @@ def _growth(kind: GrowthKind, trend: SteadyGrowth, component: str | None) -> Gro
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """Return at most MAX_LIVE_POINTS, with the first and the last."""
-    number = len(points)
-    if number <= MAX_LIVE_POINTS:
+    """Return at most MAX_LIVE_POINTS, spaced evenly in steps, with the first and the last.
+
+    The first steps of a run are read densely, and would outweigh what happened since.
+    """
+    if len(points) <= MAX_LIVE_POINTS:
         return points
-    return [
-        points[index * (number - 1) // (MAX_LIVE_POINTS - 1)] for index in range(MAX_LIVE_POINTS)
-    ]
+    steps = [step for step, _ in points]
+    pause = (steps[-1] - steps[0]) / (MAX_LIVE_POINTS - 1)
+    wanted = (steps[0] + number * pause for number in range(MAX_LIVE_POINTS - 1))
+    chosen = dict.fromkeys(bisect_right(steps, step) - 1 for step in wanted)
+    return [*(points[index] for index in chosen if index < len(points) - 1), points[-1]]
+
+
+def is_flat_now(points: Sequence[Point], slope: float) -> bool:
+    """Return whether the newest points differ by far less than a growth by `slope` a step."""
+    since = points[-1][0] - FLAT_STEPS
+    newest = [point for point in points if point[0] >= since]
+    newest = newest if len(newest) >= MIN_FLAT_POINTS else list(points[-MIN_FLAT_POINTS:])
+    sizes = [size for _, size in newest]
+    span = newest[-1][0] - newest[0][0]
+    return max(sizes) - min(sizes) < MIN_LATE_SHARE * slope * span
 
 
 def _is_worth(growth: Growth, history: RunHistory, total: int, left: int) -> bool:

@@ -44,10 +44,24 @@ class Threat:
 
 
 def threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Threat, ...]:
-    """Return what threatens a rank on one of its devices, the most urgent first."""
-    memory = (_failed, _growth, _fragmentation, _capacity, _libraries, _retries)
-    finders = (*memory, _host, _ignored)
+    """Return what threatens a rank on one of its devices, the most urgent first.
+
+    If compaction would make more room than what has grown, fragmentation comes before the growth.
+    """
+    is_first = strands_most(device, limits)
+    growth = (_fragmentation, _growth) if is_first else (_growth, _fragmentation)
+    finders = (_failed, *growth, _capacity, _libraries, _retries, _host, _ignored)
     return tuple(threat for find in finders for threat in find(sample, device, limits))
+
+
+def strands_most(device: DeviceSample, limits: Limits) -> bool:
+    """Return whether a rank is fragmented, and compaction would make more room than anything else.
+
+    What has grown is all that an end of the growth could give back.
+    """
+    grown = device.growth.grown_bytes if device.growth else 0
+    layout = device.layout
+    return layout is not None and _is_fragmented(device, limits) and layout.stranded_bytes > grown
 
 
 def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy, ...]:
@@ -103,10 +117,12 @@ def _failed(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]
         yield Threat(text, device.last_oom.cause)
 
 
-def _growth(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
-    growth, left = device.growth, steps_left(device)
+def _growth(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    growth = device.growth
     if growth is None:
         return
+    # The growth cannot use what is stranded, so that nothing is known of its end.
+    left = None if strands_most(device, limits) else steps_left(device)
     seconds = sample.steps.mean_seconds
     time = f" ({format_seconds(left * seconds)})" if left is not None and seconds else ""
     cause: OomCause = "external" if growth.kind == "outside" else "capacity"
@@ -128,16 +144,34 @@ def _is_stranded(layout: Layout, device: DeviceSample, limits: Limits) -> bool:
     return stranded >= limits.stranded_bytes and is_share
 
 
+def _is_fragmented(device: DeviceSample, limits: Limits) -> bool:
+    """Return whether much is stranded and the rank needs it.
+
+    It does if little can be allocated without a flush, or if it has retried or grows while more is
+    stranded than can be allocated.
+    """
+    layout = device.layout
+    if layout is None or layout.headroom_bytes is None or not _is_stranded(layout, device, limits):
+        return False
+    is_asked = bool(device.counters.alloc_retries) or device.growth is not None
+    left = layout.headroom_flush_bytes
+    is_less = is_asked and left is not None and left < layout.stranded_bytes
+    return is_less or _is_below(layout.headroom_bytes, limits.headroom_ratio, device)
+
+
 def _fragmentation(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
     layout = device.layout
-    if layout and _is_stranded(layout, device, limits):
-        headroom = layout.headroom_bytes
-        if headroom is not None and _is_below(headroom, limits.headroom_ratio, device):
-            yield Threat(
-                f"{format_size(layout.stranded_bytes)} is free but lies beside live tensors, and "
-                f"a request above {format_size(headroom)} has to flush the cache.",
-                "fragmentation",
-            )
+    if layout is None or not _is_fragmented(device, limits):
+        return
+    stranded, headroom = layout.stranded_bytes, layout.headroom_bytes or 0
+    share = f" ({stranded / device.total_bytes:.0%} of the GPU)" if device.total_bytes else ""
+    fails = (layout.headroom_flush_bytes or 0) <= headroom
+    end = "fails" if fails else "has to flush the cache"
+    yield Threat(
+        f"Fragmentation: {format_size(stranded)}{share} is free but stranded beside live tensors, "
+        f"and a request above {format_size(headroom)} {end}.",
+        "fragmentation",
+    )
 
 
 def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
@@ -150,6 +184,8 @@ def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threa
     if foreign > 0 and not _is_below(foreign, limits.near_capacity_ratio, device):
         held = f", while {format_size(outside)} is held outside PyTorch's allocator"
         cause: OomCause = "external"
+    elif _is_fragmented(device, limits):
+        return  # compaction would make room
     else:
         held, cause = "", "capacity"
     yield Threat(
