@@ -31,7 +31,10 @@ from torchmem.sdk.reading.run_history import EARLY_STEPS
 from torchmem.simulator.backend import SimulatedOptimizer
 from torchmem.simulator.scenarios import SCENARIOS
 
-SECONDS = 300.0
+SECONDS = 100.0
+EVERY_SECONDS = 2.5
+SNAPSHOT_SECONDS = 4.0
+"""Shorter than in the demo, as the run is."""
 READ_STEPS = 5
 """The SDK reads once a second, which is every fifth step of the demo."""
 LIMITS = defaults().limits("demo", "node1")
@@ -41,7 +44,8 @@ LIMITS = defaults().limits("demo", "node1")
 class Look:
     """What is shown at one moment: the page's state, what NVML says, and what the SDK published.
 
-    `memory`: NVML's of each GPU, also of the one that no rank uses. `used`: by the rank's process.
+    `memory`: NVML's of each GPU, also of the one that no rank uses. `used`: what the rank's process
+    has of its GPU, of which its allocator has `reserved`; the sample may be older.
     """
 
     at: float
@@ -50,6 +54,7 @@ class Look:
     page: NodeState
     memory: tuple[MemoryInfo, ...]
     used: int
+    reserved: int
 
     @property
     def device(self) -> DeviceSample:
@@ -99,22 +104,23 @@ class _DemoRank(Rank):
         found = self._exporter.found()
         device = published.devices[0]
         used = self.gpu.use.own()
-        reserved = device.allocator.reserved_bytes.total if device.allocator else 0
-        key = device.uuid or "", process_key(published.process)
-        is_same_moment = state in LIVE_STATES and used >= reserved
-        item = Published(published, self.pid, state, attributed=state in LIVE_STATES)
+        is_live = state in LIVE_STATES
+        stats = self.allocator.memory_stats_as_nested_dict()
+        reserved = stats["reserved_bytes"]["all"]["current"] if is_live else 0
+        outside = {(device.uuid or "", process_key(published.process)): used - reserved}
+        item = Published(published, self.pid, state, attributed=is_live)
         found = replace(
-            found,
-            time=self.now,
-            published=[item],
-            outside={key: used - reserved} if is_same_moment else {},
+            found, time=self.now, published=[item], outside=outside if is_live else {}
         )
         memory = tuple(value for _, value in found.reading.values(MemoryInfo))
-        self._looks.append(Look(self.now, state, published, node_state(found), memory, used))
+        page = node_state(found)
+        self._looks.append(Look(self.now, state, published, page, memory, used, reserved))
 
 
 @cache
-def looks(scenario: str, rank: int, seconds: float = SECONDS, every: float = 5.0) -> list[Look]:
+def looks(
+    scenario: str, rank: int, seconds: float = SECONDS, every: float = EVERY_SECONDS
+) -> list[Look]:
     """Play one of two ranks as `torchmem demo --ranks 2 --duration SECONDS` does."""
     return list(_looks(scenario, rank, seconds, every))
 
@@ -123,7 +129,7 @@ def _looks(name: str, rank: int, seconds: float, every: float) -> Iterator[Look]
     scenario = SCENARIOS[name]
     now = [0.0]
     gpus = SharedGpus(scenario, RANKS, get_context("spawn"), clock=lambda: now[0])
-    pace = Pace(seconds, seconds, STEP_SECONDS / EVENTS_PER_STEP, every, 10.0)
+    pace = Pace(seconds, seconds, STEP_SECONDS / EVENTS_PER_STEP, every, SNAPSHOT_SECONDS)
     player = _DemoRank(
         scenario,
         rank,

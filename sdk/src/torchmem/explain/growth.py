@@ -161,8 +161,9 @@ def live_growth(history: RunHistory, total: int | None, left: int | None) -> Gro
 
 def _growths(history: RunHistory) -> Iterator[Growth]:
     component = grown_component(history)
-    leak = _certain_trend(kept_points(history))
-    if leak:
+    kept = kept_points(history)
+    leak = _certain_trend(kept)
+    if leak and not is_flat_now(kept, leak.slope):
         yield _growth("leak", leak, component)
     points = thinned(peak_points(history))
     peaks = steady_trend(points) if keeps_rising(points) else None
@@ -174,10 +175,9 @@ def _growths(history: RunHistory) -> Iterator[Growth]:
 
 
 def _certain_trend(points: list[Point]) -> SteadyGrowth | None:
-    """Return the growth, if values in random order would hardly ever look like it, and it goes on."""
+    """Return the growth, if values in random order would hardly ever look like it."""
     few = thinned(points)
-    trend = steady_trend(few) if confidence(few) >= MIN_CONFIDENCE else None
-    return None if trend is None or is_flat_now(points, trend.slope) else trend
+    return steady_trend(few) if confidence(few) >= MIN_CONFIDENCE else None
 
 
 def confidence(points: Sequence[Point]) -> float:
@@ -234,12 +234,23 @@ def _is_worth(growth: Growth, history: RunHistory, total: int, left: int) -> boo
 def steps_left(device: DeviceSample) -> float | None:
     """Return the steps until the growth of a rank fills its GPU; None if nothing grows.
 
-    The peak of a step grows as much as what is kept.
+    The peak of a step grows as much as what is kept. If the highest peak is older than the growth,
+    as when a checkpoint was loaded, that of a step is unknown, and so are the steps.
     """
     left = room_left(device)
-    if device.growth is None or left is None:
+    if device.growth is None or left is None or _is_peak_older(device.run_history, device.growth):
         return None
     return left / device.growth.bytes_per_step
+
+
+def _is_peak_older(history: RunHistory | None, growth: Growth) -> bool:
+    """Return whether the highest peak has not risen while memory grew."""
+    peaks = [
+        peak
+        for step, peak in zip(history.steps, history.peak_bytes, strict=True)
+        if step >= growth.since_step
+    ] if history else []
+    return len(peaks) >= MIN_POINTS and growth.kind == "leak" and peaks[0] == peaks[-1]
 
 
 def room_left(device: DeviceSample) -> int | None:

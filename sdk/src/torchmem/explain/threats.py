@@ -18,6 +18,7 @@ from torchmem.explain.remedies import Remedy, remedies
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.verdict import OnsetEvidence, Verdict
 from torchmem.sample.quick_dataclass import dataclass
+from torchmem.sample.run_history import Growth
 from torchmem.sample.sample import (
     DeviceSample,
     Layout,
@@ -29,6 +30,8 @@ from torchmem.sample.sample import (
 )
 
 MAX_REMEDIES = 3
+MIN_GAIN = 0.5
+"""What compaction gains, as a share of what is left, for it to matter to a rank that retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,15 @@ def strands_most(device: DeviceSample, limits: Limits) -> bool:
     What has grown is all that an end of the growth could give back.
     """
     grown = device.growth.grown_bytes if device.growth else 0
-    layout = device.layout
-    return layout is not None and _is_fragmented(device, limits) and layout.stranded_bytes > grown
+    return _is_fragmented(device, limits) and (_compaction_gain(device) or 0) > grown
+
+
+def _compaction_gain(device: DeviceSample) -> int | None:
+    """Return how much larger the largest request could be if all free bytes were in one piece."""
+    layout, free = device.layout, device.driver_free_bytes
+    if layout is None or layout.headroom_flush_bytes is None or free is None:
+        return None
+    return max(0, free + layout.free_bytes - layout.headroom_flush_bytes)
 
 
 def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy, ...]:
@@ -121,12 +131,22 @@ def _growth(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[Th
     growth = device.growth
     if growth is None:
         return
-    # The growth cannot use what is stranded, so that nothing is known of its end.
-    left = None if strands_most(device, limits) else steps_left(device)
+    left = None if _ends_early(growth, device, limits) else steps_left(device)
     seconds = sample.steps.mean_seconds
     time = f" ({format_seconds(left * seconds)})" if left is not None and seconds else ""
     cause: OomCause = "external" if growth.kind == "outside" else "capacity"
     yield Threat(f"{growth_sentence(growth, left)}{time}.", cause, growth.kind)
+
+
+def _ends_early(growth: Growth, device: DeviceSample, limits: Limits) -> bool:
+    """Return whether the GPU is full before the growth has taken all that is free.
+
+    Larger tensors do not fit into stranded memory; small ones that are kept do.
+    """
+    layout = device.layout
+    if growth.kind == "larger_step" and layout and _is_stranded(layout, device, limits):
+        return True
+    return strands_most(device, limits)
 
 
 def _is_below(size: int | None, ratio: float, device: DeviceSample) -> bool:
@@ -147,16 +167,15 @@ def _is_stranded(layout: Layout, device: DeviceSample, limits: Limits) -> bool:
 def _is_fragmented(device: DeviceSample, limits: Limits) -> bool:
     """Return whether much is stranded and the rank needs it.
 
-    It does if little can be allocated without a flush, or if it has retried or grows while more is
-    stranded than can be allocated.
+    It does if little can be allocated without a flush, or if it has retried or grows and
+    compaction would make much more room than there is.
     """
     layout = device.layout
     if layout is None or layout.headroom_bytes is None or not _is_stranded(layout, device, limits):
         return False
     is_asked = bool(device.counters.alloc_retries) or device.growth is not None
-    left = layout.headroom_flush_bytes
-    is_less = is_asked and left is not None and left < layout.stranded_bytes
-    return is_less or _is_below(layout.headroom_bytes, limits.headroom_ratio, device)
+    is_much = (_compaction_gain(device) or 0) > MIN_GAIN * (layout.headroom_flush_bytes or 0)
+    return (is_asked and is_much) or _is_below(layout.headroom_bytes, limits.headroom_ratio, device)
 
 
 def _fragmentation(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:

@@ -25,7 +25,7 @@ LAYERS = 275
 SHORT_BYTES = 52 * MIB
 """An activation in the second half of the run: two do not fit into one of the first half."""
 
-DEEP = 0.4
+DEEP = 0.01
 """The share of the run in which layers are added."""
 SHORTENED = 0.5
 """The share of the run after which the sequences are short."""
