@@ -141,10 +141,30 @@ def test_what_makes_the_most_room_comes_first(
 def test_the_end_of_a_growth_that_cannot_use_what_is_free() -> None:
     """Larger steps cannot use stranded memory, so nothing is said about when the GPU is full."""
     growth = replace(LEAK, kind="larger_step")
-    texts = [item.text for item in threats(CALM, _stranded(10 * GIB, growth, 0), SHIPPED)]
+    for stranded, is_known in ((0, True), (10 * GIB, False)):
+        told = [item.text for item in threats(CALM, _stranded(stranded, growth, 0), SHIPPED)]
+        (text,) = [text for text in told if "Steps need" in text]
+        assert ("full in" in text) == is_known
 
-    assert [text for text in texts if "Steps need" in text]
-    assert not [text for text in texts if "full in" in text]
+
+def test_the_end_of_a_leak_below_an_older_peak() -> None:
+    """If the highest peak is older than the leak, that of a step and the end are unknown."""
+    history = DEVICE.run_history
+    assert history is not None
+    steps = tuple(range(40, 50))
+    unknown = (None,) * len(steps)
+    for peaks, is_known in (((50 * GIB,) * 10, False), (tuple(range(10)), True)):
+        run = replace(
+            history,
+            steps=steps,
+            seconds=tuple(map(float, steps)),
+            allocated_bytes=steps,
+            peak_bytes=peaks,
+            stranded_bytes=unknown,
+            outside_bytes=unknown,
+        )
+        device = replace(_stranded(0, LEAK, 0), run_history=run)
+        assert (steps_left(device) is not None) == is_known
 
 
 def test_an_override_of_an_instance_applies_to_its_host() -> None:

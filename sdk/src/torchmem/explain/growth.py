@@ -28,6 +28,8 @@ MIN_LIVE_STEPS = 20
 """Steps over which memory must have grown in a rank that runs."""
 MAX_HORIZON = 100
 """A rank that runs is full within this many times the steps that it has done, or does not grow."""
+MAX_STRANDED_SHARE = 0.25
+"""The share of what is left that may be stranded, for it to be room for larger steps."""
 MIN_STEADY_SHARE = 0.5
 """The share of the growth that the median slope explains; a single jump is explained by less."""
 MIN_LATE_SHARE = 0.35
@@ -232,25 +234,28 @@ def _is_worth(growth: Growth, history: RunHistory, total: int, left: int) -> boo
 
 
 def steps_left(device: DeviceSample) -> float | None:
-    """Return the steps until the growth of a rank fills its GPU; None if nothing grows.
+    """Return the steps until the growth of a rank fills its GPU; None if that is unknown.
 
     The peak of a step grows as much as what is kept. If the highest peak is older than the growth,
-    as when a checkpoint was loaded, that of a step is unknown, and so are the steps.
+    as when a checkpoint was loaded, that of a step is unknown. Larger steps need larger tensors,
+    which may not fit into memory that is free but stranded.
     """
-    left = room_left(device)
-    if device.growth is None or left is None or _is_peak_older(device.run_history, device.growth):
+    growth, left = device.growth, room_left(device)
+    if growth is None or left is None or _is_peak_older(device.run_history, growth):
         return None
-    return left / device.growth.bytes_per_step
+    stranded = device.layout.stranded_bytes if device.layout else 0
+    if growth.kind == "larger_step" and stranded > MAX_STRANDED_SHARE * left:
+        return None
+    return left / growth.bytes_per_step
 
 
 def _is_peak_older(history: RunHistory | None, growth: Growth) -> bool:
-    """Return whether the highest peak has not risen while memory grew."""
-    peaks = [
-        peak
-        for step, peak in zip(history.steps, history.peak_bytes, strict=True)
-        if step >= growth.since_step
-    ] if history else []
-    return len(peaks) >= MIN_POINTS and growth.kind == "leak" and peaks[0] == peaks[-1]
+    """Return whether the highest peak has not risen while more was kept."""
+    if history is None or growth.kind != "leak":
+        return False
+    points = zip(history.steps, history.peak_bytes, strict=True)
+    peaks = [peak for step, peak in points if step >= growth.since_step]
+    return len(peaks) >= MIN_POINTS and peaks[0] == peaks[-1]
 
 
 def room_left(device: DeviceSample) -> int | None:

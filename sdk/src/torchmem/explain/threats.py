@@ -18,7 +18,6 @@ from torchmem.explain.remedies import Remedy, remedies
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.verdict import OnsetEvidence, Verdict
 from torchmem.sample.quick_dataclass import dataclass
-from torchmem.sample.run_history import Growth
 from torchmem.sample.sample import (
     DeviceSample,
     Layout,
@@ -127,26 +126,14 @@ def _failed(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]
         yield Threat(text, device.last_oom.cause)
 
 
-def _growth(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
-    growth = device.growth
+def _growth(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
+    growth, left = device.growth, steps_left(device)
     if growth is None:
         return
-    left = None if _ends_early(growth, device, limits) else steps_left(device)
     seconds = sample.steps.mean_seconds
     time = f" ({format_seconds(left * seconds)})" if left is not None and seconds else ""
     cause: OomCause = "external" if growth.kind == "outside" else "capacity"
     yield Threat(f"{growth_sentence(growth, left)}{time}.", cause, growth.kind)
-
-
-def _ends_early(growth: Growth, device: DeviceSample, limits: Limits) -> bool:
-    """Return whether the GPU is full before the growth has taken all that is free.
-
-    Larger tensors do not fit into stranded memory; small ones that are kept do.
-    """
-    layout = device.layout
-    if growth.kind == "larger_step" and layout and _is_stranded(layout, device, limits):
-        return True
-    return strands_most(device, limits)
 
 
 def _is_below(size: int | None, ratio: float, device: DeviceSample) -> bool:
