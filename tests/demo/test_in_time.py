@@ -33,7 +33,7 @@ MATTERS = 0.25
 
 
 def living(name: str, rank: int) -> list[Look]:
-    """Return the looks while the rank runs, without the first one, before which nothing was read."""
+    """Return the looks while the rank runs, without the first one, when nothing is known."""
     return [look for look in looks(name, rank) if look.state in LIVE_STATES][1:]
 
 

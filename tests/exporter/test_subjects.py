@@ -200,10 +200,11 @@ def test_impossible_memory(
     for _ in range(2):
         assert gpu.read(MemoryInfo) is None
         gpu.nvml.end_reading()
-    assert caplog.messages == [
+    (message,) = caplog.messages
+    assert message == (
         "NVML returns an impossible value on GPU 0, which is not used: nvmlDeviceGetMemoryInfo: "
         f"{used} bytes used, {free} free and {GIB} reserved of {total}"
-    ]
+    )
 
 
 @given(st.lists(st.integers(-3 * GIB, 30 * GIB), min_size=3, max_size=3), st.integers(0, 40 * GIB))

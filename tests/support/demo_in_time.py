@@ -17,9 +17,9 @@ from support.simulated_time import RANKS, Pace, Rank
 
 from torchmem.demo.gpus import EVENTS_PER_STEP, STEP_SECONDS, SharedGpus
 from torchmem.demo.node import cuda_bytes, uuid
-from torchmem.explain.thresholds import defaults
-from torchmem.explain.threats import Threat, advice, threats
 from torchmem.explain.remedies import Remedy
+from torchmem.explain.threats import Threat, advice, threats
+from torchmem.explain.thresholds import defaults
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import Nvml
 from torchmem.exporter.live.state import NodeState, node_state
@@ -109,9 +109,7 @@ class _DemoRank(Rank):
         reserved = stats["reserved_bytes"]["all"]["current"] if is_live else 0
         outside = {(device.uuid or "", process_key(published.process)): used - reserved}
         item = Published(published, self.pid, state, attributed=is_live)
-        found = replace(
-            found, time=self.now, published=[item], outside=outside if is_live else {}
-        )
+        found = replace(found, time=self.now, published=[item], outside=outside if is_live else {})
         memory = tuple(value for _, value in found.reading.values(MemoryInfo))
         page = node_state(found)
         self._looks.append(Look(self.now, state, published, page, memory, used, reserved))

@@ -54,7 +54,9 @@ class MissingValues:
             self._impossible |= dict.fromkeys(impossible)
         for (name, gpu), text in impossible.items():
             where = _gpu_list(set() if gpu is None else {gpu})
-            _log.warning("NVML returns an impossible value%s, which is not used: %s: %s", where, name, text)
+            _log.warning(
+                "NVML returns an impossible value%s, which is not used: %s: %s", where, name, text
+            )
         for level, calls in groupby(sorted(new, key=lambda call: call[0]), lambda call: call[0]):
             _log.log(level, "NVML returns no value: %s", "; ".join(_groups(list(calls))))
 

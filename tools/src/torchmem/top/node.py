@@ -219,7 +219,9 @@ def read(body: bytes) -> Node:
 
 def _possible(node: Node) -> Node:
     gpus = tuple(map(_possible_gpu, node.gpus))
-    return msgspec.structs.replace(node, gpus=gpus, waiting=tuple(map(_possible_rank, node.waiting)))
+    return msgspec.structs.replace(
+        node, gpus=gpus, waiting=tuple(map(_possible_rank, node.waiting))
+    )
 
 
 def _possible_gpu(gpu: Gpu) -> Gpu:
