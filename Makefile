@@ -25,7 +25,7 @@ install = echo "Installing into $(1), which may take a minute:" '$(strip $(2))' 
 # container images, each process would compile PyTorch again, which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack test programs check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-sglang test-gpu clean
+.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-sglang test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -47,8 +47,7 @@ demo: $(VENV)/.demo  ## Run a simulated training on four GPUs through the real S
 stack: $(VENV)/.demo  ## Start exporter, Prometheus, Alertmanager and, if installed, Grafana, without Docker.
 	PATH="$(abspath $(BIN)):$$PATH" deploy/stack.sh $(ARGS)
 
-# Downloads Prometheus and the other programs of the tests into .programs/; installs nothing.
-programs:
+programs:  ## Unpack what the tests need and the machine lacks, such as Prometheus, into .programs/; installs nothing.
 	@tests/programs.sh
 
 # The tests in a browser are skipped without npm.
