@@ -13,7 +13,7 @@ HEAD = """# Scenarios of the demo
     torchmem demo --scenario NAME --duration 60 --ranks 2 --seed 7
     make demo ARGS='--scenario NAME --ranks 8'    # in the repository: eight ranks
 
-Each rank has a simulated GPU of its own, and one more GPU is in MIG mode. If port 9847 is in use,
+Each rank has a simulated GPU of its own, and one more GPU, of 80 GB, is in MIG mode. If port 9847 is in use,
 the demo takes a free one and says so. When the training has ended, its last state stays on the
 terminal, with the commands that show more.
 

@@ -66,11 +66,15 @@ def strands_most(device: DeviceSample, limits: Limits) -> bool:
 
 
 def _compaction_gain(device: DeviceSample) -> int | None:
-    """Return how much larger the largest request could be if all free bytes were in one piece."""
+    """Return how much larger the largest request could be if all free bytes were in one piece.
+
+    That is what is stranded, without a piece of it that is itself the largest request.
+    """
     layout, free = device.layout, device.driver_free_bytes
     if layout is None or layout.headroom_flush_bytes is None or free is None:
         return None
-    return max(0, free + layout.free_bytes - layout.headroom_flush_bytes)
+    gain = free + layout.free_bytes - layout.headroom_flush_bytes
+    return min(layout.stranded_bytes, max(0, gain))
 
 
 def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy, ...]:
