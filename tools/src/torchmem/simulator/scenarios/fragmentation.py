@@ -43,7 +43,7 @@ HALVED_FROM = 0.8
 HURRY = 6
 """How many times as many of these are kept in each step."""
 LATE_POWER = 6
-"""How fast sequences grow after that: a run of a few steps must fail, too."""
+"""After its end, the growth is this power of the progress: a run of few steps must fail, too."""
 EPOCH_END = 0.65
 EPOCH_START = 0.15
 EPOCH_LENGTH = 0.3
