@@ -53,6 +53,10 @@ class ProcessOwners:
         self._users: dict[int, str | None] = {}
         self._worker = JobThread()
 
+    def close(self) -> None:
+        """Look up no further user; the thread ends after the look-up that is running."""
+        self._worker.close()
+
     def labels(self, pid: int) -> Mapping[str, str]:
         """Return those of name, uid, user and the labels of `cgroup_labels` that are visible.
 
