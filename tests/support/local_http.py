@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -26,6 +26,7 @@ class Answer:
     status: int = 200
     body: bytes = b""
     content_type: str = "text/plain"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @contextmanager
@@ -38,6 +39,8 @@ def answering(answer: Callable[[Request], Answer]) -> Iterator[str]:
             given = answer(Request(self.path, self.headers, body))
             self.send_response(given.status)
             self.send_header("Content-Type", given.content_type)
+            for name, value in given.headers.items():
+                self.send_header(name, value)
             self.send_header("Content-Length", str(len(given.body)))
             self.end_headers()
             self.wfile.write(given.body)
