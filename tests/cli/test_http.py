@@ -6,14 +6,14 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain, repeat
 from pathlib import Path
 from threading import Thread
 
 import pytest
 from support.certificates import Authority
-from support.local_http import Answer, Request, answering
+from support.local_http import Answer, Request, answering, sending
 
 from torchmem.cli.http import MAX_ANSWER_BYTES, HttpAnswer, TooLargeError, fetch
 from torchmem.cli.main import main
@@ -21,27 +21,6 @@ from torchmem.cli.main import main
 SECONDS = 0.5
 DRIPS = 400
 PIECE = b"x" * (1 << 20)
-
-
-@contextmanager
-def sending(pieces: Callable[[], Iterator[bytes]], pause: float = 0.0) -> Iterator[str]:
-    """Send these pieces on each connection, with a pause after each; yield the URL."""
-
-    def send(client: socket.socket) -> None:
-        with client, suppress(OSError):
-            for piece in pieces():
-                client.sendall(piece)
-                time.sleep(pause)
-
-    def accept() -> None:
-        with suppress(OSError):
-            while True:
-                Thread(target=send, args=(listener.accept()[0],), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        Thread(target=accept, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        listener.shutdown(socket.SHUT_RDWR)
 
 
 def drip(start: bytes, each: bytes) -> Callable[[], Iterator[bytes]]:

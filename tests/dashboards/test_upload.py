@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.hostile_answers import DEEP
 from support.local_http import Answer, Request, answering
 
 from torchmem.cli.main import main
@@ -223,8 +224,12 @@ def test_an_invisible_folder_is_explained(
         (Answer(500, b"oops"), "refuses the request"),
         (Answer(200, b"<html>login"), "does not answer as Grafana does"),
         (_json(200, {"message": "Welcome"}), "does not answer as Grafana does"),
+        (Answer(200, DEEP), "does not answer as Grafana does"),
+        (Answer(200, b"[" + b"1" * 400 + b"]"), "does not answer as Grafana does"),
+        (Answer(500, DEEP), "refuses the request"),
+        (_json(500, {"message": "\x1b[2J"}), "'\N{REPLACEMENT CHARACTER}[2J'"),
     ],
-    ids=["403", "404", "302", "500", "login", "another"],
+    ids=["403", "404", "302", "500", "login", "another", "deep", "number", "deep 500", "control"],
 )
 def test_an_answer_that_is_no_help_is_explained(
     answer: Answer, said: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch

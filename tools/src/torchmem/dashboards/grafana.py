@@ -5,7 +5,6 @@ https://grafana.com/docs/grafana/latest/developers/http_api/ (folder, dashboard,
 
 from __future__ import annotations
 
-import json
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 
 from torchmem.cli import http
 from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.untrusted import sanitize_text, strict_json
 
 PAGE = 1000
 # The variable of every dashboard with the data source of its panels.
@@ -142,7 +142,7 @@ class Grafana:
 
     def _json(self, answer: http.HttpAnswer) -> Any:
         try:
-            return json.loads(answer.body)
+            return strict_json(answer.body)
         except ValueError as error:
             raise self._not_grafana() from error
 
@@ -166,7 +166,7 @@ class Grafana:
 def _message(answer: http.HttpAnswer) -> str | None:
     """Return what Grafana says about an error, or None if the answer is not Grafana's."""
     try:
-        return str(json.loads(answer.body)["message"])
+        return sanitize_text(str(strict_json(answer.body)["message"]))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -18,7 +18,7 @@ from torchmem.explain.oom_listings import Listing
 from torchmem.explain.rank_report import Fact
 from torchmem.explain.remedies import Remedy
 from torchmem.explain.run_chart import Chart
-from torchmem.sample.untrusted import printable_json
+from torchmem.sample.untrusted import printable_json, strict_json
 
 Fetch = Callable[[str], HttpAnswer]
 STATE_PATH = "/api/v1/state"
@@ -199,7 +199,7 @@ def ask_rank(url: str, gpu: str, id_: str, get: Fetch = fetch) -> RankAnswer | N
         if answer.status != HTTPStatus.OK:
             return None
         return _converted(answer.body, RankAnswer)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return None
 
 
@@ -207,10 +207,10 @@ def read(body: bytes) -> Node:
     """Return the document, with its text made printable. Raise AwayError if it is not one."""
     try:
         return _converted(body, Node)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise AwayError("answers, but not with a state that this torchmem can read") from error
 
 
 def _converted(body: bytes, kind: type[D]) -> D:
-    """Return a document. Raise ValueError, of which MsgspecError is one, or RecursionError."""
-    return msgspec.convert(printable_json(msgspec.json.decode(body)), kind)
+    """Return a document. Raise ValueError, of which MsgspecError is one."""
+    return msgspec.convert(printable_json(strict_json(body)), kind)
