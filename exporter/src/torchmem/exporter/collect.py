@@ -293,7 +293,10 @@ class Exporter:
             kill_causes=self._hosts.kill_causes,
             thresholds=self._thresholds,
             run_dir=self.run_dir,
+            lacks_descriptors=self._run_directory.lacks_descriptors,
         )
+        is_whole = not self._run_directory.lacks_descriptors
+        samples = replace(samples, success=samples.success and is_whole)
         gpu = replace(gpu, success=not reading.down_reason)
         return [gpu, events, samples, process_info, join]
 

@@ -29,7 +29,14 @@ _TOO_DEEP = "is nested too deeply"
 
 T = TypeVar("T")
 
-FileProblem = Literal["not_regular", "unreadable", "foreign_owner", "too_large", "unsafe_directory"]
+FileProblem = Literal[
+    "not_regular",
+    "unreadable",
+    "no_descriptors",  # the reader itself has none left: the file may be in order
+    "foreign_owner",
+    "too_large",
+    "unsafe_directory",
+]
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _IRREGULAR = {errno.ELOOP, errno.ENXIO}  # open() met a link (O_NOFOLLOW), or a socket
@@ -128,7 +135,13 @@ def _open(path: Path | str, directory: int | None, flags: int = _READ_FLAGS) -> 
 
 
 def _unreadable(error: OSError) -> UntrustedFileError:
-    return UntrustedFileError("unreadable", f"cannot be read ({error.strerror})")
+    problem: FileProblem = "no_descriptors" if lacks_descriptors(error) else "unreadable"
+    return UntrustedFileError(problem, f"cannot be read ({error.strerror})")
+
+
+def lacks_descriptors(error: OSError) -> bool:
+    """Return whether the process, or the machine, has no file descriptor left."""
+    return error.errno in {errno.EMFILE, errno.ENFILE}
 
 
 def printable(text: str) -> str:

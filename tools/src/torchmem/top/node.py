@@ -111,7 +111,10 @@ class NvmlStatus(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """The whole document. `time` is when it was collected, in Unix seconds."""
+    """The whole document. `time` is when it was collected, in Unix seconds.
+
+    `missing`: why ranks are missing and what to do, empty if none are.
+    """
 
     time: float | None = None
     node: str = ""
@@ -119,6 +122,7 @@ class Node(msgspec.Struct, frozen=True):
     legend: tuple[LegendRow, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     waiting: tuple[Rank, ...] = ()
+    missing: str = ""
 
 
 class Labeled(msgspec.Struct, frozen=True):
