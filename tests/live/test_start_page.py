@@ -56,7 +56,7 @@ def test_it_says_what_is_missing_and_fills_by_itself(page: Page, tmp_path: Path)
 class NoDescriptors(ProcessTable):
     """A process table of an exporter that has no file descriptor left."""
 
-    def locate(self, process: Process) -> ProcessStatus:  # noqa: ARG002
+    def locate(self, process: Process) -> ProcessStatus:
         """Raise OSError."""
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
