@@ -109,6 +109,25 @@ def test_a_refusal_is_one_sentence(
     assert "secret" not in error
 
 
+@pytest.mark.parametrize("value", ["1e300", "-1e300", "1e18", "-5", "0"])
+@pytest.mark.parametrize("label", ["oom", "\x1b[2J"])
+def test_impossible_values_have_a_report_or_a_sentence(
+    value: str, label: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No number that a store can give as a time, a size or hours ends the command otherwise."""
+    names = ("run", "gpu", "uuid", "instance", "rank", "pid", "state", "cause", "job")
+    row = {"metric": dict.fromkeys(names, label), "value": [0, value]}
+    body = json.dumps({"data": {"result": [row]}}).encode()
+    with answering(lambda _: Answer(body=body)) as address:
+        codes = [
+            main(["fleet", "--prometheus", f"http://{address}", "--since", "2d", *flags])
+            for flags in ((), ("--json",))
+        ]
+
+    assert set(codes) <= {0, 2}
+    assert all(map(str.isprintable, "".join(capsys.readouterr()).splitlines()))
+
+
 def test_a_store_that_drips(capsys: pytest.CaptureFixture[str]) -> None:
     """--timeout holds for a whole answer, not for each read of it."""
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n"
