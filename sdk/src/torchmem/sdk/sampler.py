@@ -38,7 +38,7 @@ class Sampler:
         self._meter = meter
         # Held until `stop`. Waiting for a lock is much cheaper than waiting for an Event.
         self._running = Lock()
-        self._thread = Thread(self._run, "torchmem-sampler")
+        self._thread = Thread(self._run, "torchmem-sdk")
 
     def start(self) -> None:
         """Start the thread, also after an interrupted start."""
