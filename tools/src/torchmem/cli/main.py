@@ -47,7 +47,7 @@ Examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return the exit code; print an error that was expected as one sentence."""
+    """Run a subcommand and return the exit code; print an expected error as one sentence."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
         check_command(words, COMMANDS)
