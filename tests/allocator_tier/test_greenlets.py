@@ -62,7 +62,7 @@ patch("after instrument")
 with_gradients = run_all(train, train, train)
 import os, time
 deadline = time.monotonic() + 100
-while session.newest.steps.count < 12 and time.monotonic() < deadline:
+while (session.newest is None or session.newest.steps.count < 12) and time.monotonic() < deadline:
     time.sleep(0.01)
 text = ""
 if session.url:
@@ -79,9 +79,7 @@ def script(text: str, settings: str = "interval=0.05") -> str:
     return text.replace("SETTINGS", settings)
 
 
-def run(
-    folder: Path, library: str, moment: str, text: str
-) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, library: str, moment: str, text: str) -> subprocess.CompletedProcess[str]:
     pytest.importorskip(library)
     environment = {"TORCHMEM_RUN_DIR": str(folder / "run")}
     arguments = ("-c", text, library, moment)
@@ -103,7 +101,11 @@ MOMENTS = ("first", "after torch", "after the import", "after instrument")
 def test_greenlets_train_as_without_monitoring(library: str, moment: str, tmp_path: Path) -> None:
     """Whenever the process is patched, no greenlet runs while CUDA starts, and all is published."""
     done = run(tmp_path, library, moment, script(TRAINING))
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[True, True, True] {} exited False\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        "[True, True, True] {} exited False\n",
+        "",
+    )
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -111,7 +113,11 @@ def test_a_port_serves_beside_greenlets(library: str, tmp_path: Path) -> None:
     """The setting `port` resolves its address and answers without running a greenlet."""
     text = script(TRAINING, 'interval=0.05, port=0, address="localhost"')
     done = run(tmp_path, library, "first", text)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "[True, True, True] {} exited True\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        0,
+        "[True, True, True] {} exited True\n",
+        "",
+    )
 
 
 HARM = (
@@ -190,7 +196,9 @@ def other():
         yields.append(1)
         time.sleep(0)
 
-run_all(fail, other)
+# In a greenlet of gevent, an exception of PyTorch's may end the process without the SDK, too.
+greenlet = __import__(library).spawn(other)
+fail()
 session.close()
 print(set(inside), sum(session.errors.counts.values()))
 """
@@ -201,7 +209,7 @@ print(set(inside), sum(session.errors.counts.values()))
 def test_no_greenlet_runs_in_an_oom_observer(library: str, tmp_path: Path) -> None:
     """While the evidence of an OOM is kept, no greenlet runs, and each OOM counts."""
     done = run(tmp_path, library, "first", OUT_OF_MEMORY)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "{0} 0\n", "")
+    assert (done.returncode, done.stdout) == (0, "{0} 0\n"), done.stderr
     counters = newest(tmp_path).devices[0].counters
     assert counters is not None
     assert sum(counters.ooms.values()) == 20
