@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from support.phantom import run_on_phantom
+from support.phantom import phantom_variables, run_on_phantom
 
 from torchmem.sample.sample import Sample, decode
 
 pytestmark = pytest.mark.allocator
 
 LIBRARIES = ("gevent", "eventlet")
+MEMORY = "8GiB"
 PATCH = """
 import sys
 library, moment = sys.argv[1:]
@@ -80,11 +83,21 @@ def script(text: str, settings: str = "interval=0.05") -> str:
 
 
 def run(folder: Path, library: str, moment: str, text: str) -> subprocess.CompletedProcess[str]:
-    pytest.importorskip(library)
+    """Run a script; in a process of its own if it is patched before the import of torch."""
+    pytest.importorskip(library, reason=f"needs pip install {library}")
     environment = {"TORCHMEM_RUN_DIR": str(folder / "run")}
     arguments = ("-c", text, library, moment)
-    return run_on_phantom(
-        *arguments, memory="8GiB", state=folder / "phantom", environment=environment
+    if moment != "first":
+        return run_on_phantom(
+            *arguments, memory=MEMORY, state=folder / "phantom", environment=environment
+        )
+    place = {"PHANTOM_STATE_DIR": str(folder / "phantom")}
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", *arguments],
+        env=os.environ | phantom_variables(MEMORY, 1) | environment | place,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -112,7 +125,7 @@ def test_greenlets_train_as_without_monitoring(library: str, moment: str, tmp_pa
 def test_a_port_serves_beside_greenlets(library: str, tmp_path: Path) -> None:
     """The setting `port` resolves its address and answers without running a greenlet."""
     text = script(TRAINING, 'interval=0.05, port=0, address="localhost"')
-    done = run(tmp_path, library, "first", text)
+    done = run(tmp_path, library, "after torch", text)
     assert (done.returncode, done.stdout, done.stderr) == (
         0,
         "[True, True, True] {} exited True\n",
@@ -138,8 +151,8 @@ print(run_all(train, train, train))
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_thread_of_threading_would_harm(library: str, tmp_path: Path) -> None:
-    """With `threading.Thread`, another greenlet trains without gradients: why the SDK has its own."""
-    done = run(tmp_path, library, "first", HARM)
+    """With `threading.Thread`, another greenlet trains without gradients."""
+    done = run(tmp_path, library, "after torch", HARM)
     assert done.returncode != 0
     assert done.returncode == -11 or "does not require grad" in done.stderr
 
@@ -170,7 +183,7 @@ print(any("publish failed" in each for each in seen))
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_no_message_is_logged_while_cuda_starts(library: str, tmp_path: Path) -> None:
     """A message about CUDA's start is logged later: the script's handler may run a greenlet."""
-    done = run(tmp_path, library, "first", YIELDING_HANDLER)
+    done = run(tmp_path, library, "after torch", YIELDING_HANDLER)
     assert (done.returncode, done.stdout) == (0, "[True, True, True]\nTrue\n"), done.stderr
 
 
@@ -208,7 +221,7 @@ print(set(inside), sum(session.errors.counts.values()))
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_no_greenlet_runs_in_an_oom_observer(library: str, tmp_path: Path) -> None:
     """While the evidence of an OOM is kept, no greenlet runs, and each OOM counts."""
-    done = run(tmp_path, library, "first", OUT_OF_MEMORY)
+    done = run(tmp_path, library, "after torch", OUT_OF_MEMORY)
     assert (done.returncode, done.stdout) == (0, "{0} 0\n"), done.stderr
     counters = newest(tmp_path).devices[0].counters
     assert counters is not None

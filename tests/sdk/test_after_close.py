@@ -101,11 +101,12 @@ def test_a_handler_that_wraps_the_sdks_still_works(
 ) -> None:
     """What the script has put on top stays; below it, the SDK only calls the script's handler."""
     session = instrument(backend=backend, run_dir=tmp_path)
-    below = signal.getsignal(signal.SIGTERM)
-    assert callable(below)
+    wrapped = [signal.getsignal(signal.SIGTERM)]
 
     def above(number: int, frame: FrameType | None) -> None:
-        below(number, frame)
+        for handler in wrapped:
+            assert callable(handler)
+            handler(number, frame)
 
     signal.signal(signal.SIGTERM, above)
     known = ref(session)
@@ -116,7 +117,6 @@ def test_a_handler_that_wraps_the_sdks_still_works(
     assert signal.getsignal(signal.SIGTERM) is above
     signal.raise_signal(signal.SIGTERM)
     assert handled[1] == [signal.SIGTERM]
-    del below
     assert known() is None
 
 
