@@ -8,6 +8,8 @@ CUDA_TORCH ?= torch===2.13.0
 # Training frameworks that examples/ and tests/allocator_tier/test_frameworks.py need. Ray is left
 # out: its test, which takes half a minute, is skipped without it.
 FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16.0 deepspeed==0.19.8
+# Their greenlets share a thread: tests/allocator_tier/test_greenlets.py. 13 MB.
+GREENLETS := gevent==26.9.0 eventlet==0.41.3
 # The inference engine, and the trainer that has it in its own process.
 SERVING := vllm==0.33.0 trl==1.16.0
 SGLANG := sglang==0.5.23
@@ -25,7 +27,7 @@ install = echo "Installing into $(1), which may take a minute:" '$(strip $(2))' 
 # container images, each process would compile PyTorch again, which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack test programs check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-sglang test-gpu clean
+.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-sglang test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -47,8 +49,7 @@ demo: $(VENV)/.demo  ## Run a simulated training on four GPUs through the real S
 stack: $(VENV)/.demo  ## Start exporter, Prometheus, Alertmanager and, if installed, Grafana, without Docker.
 	PATH="$(abspath $(BIN)):$$PATH" deploy/stack.sh $(ARGS)
 
-# Downloads Prometheus and the other programs of the tests into .programs/; installs nothing.
-programs:
+programs:  ## Unpack what the tests need and the machine lacks, such as Prometheus, into .programs/; installs nothing.
 	@tests/programs.sh
 
 # The tests in a browser are skipped without npm.
@@ -99,7 +100,7 @@ check-grafana: tests/grafana/node_modules/.installed  ## Check the dashboards ag
 	node tests/grafana/check.mjs dashboards/json/*.json
 
 $(CUDA_VENV)/.dev: pyproject.toml
-	@$(call install,$(CUDA_VENV),$(CUDA_TORCH) numpy $(FRAMEWORKS) $(NOTEBOOKS) --editable .[dev])
+	@$(call install,$(CUDA_VENV),$(CUDA_TORCH) numpy $(FRAMEWORKS) $(NOTEBOOKS) $(GREENLETS) --editable .[dev])
 	@touch $@
 
 test-allocator: $(CUDA_VENV)/.dev programs  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.
