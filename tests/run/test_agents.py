@@ -29,7 +29,7 @@ print("agent begins")
 END = """
 HERE == itself == sys.argv or print("agent is active", __name__)
 """
-# How agents load the next sitecustomize: New Relic's, ddtrace's, and that of Python's documentation.
+# How agents load the next sitecustomize: New Relic, ddtrace, and Python's documentation.
 WAYS = {
     "load_module": """
 next_one = PathFinder.find_spec("sitecustomize", path=sys.path)

@@ -69,7 +69,8 @@ def torchmem_hands_on():
     spec = PathFinder.find_spec("sitecustomize")
     if spec is not None:
         globals().update(__spec__=spec, __loader__=spec.loader, __file__=spec.origin)
-        exec(spec.loader.get_code("sitecustomize"), globals())  # noqa: S102
+        code = spec.loader.get_code("sitecustomize")  # type: ignore[union-attr]
+        exec(code, globals())  # noqa: S102
 
 
 torchmem_startup()
