@@ -1,7 +1,7 @@
 """The process that unpickles a snapshot: only builtins, bounded memory and time, no secrets.
 
 It reads the file on stdin. On stdout it writes two lines of JSON, and then the arrays of the
-events. The first line, `Limits`, says that it has started; the second is an error, or everything
+events. The first line, `WorkerLimits`, says that it has started; the second is an error, or everything
 but the events.
 """
 
@@ -43,7 +43,7 @@ _NEVER_OVERCOMMIT = "2"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class WorkerLimits:
     """What bounds a worker: True for the limit of a file of its size, which no snapshot reaches.
 
     False for a lower one, which says nothing about the file.
@@ -67,11 +67,11 @@ def main(*, stacks: bool = False) -> None:
     os._exit(0)  # without freeing millions of objects one by one
 
 
-def _limit(size: int) -> Limits:
+def _limit(size: int) -> WorkerLimits:
     lower_limit(resource.RLIMIT_CORE, 0)
     memory = lower_limit(resource.RLIMIT_AS, BASE_BYTES + BYTES_PER_BYTE * size)
     time = lower_limit(resource.RLIMIT_CPU, BASE_SECONDS + size // BYTES_PER_SECOND)
-    return Limits(memory and not _is_memory_strict(), time)
+    return WorkerLimits(memory and not _is_memory_strict(), time)
 
 
 def _is_memory_strict() -> bool:

@@ -25,7 +25,7 @@ from torchmem.recording.interpreter import (
     only_needed,
     signal_name,
 )
-from torchmem.recording.worker import OUT_OF_MEMORY, Limits
+from torchmem.recording.worker import OUT_OF_MEMORY, WorkerLimits
 from torchmem.sample.errors import UsageError, WorkerError
 from torchmem.sample.untrusted import printable, sanitize_text
 
@@ -36,12 +36,12 @@ _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
+class SnapshotWorker:
     """A process that reads a snapshot.
 
     Attributes:
         name: the file, for messages.
-        answer: its stdout: lines of `Limits` and of the header, and the arrays.
+        answer: its stdout: lines of `WorkerLimits` and of the header, and the arrays.
     """
 
     name: str
@@ -65,11 +65,11 @@ class Worker:
             raise UsageError(f"{self.name} {printable(header['error'])}")
         return header
 
-    def _limits(self) -> Limits:
+    def _limits(self) -> WorkerLimits:
         """Return the first line, which says that the process has started. Raises WorkerError."""
         line = self.answer.readline(MAX_FIRST_LINE)
         try:
-            return Limits(**json.loads(line))
+            return WorkerLimits(**json.loads(line))
         except (ValueError, TypeError):  # the interpreter has not started, or prints a line
             first = sanitize_text(line.decode("utf-8", "replace").strip())
             reason = first or ending(self.process.wait(), self.errors.last_line())
@@ -78,7 +78,7 @@ class Worker:
             f"start ({reason}): check that `{sys.executable} -S -c pass` works and prints nothing."
         )
 
-    def _ended(self, limits: Limits) -> UsageError:
+    def _ended(self, limits: WorkerLimits) -> UsageError:
         """Return why the process has ended while it read the file."""
         code = self.process.wait()
         if code == OUT_OF_MEMORY:
@@ -115,7 +115,7 @@ class Worker:
 
 
 @contextmanager
-def started(descriptor: int, name: str, arguments: str = "") -> Iterator[Worker]:
+def started(descriptor: int, name: str, arguments: str = "") -> Iterator[SnapshotWorker]:
     """Start a worker on an open file, and end it; `arguments` are those of its `main`.
 
     It has no access to site-packages, and of the environment it gets what Python needs to start.
@@ -137,6 +137,6 @@ def started(descriptor: int, name: str, arguments: str = "") -> Iterator[Worker]
         with process:
             assert process.stdout is not None  # noqa: S101 - it is a pipe
             try:
-                yield Worker(name, process.stdout, process, errors)
+                yield SnapshotWorker(name, process.stdout, process, errors)
             finally:
                 process.kill()
