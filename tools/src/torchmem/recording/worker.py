@@ -1,8 +1,8 @@
 """The process that unpickles a snapshot: only builtins, bounded memory and time, no secrets.
 
 It reads the file on stdin. On stdout it writes two lines of JSON, and then the arrays of the
-events. The first line, `WorkerLimits`, says that it has started; the second is an error, or everything
-but the events.
+events. The first line, `WorkerLimits`, says that it has started; the second is an error, or
+everything but the events.
 """
 
 from __future__ import annotations
