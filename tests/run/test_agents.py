@@ -102,3 +102,14 @@ def test_an_agent_starts_as_without_torchmem(
         assert plain == start(interpreter, agent, startup, users, SOURCES)
         assert plain == start(interpreter, startup, agent, users, SOURCES)
         assert plain[1].count("agent begins") == 1
+        assert plain[1].count("own of the user\n") == ("usercustomize" in OWN[own])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_agent_starts_in_an_environment_without_torchmem(way: str, tmp_path: Path) -> None:
+    """Where `torchmem run` is of another environment, the agent works all the same."""
+    (tmp_path / "sitecustomize.py").write_text(BEGINNING + WAYS[way] + END)
+    plain = start(pythons()[0], tmp_path)
+    assert plain == start(pythons()[0], tmp_path, RUN)
+    assert plain == start(pythons()[0], RUN, tmp_path)
+    assert plain[1].startswith("agent begins\nagent is active")
