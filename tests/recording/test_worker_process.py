@@ -125,7 +125,7 @@ def read_while(path: Path, interfere: Callable[[int], object]) -> str:
 def test_a_process_that_is_killed(number: signal.Signals, tmp_path: Path) -> None:
     """A process that is killed while it reads is named as that."""
     path = tmp_path / "long.pickle"
-    path.write_bytes(b"\x80\x04" + b"N0" * (100 << 20))  # seconds, without memory
+    path.write_bytes(b"\x80\x04" + b"N0" * (32 << 20))  # a second, without memory
     said = read_while(path, lambda child: os.kill(child, number))
     assert f"{number.name}" in said
     assert "was not read" in said
