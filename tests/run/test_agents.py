@@ -113,3 +113,10 @@ def test_an_agent_starts_in_an_environment_without_torchmem(way: str, tmp_path: 
     assert plain == start(pythons()[0], tmp_path, RUN)
     assert plain == start(pythons()[0], RUN, tmp_path)
     assert plain[1].startswith("agent begins\nagent is active")
+
+
+def test_every_startup_file_hands_on_in_the_same_way() -> None:
+    """Each must stand alone, also in a Python without torchmem, so the function is in all three."""
+    texts = [(folder / "sitecustomize.py").read_text() for folder in (RUN, PREFLIGHT, PHANTOM)]
+    assert len({text.partition("\ndef torchmem_hands_on()")[2] for text in texts}) == 1
+    assert all("def torchmem_hands_on()" in text for text in texts)
