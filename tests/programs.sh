@@ -66,7 +66,14 @@ END
 write_starts() {
     LIBRARIES=usr/lib/$(cd "$FOLDER/usr/lib" && printf '%s\n' *-linux-gnu* | head -n 1)
     mkdir -p "$FOLDER/bin"
-    for program in prometheus promtool prometheus-alertmanager amtool victoria-metrics vmalert nm; do
+    # Debian's Alertmanager reads its templates from this path alone, so it gets another one of the same length: that of a
+    # descriptor that its start opens.
+    templates=/usr/share/prometheus/alertmanager/
+    if [ -e "$FOLDER/usr/bin/prometheus-alertmanager" ]; then
+        LC_ALL=C sed -i "s|$templates|/proc/self/fd/9////////////////////|" "$FOLDER/usr/bin/prometheus-alertmanager"
+    fi
+    write_start prometheus-alertmanager usr/bin/prometheus-alertmanager "exec 9<\"\$root$templates\""
+    for program in prometheus promtool amtool victoria-metrics vmalert nm; do
         write_start "$program" "usr/bin/$program"
     done
     # Open MPI looks for ssh, though it starts nothing on other machines.
