@@ -199,7 +199,7 @@ print(reply.text if reply.is_error else "answered")
 
 
 def printed(python: Path, code: str, path: Path, **environment: str) -> str:
-    """Return the first line that code prints."""
+    """Return the last line that code prints."""
     done = subprocess.run(
         [python, "-c", f"import sys\n{code}", path],
         env=os.environ | {"PYTHONPATH": ROOTS} | environment,
@@ -208,7 +208,7 @@ def printed(python: Path, code: str, path: Path, **environment: str) -> str:
         timeout=120,
         check=True,
     )
-    return done.stdout.splitlines()[0]
+    return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
