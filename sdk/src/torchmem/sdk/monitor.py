@@ -242,7 +242,9 @@ class Monitor:
         self._watch(is_watched=self._components.has_optimizers)
         count = self._clock.count
         is_called = any(part.wants(count) == "call" for part in self._parts.wishing)
-        if self.is_step_watched and not is_called:
+        # Optimizers that step in the backward pass free each gradient before the next one exists.
+        is_in_backward = self._backend.backward_node() is not None
+        if self.is_step_watched and not is_called and not is_in_backward:
             with self._errors.suppress("components"):
                 self._recorder.record_next_step()
 
