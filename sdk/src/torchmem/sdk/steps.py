@@ -140,6 +140,11 @@ class StepClock:
         return counted.count + len(ends)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a step was counted, or a pass of a loop began."""
+        return self.progress is not None or self.last is not None
+
+    @property
     def last(self) -> float | None:
         """The end of the latest step."""
         counted, ends = self._state

@@ -56,14 +56,22 @@ class TextfileOutput(Part):
 
 
 class OwnPort(Part):
-    """The setting `port`: serves the series of this process."""
+    """The setting `port`: serves the series of this process, once it is a rank."""
 
     stage: Stage = "endpoint"
 
-    def __init__(self, settings: Settings, local_rank: int, read: Read, errors: Errors) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        local_rank: int,
+        read: Read,
+        is_rank: Callable[[], bool],
+        errors: Errors,
+    ) -> None:
         self._settings = settings
         self._local_rank = local_rank
         self._read = read
+        self._is_rank = is_rank
         self._errors = errors
         self._endpoint: Endpoint | None = None
 
@@ -72,22 +80,21 @@ class OwnPort(Part):
         """The address of the series."""
         return self._endpoint.url if self._endpoint else None
 
-    def begin(self) -> None:
-        """Listen."""
-        if self._endpoint is None:
-            from torchmem.sdk.publish.endpoint import Endpoint
-            from torchmem.sdk.publish.outputs import registry
-            from torchmem.sdk.publish.page import Page
-
-            page = Page(registry(self._read))
-            self._endpoint = Endpoint.open(self._settings, self._local_rank, page, self._errors)
-
     def at_tick(self) -> None:
-        """Listen again if the script has closed the descriptor."""
+        """Listen, and again if the script has closed the descriptor."""
         if self._endpoint and not self._endpoint.is_open:
             self._endpoint.close()
             self._endpoint = None
-            self.begin()
+        if self._endpoint is None and self._is_rank():
+            self._listen()
+
+    def _listen(self) -> None:
+        from torchmem.sdk.publish.endpoint import Endpoint
+        from torchmem.sdk.publish.outputs import registry
+        from torchmem.sdk.publish.page import Page
+
+        page = Page(registry(self._read))
+        self._endpoint = Endpoint.open(self._settings, self._local_rank, page, self._errors)
 
     def complete(self, sample: Draft) -> None:
         """Add the address."""
@@ -109,15 +116,24 @@ class LeaderPort(Part):
 
     stage: Stage = "endpoint"
 
-    def __init__(
-        self, directory: Path, hostname: str, address: str, port: int, errors: Errors
+    def __init__(  # noqa: PLR0913, PLR0917 - the place, and two of all outputs
+        self,
+        directory: Path,
+        hostname: str,
+        address: str,
+        port: int,
+        is_rank: Callable[[], bool],
+        errors: Errors,
     ) -> None:
         self._errors = errors
+        self._is_rank = is_rank
         self._place = directory, hostname, address, port
         self._leader: Leader | None = None
 
     def at_tick(self) -> None:
         """Serve on the port unless another process does."""
+        if not self._is_rank():
+            return
         if self._leader is None:
             from torchmem.sdk.publish.leader import Leader
 
@@ -140,15 +156,16 @@ class OtlpOutput(Part):
 
     stage: Stage = "otlp"
 
-    def __init__(self, read: Read, errors: Errors) -> None:
+    def __init__(self, read: Read, is_rank: Callable[[], bool], errors: Errors) -> None:
         self._read = read
+        self._is_rank = is_rank
         self._errors = errors
         self._push: Push | None = None
         self._has_started = False
 
     def at_tick(self) -> None:
         """Start sending here, because the import would delay the training thread."""
-        if self._has_started:
+        if self._has_started or not self._is_rank():
             return
         self._has_started = True
         try:
