@@ -122,13 +122,13 @@ def test_an_allocator_without_statistics_is_published(
 def test_a_process_of_torch_compile_is_never_a_rank(
     script: str,
     allocator: DeviceCachingAllocator,
-    backend: SimulatedBackend,
     open_session: Opener,
     published: Published,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It may allocate to time kernels, and has the rank of the process that waits for it."""
     monkeypatch.setattr(sys, "argv", [f"/env/site-packages/torch/_inductor/{script}", "--parent=1"])
+    backend = SimulatedBackend([allocator])
     session = open_session(backend, interval=0.01)
     allocator.malloc(MIB)
     fail_to_allocate(session, backend, allocator)

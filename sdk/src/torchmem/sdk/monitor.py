@@ -389,7 +389,7 @@ class Monitor:
         self._cost.add(time.thread_time() - spent)
 
     def publish(self, *, routine: bool = False) -> None:
-        """Write the current state of a rank to all outputs; a `routine` one only where it is due."""
+        """Write a rank's current state to all outputs; a `routine` one only where it is due."""
         if self.file is None or not self.is_rank:
             return
         with self._errors.suppress("publish"):

@@ -81,18 +81,12 @@ def _recordings(context: Context, path: Path, history: RecordedHistory) -> Itera
 def _outputs(context: Context, monitor: Monitor) -> Iterator[Part]:
     """Yield the parts that publish the samples outside the file."""
     settings, errors = context.settings, context.errors
-
-    def is_rank() -> bool:
-        return monitor.is_rank
-
     if settings.textfile is not None:
         yield TextfileOutput(settings.textfile)
     if settings.port is not None:
-        yield OwnPort(
-            settings, monitor.process.local_rank or 0, monitor.sample, is_rank, errors
-        )
+        yield OwnPort(settings, monitor.process.local_rank or 0, monitor.sample, errors)
     if settings.leader_port is not None:
         host, port = monitor.process.hostname, settings.leader_port
-        yield LeaderPort(monitor.path.parent, host, settings.address, port, is_rank, errors)
+        yield LeaderPort(monitor.path.parent, host, settings.address, port, errors)
     if settings.otlp:
-        yield OtlpOutput(monitor.sample, is_rank, errors)
+        yield OtlpOutput(monitor.sample, errors)

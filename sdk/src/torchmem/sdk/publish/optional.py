@@ -1,7 +1,7 @@
 """The outputs that settings ask for: a textfile, ports, and OTLP.
 
-Their modules are imported only then, because prometheus_client and OpenTelemetry are slow to
-import.
+Ports and OTLP start in the background thread, when the process is first published. Their modules
+are imported only then, because prometheus_client and OpenTelemetry are slow to import.
 """
 
 from __future__ import annotations
@@ -56,22 +56,14 @@ class TextfileOutput(Part):
 
 
 class OwnPort(Part):
-    """The setting `port`: serves the series of this process, once it is a rank."""
+    """The setting `port`: serves the series of this process."""
 
     stage: Stage = "endpoint"
 
-    def __init__(
-        self,
-        settings: Settings,
-        local_rank: int,
-        read: Read,
-        is_rank: Callable[[], bool],
-        errors: Errors,
-    ) -> None:
+    def __init__(self, settings: Settings, local_rank: int, read: Read, errors: Errors) -> None:
         self._settings = settings
         self._local_rank = local_rank
         self._read = read
-        self._is_rank = is_rank
         self._errors = errors
         self._endpoint: Endpoint | None = None
 
@@ -80,12 +72,14 @@ class OwnPort(Part):
         """The address of the series."""
         return self._endpoint.url if self._endpoint else None
 
-    def at_tick(self) -> None:
+    def at_publish(self, sample: Sample, *, routine: bool) -> None:  # noqa: ARG002
         """Listen, and again if the script has closed the descriptor."""
+        if not routine:
+            return
         if self._endpoint and not self._endpoint.is_open:
             self._endpoint.close()
             self._endpoint = None
-        if self._endpoint is None and self._is_rank():
+        if self._endpoint is None:
             self._listen()
 
     def _listen(self) -> None:
@@ -116,23 +110,16 @@ class LeaderPort(Part):
 
     stage: Stage = "endpoint"
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the place, and two of all outputs
-        self,
-        directory: Path,
-        hostname: str,
-        address: str,
-        port: int,
-        is_rank: Callable[[], bool],
-        errors: Errors,
+    def __init__(
+        self, directory: Path, hostname: str, address: str, port: int, errors: Errors
     ) -> None:
         self._errors = errors
-        self._is_rank = is_rank
         self._place = directory, hostname, address, port
         self._leader: Leader | None = None
 
-    def at_tick(self) -> None:
+    def at_publish(self, sample: Sample, *, routine: bool) -> None:  # noqa: ARG002
         """Serve on the port unless another process does."""
-        if not self._is_rank():
+        if not routine:
             return
         if self._leader is None:
             from torchmem.sdk.publish.leader import Leader
@@ -156,16 +143,15 @@ class OtlpOutput(Part):
 
     stage: Stage = "otlp"
 
-    def __init__(self, read: Read, is_rank: Callable[[], bool], errors: Errors) -> None:
+    def __init__(self, read: Read, errors: Errors) -> None:
         self._read = read
-        self._is_rank = is_rank
         self._errors = errors
         self._push: Push | None = None
         self._has_started = False
 
-    def at_tick(self) -> None:
+    def at_publish(self, sample: Sample, *, routine: bool) -> None:  # noqa: ARG002
         """Start sending here, because the import would delay the training thread."""
-        if self._has_started or not self._is_rank():
+        if self._has_started or not routine:
             return
         self._has_started = True
         try:
