@@ -6,7 +6,8 @@ CUDA_VENV ?= .venv-cuda
 CUDA_TORCH ?= torch===2.13.0
 # Training frameworks that examples/ and tests/allocator_tier/test_frameworks.py need. Ray is left
 # out: its test, which takes half a minute, is skipped without it.
-FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16.0 deepspeed==0.19.8
+FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16.0 deepspeed==0.19.8 \
+	fastai==2.8.12
 # The inference engine, and the trainer that has it in its own process.
 SERVING := vllm==0.33.0 trl==1.16.0
 SGLANG := sglang==0.5.23

@@ -128,7 +128,7 @@ class Session:
 
     @property
     def url(self) -> str | None:
-        """Address of this process's /metrics. None before CUDA is initialized or without a port."""
+        """Address of this process's /metrics. None without a port, or before it is published."""
         port = self._monitor.part(OwnPort)
         return port.url if port else None
 
@@ -388,7 +388,7 @@ class Session:
 
     @property
     def newest(self) -> Sample | None:
-        """The newest published sample; None before CUDA is initialized. Reading it is free."""
+        """The newest published sample; None before the first allocation. Reading it is free."""
         return self._monitor.newest
 
     def at_close(self, callback: Callable[[], None]) -> None:
@@ -599,10 +599,10 @@ _current: Session | None = None
 def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKeywords]) -> Session:
     """Monitor this process's GPU memory. Call it once, before or after CUDA starts.
 
-    A second call returns the running session. Before CUDA is initialized, no thread is started, no
-    file is written, and CUDA is not called. Settings are keywords or `TORCHMEM_*` environment
-    variables; see `torchmem.sdk.settings.Settings`. `backend` replaces PyTorch, for simulations and
-    tests.
+    A second call returns the running session. Before CUDA is initialized, no thread is started, and
+    CUDA is not called. Before GPU memory is allocated or a step ends, no file is written. Settings
+    are keywords or `TORCHMEM_*` environment variables; see `torchmem.sdk.settings.Settings`.
+    `backend` replaces PyTorch, for simulations and tests.
 
     Raises UsageError for a misspelled setting or an invalid value, and nothing else. Without
     PyTorch, or if anything else fails, the session is idle and one warning is logged.
