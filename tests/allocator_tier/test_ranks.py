@@ -37,6 +37,29 @@ session.close()
     assert [labels["rank"] for labels, _ in series("torchmem_process_info")] == ["0"]
 
 
+BY_HAND = """
+session = sdk.instrument()
+weight = torch.ones(1024, device="cuda", requires_grad=True)
+for _ in range(9):
+    weight.sum().backward()
+    with torch.no_grad(): weight -= 0.1 * weight.grad
+    weight.grad = None
+    {step}
+session.close()
+"""
+
+
+@pytest.mark.parametrize(("step", "counted"), [("", []), ("session.step()", [9.0])])
+def test_steps_of_an_optimizer_by_hand(
+    step: str, counted: list[float], run: Run, series: Series
+) -> None:
+    """They are absent, and not 0, until the script reports them."""
+    done = run(BY_HAND.format(step=step))
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [count for _, count in series("torchmem_steps_total")] == counted
+
+
 HELPER = """
 import torch
 torch.cuda.init()
