@@ -74,13 +74,7 @@ class Session:
         self._backend = backend
         self._environment = environment
         self._iterations = Iterations()
-        # The optimizer of the latest step, and whether its next step begins an iteration.
-        self._stepped: Callable[[], object] = nothing
-        self._is_alone = False
-        # When an optimizer last stepped in an iteration that another one had begun.
-        self._joined = 0.0
-        # The optimizer whose next step is one of the loop's, without another look at it.
-        self._only: Callable[[], object] = nothing
+        self._forget_optimizers()
         self._explicit_steps = False
         # Weak: if training fails, a framework's callback never ends its pass.
         self._open: list[ref[Iteration]] = []
@@ -102,6 +96,15 @@ class Session:
             self._uncaught.remove()
             self._monitor.abandon()
             raise
+
+    def _forget_optimizers(self) -> None:
+        # The optimizer of the latest step, and whether its next step begins an iteration.
+        self._stepped: Callable[[], object] = nothing
+        self._is_alone = False
+        # When an optimizer last stepped in an iteration that another one had begun.
+        self._joined = 0.0
+        # The optimizer whose next step is one of the loop's, without another look at it.
+        self._only: Callable[[], object] = nothing
 
     def _new_context(self) -> Context:
         return Context(
@@ -509,7 +512,7 @@ class Session:
             self._open, self._closers = [], []
             parents, self._context = self._monitor, self._new_context()
             self._cost, self._clock = self._context.cost, self._context.clock
-            self._stepped = self._only = nothing
+            self._forget_optimizers()
             self._monitor = Monitor(self._context, self._parts)
             parents.close_in_child()
 
