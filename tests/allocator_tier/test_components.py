@@ -74,7 +74,7 @@ def _run(script: str, folder: Path, *arguments: str) -> Any:
 LOOP = """
 def serve(metric):
     import urllib.request
-    while not session.url: step()
+    while not session.url: time.sleep(0.01)
     text = urllib.request.urlopen(session.url).read().decode()
     rows = [line for line in text.splitlines() if line.startswith(metric + "{")]
     return {row.split('component="')[1].split('"')[0]: float(row.split()[-1]) for row in rows}
