@@ -36,7 +36,16 @@ from dashboards.gpus import (
     throttling,
     value,
 )
-from dashboards.panels import Column, Panel, Query, Text, Unit, joined_table, stat_panel
+from dashboards.panels import (
+    NAME_WIDTH,
+    Column,
+    Panel,
+    Query,
+    Text,
+    Unit,
+    joined_table,
+    stat_panel,
+)
 from dashboards.queries import (
     GPU_NAMES,
     GPU_ROW,
@@ -178,7 +187,7 @@ def _gpus() -> Panel:
         *_bars(),
         _words("Throttled", throttling(), THROTTLING, width=110),
         *_errors(),
-        Column("Run", rank, label="run", link=LINK_TO_RANK, width=140),
+        Column("Run", rank, label="run", link=LINK_TO_RANK, width=NAME_WIDTH),
         Column("Rank", rank, label="rank", width=60),
     ]
     return joined_table(text, columns, sort="GPU", hidden=GPU_ROW).height(11).min_width(80)

@@ -101,6 +101,14 @@ def test_one_page(node: Node) -> None:
     assert without_trailing_spaces(text) == (HERE / "golden/once.txt").read_text()
 
 
+def test_it_says_that_ranks_are_missing() -> None:
+    """What the exporter says about ranks that it cannot show is above those that it shows."""
+    node = read(json.dumps(json.loads(RECORDED) | {"missing": "Ranks are missing: why."}).encode())
+    text = page(Screen(node, URL), console()).plain
+
+    assert text.splitlines()[1].strip() == "Ranks are missing: why."
+
+
 def test_the_sample_in_the_documentation_is_real(root: Path) -> None:
     """docs/top.md shows the screen of a terminal with 80 columns."""
     page_text = (root / "docs" / "top.md").read_text()

@@ -18,7 +18,7 @@ from torchmem.explain.oom_listings import Listing
 from torchmem.explain.rank_report import Fact
 from torchmem.explain.remedies import Remedy
 from torchmem.explain.run_chart import Chart
-from torchmem.sample.untrusted import printable_json
+from torchmem.sample.untrusted import printable_json, strict_json
 
 Fetch = Callable[[str], HttpAnswer]
 STATE_PATH = "/api/v1/state"
@@ -111,7 +111,10 @@ class NvmlStatus(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """The whole document. `time` is when it was collected, in Unix seconds."""
+    """The whole document. `time` is when it was collected, in Unix seconds.
+
+    `missing`: why ranks are missing and what to do, empty if none are.
+    """
 
     time: float | None = None
     node: str = ""
@@ -119,6 +122,7 @@ class Node(msgspec.Struct, frozen=True):
     legend: tuple[LegendRow, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     waiting: tuple[Rank, ...] = ()
+    missing: str = ""
 
 
 class Labeled(msgspec.Struct, frozen=True):
@@ -199,7 +203,7 @@ def ask_rank(url: str, gpu: str, id_: str, get: Fetch = fetch) -> RankAnswer | N
         if answer.status != HTTPStatus.OK:
             return None
         return _converted(answer.body, RankAnswer)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return None
 
 
@@ -207,10 +211,10 @@ def read(body: bytes) -> Node:
     """Return the document, with its text made printable. Raise AwayError if it is not one."""
     try:
         return _converted(body, Node)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise AwayError("answers, but not with a state that this torchmem can read") from error
 
 
 def _converted(body: bytes, kind: type[D]) -> D:
-    """Return a document. Raise ValueError, of which MsgspecError is one, or RecursionError."""
-    return msgspec.convert(printable_json(msgspec.json.decode(body)), kind)
+    """Return a document. Raise ValueError, of which MsgspecError is one."""
+    return msgspec.convert(printable_json(strict_json(body)), kind)
