@@ -102,7 +102,7 @@ $(CUDA_VENV)/.dev: pyproject.toml
 	@$(call install,$(CUDA_VENV),$(CUDA_TORCH) numpy $(FRAMEWORKS) $(NOTEBOOKS) --editable .[dev])
 	@touch $@
 
-test-allocator: $(CUDA_VENV)/.dev programs  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.
+test-allocator: $(CUDA_VENV)/.dev programs  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 7 GB of disk.
 	$(CUDA_VENV)/bin/python -m pytest tests/allocator_tier -m allocator --numprocesses 2 --dist loadfile \
 		--no-loadscope-reorder $(ARGS)
 
