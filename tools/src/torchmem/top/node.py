@@ -6,7 +6,7 @@ newer exporter may not have it. A field of the wrong type is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import TypeVar
 from urllib.parse import urlencode
@@ -85,6 +85,9 @@ class Rank(msgspec.Struct, frozen=True):
     steps: int | None = None
     step_seconds: float | None = None
     why: tuple[Why, ...] = ()
+
+
+_SIZES = ("tensor_bytes", "allocated_bytes", "reserved_bytes", "headroom_flush_bytes")
 
 
 class Gpu(msgspec.Struct, frozen=True):
@@ -208,11 +211,43 @@ def ask_rank(url: str, gpu: str, id_: str, get: Fetch = fetch) -> RankAnswer | N
 
 
 def read(body: bytes) -> Node:
-    """Return the document, with its text made printable. Raise AwayError if it is not one."""
+    """Return the document, with its text made printable. Raise AwayError if it is not one.
+
+    Bytes below zero are left out, and so are the parts of a GPU if they are more than it has.
+    """
     try:
-        return _converted(body, Node)
+        return _possible(_converted(body, Node))
     except ValueError as error:
         raise AwayError("answers, but not with a state that this torchmem can read") from error
+
+
+def _possible(node: Node) -> Node:
+    gpus = tuple(map(_possible_gpu, node.gpus))
+    return msgspec.structs.replace(
+        node, gpus=gpus, waiting=tuple(map(_possible_rank, node.waiting))
+    )
+
+
+def _possible_gpu(gpu: Gpu) -> Gpu:
+    total = _not_negative(gpu.total_bytes)
+    parts = gpu.parts if _fit(gpu.parts, total) else ()
+    ranks = tuple(map(_possible_rank, gpu.ranks))
+    return msgspec.structs.replace(gpu, total_bytes=total, parts=parts, ranks=ranks)
+
+
+def _possible_rank(rank: Rank) -> Rank:
+    sizes = {name: _not_negative(getattr(rank, name)) for name in _SIZES}
+    parts = rank.parts if _fit(rank.parts, None) else ()
+    return msgspec.structs.replace(rank, parts=parts, **sizes)
+
+
+def _fit(parts: Sequence[MemoryShare], total: int | None) -> bool:
+    sizes = [part.bytes for part in parts]
+    return min(sizes, default=0) >= 0 and (total is None or sum(sizes) <= total)
+
+
+def _not_negative(size: int | None) -> int | None:
+    return None if size is None or size < 0 else size
 
 
 def _converted(body: bytes, kind: type[D]) -> D:
