@@ -94,6 +94,10 @@ LAUNCH_LABELS = {
     ADVICE_VARIABLE: ADVICE_LABEL,
 }
 
+# In `sys.argv[0]` of the processes of torch.compile (torch/_inductor: compile_worker/__main__.py,
+# __autotune_main__.py), and of those that they fork or spawn.
+COMPILE_SCRIPTS = "/torch/_inductor/"
+
 # `sys.argv[0]` of a process that runs tasks and actors of Ray.
 RAY_WORKER = "ray/_private/workers/default_worker.py"
 
@@ -137,6 +141,14 @@ def placed(process: Process, settings: Settings, world: tuple[int, int] | None) 
     if (rank, world_size) == (process.rank, process.world_size):
         return process
     return replace(process, rank=rank, world_size=world_size)
+
+
+def is_compile_process() -> bool:
+    """Return whether torch.compile started this process, to compile kernels or to time them.
+
+    It inherits the rank of the process for which it works, and may allocate GPU memory.
+    """
+    return COMPILE_SCRIPTS in (sys.argv[0] if sys.argv else "")
 
 
 def is_multiprocessing_child() -> bool:
