@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
