@@ -210,11 +210,14 @@ def test_torch_distributed_is_the_truth() -> None:
 
     The local rank stays: torch.distributed does not know it.
     """
-    process = identify(Settings(), KUBEFLOW | LIGHTNING, {})
+    environment = KUBEFLOW | LIGHTNING
+    process = identify(Settings(), environment, {})
 
-    assert process == placed(process, Settings(), None)
-    assert replace(process, rank=6, world_size=16) == placed(process, Settings(), (6, 16))
-    assert _place(placed(process, Settings(rank=1), (6, 16))) == (1, 16)
+    assert process == placed(process, Settings(), environment, None)
+    assert replace(process, rank=6, world_size=16) == placed(
+        process, Settings(), environment, (6, 16)
+    )
+    assert _place(placed(process, Settings(rank=1), environment, (6, 16))) == (1, 16)
 
 
 def _place(process: Process) -> tuple[int, int | None]:

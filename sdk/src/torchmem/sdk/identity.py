@@ -16,6 +16,7 @@ from torchmem.allocator.settings import ADVICE_LABEL, ADVICE_VARIABLE
 from torchmem.host.procfs import own_start_ticks, pid_namespace, start_time
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import Process
+from torchmem.sdk.launch import Place, launch, met_launch
 from torchmem.sdk.safety.interruptions import ignore
 from torchmem.sdk.settings import Settings
 
@@ -102,21 +103,23 @@ def identify(
     settings: Settings, environment: Mapping[str, str], versions: Mapping[str, str]
 ) -> Process:
     """Return the identity of the calling process; without a launcher it is rank 0."""
-    place = _launched_place(environment)
+    rank = _launched_rank(environment)
     script = _script(environment)
     is_ray = script.endswith(RAY_WORKER)
     ray = _ray_context() if is_ray else None
-    ticks = own_start_ticks()
+    ticks, hostname = own_start_ticks(), socket.gethostname()
+    place = Place(environment, hostname, rank.launchers, rank.world_size)
     return Process(
         pid=os.getpid(),
         pid_namespace=pid_namespace(),
         start_ticks=ticks,
         start_timestamp=None if ticks is None else start_time(ticks, time.time()),
-        hostname=socket.gethostname(),
+        hostname=hostname,
         run=settings.run or _job_name(environment) or _ray_name(ray) or script_name(script),
-        rank=place.rank if settings.rank is None else settings.rank,
-        local_rank=place.local_rank,
-        world_size=place.world_size,
+        launch=launch(place, _ray_job(ray)),
+        rank=rank.rank if settings.rank is None else settings.rank,
+        local_rank=rank.local_rank,
+        world_size=rank.world_size,
         # Its folder and its arguments are not published.
         script=Path(script).name if script not in NO_SCRIPT and not is_ray else None,
         labels=_launch_labels(environment) | _ray_labels(ray),
@@ -124,11 +127,17 @@ def identify(
     )
 
 
-def placed(process: Process, settings: Settings, world: tuple[int, int] | None) -> Process:
+def placed(
+    process: Process,
+    settings: Settings,
+    environment: Mapping[str, str],
+    world: tuple[int, int] | None,
+) -> Process:
     """Return the process with its rank and world size in torch.distributed.
 
     They replace the launcher's, and exist without a launcher too, as in
     torch.multiprocessing.spawn. The setting `rank` takes precedence. `world` is `Backend.world()`.
+    Without a launcher's id, where the ranks have met identifies the launch.
     """
     if world is None:
         return process
@@ -136,7 +145,9 @@ def placed(process: Process, settings: Settings, world: tuple[int, int] | None) 
     rank = rank if settings.rank is None else settings.rank
     if (rank, world_size) == (process.rank, process.world_size):
         return process
-    return replace(process, rank=rank, world_size=world_size)
+    launchers = _launched_rank(environment).launchers
+    found = met_launch(Place(environment, process.hostname, launchers, world_size))
+    return replace(process, rank=rank, world_size=world_size, launch=found or process.launch)
 
 
 def is_multiprocessing_child() -> bool:
@@ -149,13 +160,16 @@ def is_multiprocessing_child() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Rank:
+    """What launchers say; `launchers` are the variables of those that say so, the nearest first."""
+
     rank: int
     local_rank: int | None
     world_size: int | None
+    launchers: tuple[str, ...]
 
 
-def _launched_place(environment: Mapping[str, str]) -> _Place:
+def _launched_rank(environment: Mapping[str, str]) -> _Rank:
     """Return the innermost launcher's values.
 
     Missing values come from launchers that set the same rank, or no rank.
@@ -163,11 +177,14 @@ def _launched_place(environment: Mapping[str, str]) -> _Place:
     said = {launcher: _number(environment, launcher.rank) for launcher in LAUNCHERS}
     rank = _first(said.values()) or 0
     agreeing = [launcher for launcher, number in said.items() if number in {rank, None}]
-    return _Place(
-        rank,
-        _first(_number(environment, launcher.local_rank) for launcher in agreeing),
-        _first(_number(environment, launcher.world_size) for launcher in agreeing),
+    local_rank = _first(_number(environment, launcher.local_rank) for launcher in agreeing)
+    size = _first(_number(environment, launcher.world_size) for launcher in agreeing)
+    same = (
+        launcher.rank
+        for launcher, number in said.items()
+        if number == rank and _number(environment, launcher.world_size) in {size, None}
     )
+    return _Rank(rank, local_rank, size, tuple(same))
 
 
 def _first(numbers: Iterable[int | None]) -> int | None:
@@ -202,6 +219,14 @@ def _ray_name(context: Any) -> str | None:
     with ignore(Exception):
         return str(context.get_task_function_name()).partition(".")[0] if context else None
     return None
+
+
+def _ray_job(context: Any) -> tuple[str, ...]:
+    """Return the cluster and the job, which has no other script."""
+    with ignore(Exception):
+        if context:
+            return "ray", str(context.gcs_address), str(context.get_job_id())
+    return ()
 
 
 def _ray_labels(context: Any) -> dict[str, str]:
