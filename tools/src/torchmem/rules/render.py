@@ -191,14 +191,15 @@ FORMATS: Mapping[str, str] = {
     "duration": "humanizeDuration }}",
 }
 
-# The dashboards' variables by the label that they filter; see dashboards/queries.py.
-_VARIABLES = {"run": "run", "instance": "node", "uuid": "gpu", "rank": "rank"}
+# The dashboards' variables by the label that they filter; see dashboards/queries.py. One board
+# shows the newest launch unless its variable says which, and the other all that are selected.
+_VARIABLES = {"run": "run", "instance": "node", "uuid": "gpu", "rank": "rank", "launch": "launch"}
 # The dashboard that an alert links to, and the labels that set its variables.
 LINKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "device": ("torchmem-training-memory", ("run", "instance", "uuid", "rank")),
-    "process": ("torchmem-training-memory", ("run", "instance", "rank")),
-    "run": ("torchmem-training-memory", ("run", "instance")),
-    "oom": ("torchmem-oom", ("run", "instance", "rank")),
+    "device": ("torchmem-training-memory", ("run", "launch", "instance", "uuid", "rank")),
+    "process": ("torchmem-training-memory", ("run", "launch", "instance", "rank")),
+    "run": ("torchmem-training-memory", ("run", "launch", "instance")),
+    "oom": ("torchmem-oom", ("run", "launch", "instance", "rank")),
     "node": ("torchmem-node", ("instance", "uuid")),
     "self": ("torchmem-self", ("instance",)),
     "monitoring": ("torchmem-self", ()),
