@@ -191,8 +191,7 @@ FORMATS: Mapping[str, str] = {
     "duration": "humanizeDuration }}",
 }
 
-# The dashboards' variables by the label that they filter; see dashboards/queries.py. One board
-# shows the newest launch unless its variable says which, and the other all that are selected.
+# The dashboards' variables by the label that they filter; see dashboards/board.py.
 _VARIABLES = {"run": "run", "instance": "node", "uuid": "gpu", "rank": "rank", "launch": "launch"}
 # The dashboard that an alert links to, and the labels that set its variables.
 LINKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -272,8 +271,9 @@ def _query(labels: tuple[str, ...], selector: str, form: str) -> str:
 
 def _links(kind: str, alert: str, thresholds: Thresholds) -> str:
     uid, labels = LINKS[kind]
+    names = _VARIABLES | ({"launch": "launches"} if kind == "oom" else {})
     variables = "&".join(
-        f"var-{_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in labels
+        f"var-{names[label]}={{{{ $labels.{label} | urlquery }}}}" for label in labels
     )
     page = f"{uid}?{variables}" if variables else uid
     return (
