@@ -12,6 +12,9 @@ from collections.abc import Iterable
 DIGITS = 8
 """Hexadecimal digits of the hash. Only launches of one user, with one name, have to differ."""
 
+MAX_LENGTH = 10 + 1 + DIGITS
+"""Characters of a launch; user IDs have 32 bits."""
+
 _FORM = re.compile(rf"(?:0|[1-9][0-9]{{0,9}})-[0-9a-f]{{{DIGITS}}}", re.ASCII)
 
 

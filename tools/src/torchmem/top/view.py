@@ -70,7 +70,8 @@ class View:
         return states.index("oom") if "oom" in states else 0
 
     def _matches(self, rank: Rank) -> bool:
-        return self.filter.casefold() in rank.run.casefold()
+        wanted = self.filter.casefold()
+        return wanted in rank.run.casefold() or wanted in (rank.launch or "")
 
 
 def is_live(rank: Rank) -> bool:
