@@ -172,9 +172,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     (user_directory(tmp_path / "run") / f"f{SAMPLE_SUFFIX}").mkdir()
     both = f"rank 0 of run day (pid {own.pid}), rank 0 of run night (pid {own.pid})"
     ended = f"rank 5 of run night (pid {own.pid})"
-    several = (
-        f"several processes match: {both}; select one with --rank, --run, --launch or --pid."
-    )
+    several = f"several processes match: {both}; select one with --rank, --run, --launch or --pid."
     missing = f"the run directory /no does not exist: {START}"
     expected = {
         "--rank 9": f"no process in {tmp_path}/run matches; running processes: {both}.",
