@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torchmem.allocator.settings import ADVICE_LABEL, ADVICE_VARIABLE
@@ -17,6 +16,7 @@ from torchmem.host.procfs import own_start_ticks, pid_namespace, start_time
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import Process
 from torchmem.sdk.launch import Place, launch, met_launch
+from torchmem.sdk.program import RAY_WORKER, program
 from torchmem.sdk.safety.interruptions import ignore
 from torchmem.sdk.settings import Settings
 
@@ -42,14 +42,6 @@ LAUNCHERS = (
     Launcher("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
 )
 
-# `sys.argv[0]` without a script.
-NO_SCRIPT = {"", "-c", "-m"}
-
-# `sys.argv[0]` in a notebook, and the variable in which Jupyter Server 2 gives its path.
-KERNEL_LAUNCHERS = {"ipykernel_launcher.py", "colab_kernel_launcher.py"}
-NOTEBOOK_VARIABLE = "JPY_SESSION_NAME"
-NOTEBOOK_SUFFIX = ".ipynb"
-
 # Names that people give to a job, and that stay the same from launch to launch: Slurm, PBS, LSF,
 # and Grid Engine, whose variable is also the usual one for the name of a Kubernetes Job.
 RUN_VARIABLES = ("SLURM_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME", "JOB_NAME")
@@ -67,6 +59,7 @@ UNNAMED_JOBS = {
     "ray",
     "sh",
     "stdin",
+    "submitit",
     "torchmem",
     "torchrun",
     "uv",
@@ -95,18 +88,13 @@ LAUNCH_LABELS = {
     ADVICE_VARIABLE: ADVICE_LABEL,
 }
 
-# `sys.argv[0]` of a process that runs tasks and actors of Ray.
-RAY_WORKER = "ray/_private/workers/default_worker.py"
-
 
 def identify(
     settings: Settings, environment: Mapping[str, str], versions: Mapping[str, str]
 ) -> Process:
     """Return the identity of the calling process; without a launcher it is rank 0."""
     rank = _launched_rank(environment)
-    script = _script(environment)
-    is_ray = script.endswith(RAY_WORKER)
-    ray = _ray_context() if is_ray else None
+    found, ray = program(environment), _ray_context()
     ticks, hostname = own_start_ticks(), socket.gethostname()
     place = Place(environment, hostname, rank.launchers, rank.world_size)
     return Process(
@@ -115,13 +103,13 @@ def identify(
         start_ticks=ticks,
         start_timestamp=None if ticks is None else start_time(ticks, time.time()),
         hostname=hostname,
-        run=settings.run or _job_name(environment) or _ray_name(ray) or script_name(script),
+        run=settings.run or _job_name(environment) or _ray_name(ray) or found.name,
         launch=launch(place, _ray_job(ray)),
         rank=rank.rank if settings.rank is None else settings.rank,
         local_rank=rank.local_rank,
         world_size=rank.world_size,
         # Its folder and its arguments are not published.
-        script=Path(script).name if script not in NO_SCRIPT and not is_ray else None,
+        script=found.script,
         labels=_launch_labels(environment) | _ray_labels(ray),
         versions={"python": platform.python_version(), **versions},
     )
@@ -205,8 +193,9 @@ def _launch_labels(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ray_context() -> Any:
-    """Return Ray's runtime context, or None where Ray is not running."""
-    ray: Any = sys.modules.get("ray")
+    """Return the runtime context of a process of Ray, or None in any other."""
+    is_worker = bool(sys.argv) and sys.argv[0].endswith(RAY_WORKER)
+    ray: Any = sys.modules.get("ray") if is_worker else None
     with ignore(Exception):
         # Otherwise `get_runtime_context` may start a cluster.
         if ray is not None and ray.is_initialized():
@@ -246,24 +235,3 @@ def _command(name: str) -> str:
     """Return the name in lower case, without the version of Python."""
     command = name.lower()
     return "python" if command.rstrip("0123456789.") == "python" else command
-
-
-def script_name(path: str) -> str:
-    """Return the name of a run after its script: `train` for train.py or `python -m train`.
-
-    It is "python" without a script, as with `python -c`, and "ray" in a worker process of Ray.
-    """
-    if path.endswith(RAY_WORKER):
-        return "ray"
-    script = Path(path)
-    name = script.parent.name if script.stem == "__main__" else script.stem
-    return "python" if path in NO_SCRIPT else name or "python"
-
-
-def _script(environment: Mapping[str, str]) -> str:
-    """Return `sys.argv[0]`; in a notebook its path, or "" if that is unknown."""
-    first = sys.argv[0] if sys.argv else ""
-    if Path(first).name not in KERNEL_LAUNCHERS:
-        return first
-    notebook = environment.get(NOTEBOOK_VARIABLE, "")
-    return notebook if notebook.endswith(NOTEBOOK_SUFFIX) else ""
