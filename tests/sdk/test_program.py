@@ -27,6 +27,7 @@ subprocess.run([sys.executable, sys.argv[1]], check=True)
         ("papermill in/train.ipynb out/result.ipynb", "train train.ipynb"),
         ("jupyter-execute train.ipynb", "train train.ipynb"),
         ("jupyter-nbconvert --execute train.ipynb --to html", "train train.ipynb"),
+        ("jupyter-nbconvert --output done.ipynb --execute train.ipynb", "train train.ipynb"),
         ("jupyter-nbconvert --execute a.ipynb b.ipynb", "experiments None"),
         ("jupyter-lab train.ipynb", "experiments None"),
         ("sweep.py", "experiments None"),

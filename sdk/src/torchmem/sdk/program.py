@@ -9,8 +9,9 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from types import CodeType
+from types import FunctionType
 from typing import Any
 
 from torchmem.host.procfs import read_file
@@ -88,7 +89,8 @@ def _notebook(environment: Mapping[str, str]) -> str | None:
 def _executed(command: Sequence[str]) -> str | None:
     """Return the only notebook that a command executes; papermill writes the second one."""
     programs = {Path(word).name for word in command[:3]} & EXECUTORS
-    notebooks = [word for word in command if word.endswith(NOTEBOOK_SUFFIX)]
+    given = [word for last, word in pairwise(command) if last != "--output"]
+    notebooks = [word for word in given if word.endswith(NOTEBOOK_SUFFIX)]
     if not programs or not notebooks or (len(notebooks) > 1 and PAPERMILL not in programs):
         return None
     return notebooks[0]
@@ -109,14 +111,19 @@ def _submitted() -> Program | None:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
         while frame is not None:
             if frame.f_code.co_filename.endswith(_SUBMITIT_CALL) and "self" in frame.f_locals:
-                code = _code(frame.f_locals["self"].function)
-                return Program.at(code.co_filename) if code else None
+                path = _file(frame.f_locals["self"].function)
+                return Program.at(path) if path else None
             frame = frame.f_back
     return None
 
 
-def _code(function: Any) -> CodeType | None:
-    """Return the code of a function, a partial one, or an object that can be called."""
+def _file(function: Any) -> str | None:
+    """Return the file of a function, a partial one, or an object that can be called.
+
+    cloudpickle keeps it among the globals, and not in the code.
+    """
     function = getattr(function, "func", function)
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    return code if isinstance(code, CodeType) else None
+    if not isinstance(function, FunctionType):
+        function = type(function).__call__
+    path = function.__globals__.get("__file__")
+    return path if isinstance(path, str) else None
