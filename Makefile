@@ -1,4 +1,5 @@
-# On a fresh machine, `make demo` and `make test` need nothing but Python and a C compiler.
+# On a fresh machine, `make demo` and `make test` need nothing but Python with venv. Tests that need more are skipped, and
+# the end of `make test` says what lets them run.
 PYTHON ?= python3
 VENV ?= .venv
 CUDA_VENV ?= .venv-cuda
@@ -17,26 +18,28 @@ SITE_GENERATOR := zensical==0.0.73
 BIN := $(VENV)/bin
 # $(call install,ENVIRONMENT,WHAT) installs with uv, which takes a third of pip's CPU time or less. If uv fails, pip installs:
 # its own configuration may name another index. Most of what it installs is never imported, so --no-compile.
-install = { $(1)/bin/python -m pip install --quiet uv && $(1)/bin/uv pip install --quiet --python $(1) $(2); } || \
-	$(1)/bin/python -m pip install --quiet --no-compile $(2)
+install = echo "Installing into $(1), which may take a minute:" '$(strip $(2))' && $(PYTHON) -m venv $(1) && \
+	{ { $(1)/bin/python -m pip install --quiet uv && $(1)/bin/uv pip install --quiet --python $(1) $(2); } || \
+	$(1)/bin/python -m pip install --no-compile $(2); }
 # What pip does not compile below, Python compiles when it is first imported. Where this variable is set, as in many
 # container images, each process would compile PyTorch again, which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-sglang test-gpu clean
+.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-sglang test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
 
+# What `make test` has unpacked.
+export PATH := $(PATH):$(abspath .programs/bin)
+
 $(VENV)/.demo: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[exporter]'
-	touch $@
+	@$(call install,$(VENV),--editable .[exporter])
+	@touch $@
 
 $(VENV)/.dev: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(call install,$(VENV),--editable '.[dev]')
-	touch $@ $(VENV)/.demo
+	@$(call install,$(VENV),--editable .[dev])
+	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## Run a simulated training on four GPUs through the real SDK and exporter; ARGS='--ranks 8' for eight.
 	@$(BIN)/torchmem demo --by-make $(ARGS)
@@ -44,10 +47,15 @@ demo: $(VENV)/.demo  ## Run a simulated training on four GPUs through the real S
 stack: $(VENV)/.demo  ## Start exporter, Prometheus, Alertmanager and, if installed, Grafana, without Docker.
 	PATH="$(abspath $(BIN)):$$PATH" deploy/stack.sh $(ARGS)
 
+programs:  ## Unpack what the tests need and the machine lacks, such as Prometheus, into .programs/; installs nothing.
+	@tests/programs.sh
+
+# The tests in a browser are skipped without npm.
+NPM_PACKAGES := $(if $(shell command -v npm),tests/grafana/node_modules/.installed)
+
 # Three processes keep two processors busy: many tests wait for a browser, a server or a clock. Pass
 # `ARGS='--numprocesses 0'` to run the tests in one process, or a path to run only some of them.
-test: $(VENV)/.dev check  ## Run all checks, and all tests that need neither a GPU nor the CUDA build of PyTorch.
-	tests/install-stack.sh
+test: $(VENV)/.dev programs $(NPM_PACKAGES) check  ## Run all checks, and all tests that need neither a GPU nor PyTorch.
 	$(BIN)/python -m pytest -m 'not allocator and not gpu and not serving and not versions' --numprocesses 3 $(ARGS)
 
 check: $(VENV)/.dev  ## Check style, types, import directions and generated files.
@@ -74,8 +82,9 @@ site: .venv-site/.installed  ## Build the documentation site from docs/ into sit
 	.venv-site/bin/python -m deploy.site.build
 
 tests/grafana/node_modules/.installed: tests/grafana/package-lock.json
-	npm ci --prefix tests/grafana --silent --ignore-scripts
-	touch $@
+	@echo "Installing into tests/grafana/node_modules: Grafana's packages and those that drive a browser"
+	@npm ci --prefix tests/grafana --silent --ignore-scripts
+	@touch $@
 
 # Pass `ARGS='node --theme dark'` to draw one of them, and `ARGS=--help` for all options.
 boards: $(VENV)/.dev tests/grafana/node_modules/.installed generate  ## Draw the dashboards, and list what is wrong with them; needs npm, Chromium and Prometheus.
@@ -89,12 +98,10 @@ check-grafana: tests/grafana/node_modules/.installed  ## Check the dashboards ag
 	node tests/grafana/check.mjs dashboards/json/*.json
 
 $(CUDA_VENV)/.dev: pyproject.toml
-	$(PYTHON) -m venv $(CUDA_VENV)
-	$(call install,$(CUDA_VENV),'$(CUDA_TORCH)' numpy $(FRAMEWORKS) $(NOTEBOOKS) --editable '.[dev]')
-	touch $@
+	@$(call install,$(CUDA_VENV),$(CUDA_TORCH) numpy $(FRAMEWORKS) $(NOTEBOOKS) --editable .[dev])
+	@touch $@
 
-test-allocator: $(CUDA_VENV)/.dev  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.
-	tests/install-stack.sh
+test-allocator: $(CUDA_VENV)/.dev programs  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.
 	$(CUDA_VENV)/bin/python -m pytest tests/allocator_tier -m allocator --numprocesses 2 --dist loadfile \
 		--no-loadscope-reorder $(ARGS)
 
@@ -148,4 +155,4 @@ test-gpu: $(CUDA_VENV)/.dev  ## Run the tests that need an NVIDIA GPU.
 	$(CUDA_VENV)/bin/python -m pytest -m gpu $(ARGS)
 
 clean:  ## Remove the virtual environments and everything that was built.
-	rm -rf $(VENV) $(CUDA_VENV) $(SERVING_VENV) $(SGLANG_VENV) .venv-lowest-direct .venv-highest .venv-site .stack build dist site
+	rm -rf .programs $(VENV) $(CUDA_VENV) $(SERVING_VENV) $(SGLANG_VENV) .venv-lowest-direct .venv-highest .venv-site .stack build dist site

@@ -1,4 +1,4 @@
-"""Fixtures, hypothesis settings and skips for all tests."""
+"""Fixtures, hypothesis settings, skips and the count of skips for all tests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from support.needs import needs
 
 ROOT = Path(__file__).resolve().parent.parent
+# What tests/programs.sh has unpacked. A program of the machine has precedence.
+os.environ["PATH"] += f":{ROOT / '.programs' / 'bin'}"
 settings.register_profile("torchmem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("torchmem")
 # A shell starts background jobs with SIGINT ignored, and nohup those with SIGHUP ignored, which
@@ -63,17 +67,18 @@ def restless() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests whose programs are not installed, with the command that installs them."""
-    needs = {
-        "stack": (
-            ("prometheus", "promtool", "prometheus-alertmanager", "amtool"),
-            "run apt-get install prometheus prometheus-alertmanager",
-        )
-    }
-    for marker, (programs, remedy) in needs.items():
-        missing = [program for program in programs if not shutil.which(program)]
-        if missing:
-            skip = pytest.mark.skip(reason=f"{', '.join(missing)} not on PATH; {remedy}")
-            for item in items:
-                if item.get_closest_marker(marker):
-                    item.add_marker(skip)
+    """Skip tests of the real Prometheus and Alertmanager where they are missing."""
+    stack = needs("prometheus", "promtool", "prometheus-alertmanager", "amtool")
+    for item in items:
+        if item.get_closest_marker("stack"):
+            item.add_marker(stack)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count the skipped tests by their reasons, which say what lets them run."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        terminalreporter.section(f"{reasons.total()} skipped, and what lets them run")
+    for reason, count in reasons.most_common():
+        terminalreporter.line(f"{count:5}  {reason}")

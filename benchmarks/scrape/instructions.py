@@ -24,7 +24,7 @@ _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
 def missing() -> str:
     """Return why instructions cannot be counted here; empty if they can."""
-    return "" if shutil.which("valgrind") else "valgrind is not installed"
+    return "" if shutil.which("valgrind") else "no valgrind on PATH: apt-get install valgrind"
 
 
 def per_scrape(

@@ -20,9 +20,9 @@ from support.waiting import until
 
 from torchmem.allocator.sizes import MIB
 from torchmem.phantom.gpus import parse_gpu_model
-from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.plan import ChildConfig, RunPlan
 from torchmem.preflight.result import RunResult
-from torchmem.preflight.run import run
+from torchmem.preflight.run import STARTUP, run
 from torchmem.recording import read
 from torchmem.whatif.engine import what_if
 
@@ -451,3 +451,23 @@ def _command_line(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+def test_a_script_may_call_instrument_before_it_imports_torch(tmp_path: Path) -> None:
+    """The script's own `instrument()`, which imports torch, returns the preflight's session."""
+    code = """
+from torchmem import sdk
+session = sdk.instrument()
+import torch
+print(session is sdk.instrument(), session.after_step.__qualname__)
+"""
+    settings = {"PYTHONPATH": str(STARTUP), **ChildConfig(tmp_path, 7).to_environment()}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.stderr, done.stdout) == ("", "True StepWatcher.step_called\n")

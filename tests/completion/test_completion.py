@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.needs import skip_without
 
 from torchmem.completion.command import SHELLS, script
 
@@ -115,8 +116,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_shell_completes_commands_flags_values_and_files(shell: str, folder: Path) -> None:
     """Tab completes each kind of word; after --, programs and the files of the command."""
-    if not shutil.which(shell):
-        pytest.skip(f"needs {shell}")
+    skip_without(shell)
     with terminal(shell, folder) as shown:
         for line, completed in CASES:
             shown.type(f"{line}\t\n")

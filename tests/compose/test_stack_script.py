@@ -19,7 +19,7 @@ from support.waiting import until
 def stack(root: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     """Return exit code and stderr of the script."""
     command = [str(root / "deploy" / "stack.sh"), *arguments]
-    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", **environment}
+    environment = {"PATH": os.environ["PATH"], **environment}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=120, check=False
     )

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 from support.local_http import Answer, Request, answering
+from support.needs import needs
 from support.promql import ROOT, rules
 from support.scaled import NEWER, SHARD, command, scaled, shard
 from support.scrape_target import pages, serving
@@ -90,7 +91,7 @@ def install(folder: Path, number: int) -> Path:
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(not shutil.which("promtool"), reason="apt-get install prometheus")
+@needs("promtool")
 def test_each_node_is_scraped_by_one_server(tmp_path: Path) -> None:
     """Promtool accepts the files of all shards, and each of 64 nodes is a target of one of them."""
     scraped = []
@@ -112,7 +113,7 @@ def test_each_node_is_scraped_by_one_server(tmp_path: Path) -> None:
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(not shutil.which("vmalert"), reason="apt-get install victoria-metrics")
+@needs("vmalert")
 def test_vmalert_accepts_its_flags_and_rules(tmp_path: Path) -> None:
     """A dry run with the flags of the unit reads every rule, without a field that 1.79 lacks."""
     for path in (ROOT / "prometheus" / "rules").glob("*.yml"):
@@ -124,7 +125,7 @@ def test_vmalert_accepts_its_flags_and_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(not shutil.which("victoria-metrics"), reason="apt-get install victoria-metrics")
+@needs("victoria-metrics")
 def test_the_store_knows_its_flags() -> None:
     """Each flag of the unit is one of the installed VictoriaMetrics."""
     help_text = subprocess.run(
@@ -169,10 +170,7 @@ def series(store: str, expression: str) -> list[tuple[dict[str, str], float]]:
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(
-    not (shutil.which("prometheus") and shutil.which("vmalert")),
-    reason="apt-get install prometheus victoria-metrics",
-)
+@needs("prometheus", "vmalert")
 def test_the_whole_configuration_works_together(tmp_path: Path) -> None:
     """Two servers share a run, the store counts all of its ranks, and its alerts are sent."""
     sent: list[dict[str, Any]] = []

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.needs import needs
 
 from torchmem.exporter.web import config, tls
 
@@ -39,9 +40,7 @@ def test_the_certificates_and_the_file_go_together(page: str, tmp_path: Path) ->
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(
-    not shutil.which("promtool"), reason="promtool is not on PATH: apt-get install prometheus"
-)
+@needs("promtool")
 def test_prometheus_accepts_its_part(page: str, tmp_path: Path) -> None:
     """promtool accepts the scrape configurations of the page."""
     for number, block in enumerate(blocks(page, "yaml")[1:]):

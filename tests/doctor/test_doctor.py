@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.needs import needs
 from support.publishing import own_sample, publish
 from support.stack import free_port, prometheus
 from support.waiting import until
@@ -243,7 +243,7 @@ def test_credentials_are_sent_and_never_printed(place: Place) -> None:
     assert "secret" not in page(list(servers.checks(secret)))
 
 
-@pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Debian's package prometheus")
+@needs("prometheus")
 def test_a_prometheus_that_scrapes_the_exporter_is_in_order(
     exporter: Place, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,6 +14,7 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.needs import needs
 from support.publishing import own_process, own_sample, publish
 from support.stack import Prometheus, answers, free_port, running
 from support.waiting import until
@@ -143,9 +143,7 @@ scrape_configs:
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(
-    not shutil.which("prometheus"), reason="prometheus is not on PATH: apt-get install prometheus"
-)
+@needs("prometheus")
 def test_prometheus_discovers_a_rank(url: str, run_dir: Path, tmp_path: Path) -> None:
     """Prometheus finds a rank's endpoint, scrapes it, and drops it when the rank ends."""
     sample = own_sample(process=own_process(rank=3))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,6 +12,7 @@ import httpx
 import pytest
 from support.collectors import EmptyCollector
 from support.local_http import Answer, Request, answering
+from support.needs import needs
 from support.waiting import until
 
 from torchmem.exporter.server import ExporterServer, serve
@@ -94,7 +94,7 @@ fetch("/read", {
 </script>"""
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="chromium is not on PATH")
+@needs("chromium")
 def test_a_page_cannot_hide_the_browser(tmp_path: Path) -> None:
     """A script in Chromium that leaves out and changes every header it can is still recognized."""
     asked = list[Request]()

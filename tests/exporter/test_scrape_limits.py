@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from support.h100_node import h100_node, series
+from support.needs import needs
 
 from torchmem.exporter.scrape_limits import MAX_OTHER_SERIES, NODE_LIMITS, RANK_LIMITS, as_yaml
 
@@ -61,7 +61,7 @@ def test_there_are_configurations() -> None:
     assert {"prometheus.yml:torchmem", "podmonitor.yaml", "exporter.md:torchmem"} <= set(SHIPPED)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+@needs("promtool")
 @pytest.mark.parametrize("limits", [NODE_LIMITS, RANK_LIMITS])
 def test_prometheus_accepts_the_limits(tmp_path: Path, limits: Mapping[str, int | str]) -> None:
     """promtool accepts the limits as part of a scrape configuration."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ import pytest
 from prometheus_client.core import Metric
 from support.collectors import EmptyCollector
 from support.exposition import Exposition
+from support.needs import needs
 from support.publishing import own_sample, publish
 from support.waiting import until
 
@@ -207,9 +207,7 @@ def test_openmetrics_ends_with_eof(client: httpx.Client, encoding: str) -> None:
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(
-    not shutil.which("promtool"), reason="promtool is not on PATH: apt-get install prometheus"
-)
+@needs("promtool")
 def test_promtool_accepts_the_metrics(client: httpx.Client) -> None:
     """Names, units and help texts follow Prometheus' conventions."""
     lint = subprocess.run(

@@ -18,6 +18,7 @@ import bcrypt
 import httpx
 import pytest
 from support.certificates import Authority, Pair
+from support.needs import needs
 from support.publishing import own_sample, publish
 from support.raw_http import connect, everything
 from support.stack import Prometheus, answers, free_port, running
@@ -369,9 +370,7 @@ scrape_configs:
 
 
 @pytest.mark.stack
-@pytest.mark.skipif(
-    not shutil.which("prometheus"), reason="prometheus is not on PATH: apt-get install prometheus"
-)
+@needs("prometheus")
 def test_prometheus_scrapes_with_certificate_and_password(
     open_server: Open, authority: Authority, tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.fleet import END, GIB, HOUR, START, filled_prometheus, filled_victoria_metrics
+from support.needs import skip_without
 
 from torchmem.cli.main import main
 from torchmem.explain.remedies import REMEDY_BY_CAUSE
@@ -25,8 +25,7 @@ def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
     """Return the URL of a store with the three days of support.fleet."""
-    if not shutil.which(request.param):
-        pytest.skip(f"{request.param} is not on PATH: apt-get install {request.param}")
+    skip_without(request.param)
     with STORES[request.param](tmp_path_factory.mktemp("store")) as url:
         yield url
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 from pictures.history import History, prometheus, with_stale_markers
 from pictures.rules import evaluate
+from support.needs import skip_without
 from support.simulated_time import SCRAPE_SECONDS, Series, scrapes
 
 from torchmem.cli.main import main
@@ -54,8 +54,7 @@ def scraped() -> Series:
 @pytest.fixture(scope="module")
 def store(scraped: Series, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Run a Prometheus with these scrapes, and with what the rules made of them each minute."""
-    if not shutil.which("prometheus"):
-        pytest.skip("prometheus is not on PATH: apt-get install prometheus")
+    skip_without("prometheus")
     with prometheus(tmp_path_factory.mktemp("store")) as url:
         # Two minutes more, in which the series end.
         seconds = int(write(url, scraped) * SCRAPE_SECONDS) + 2 * MINUTE

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from support.needs import needs, skip_without
 
 from torchmem.sample.run_directory import SYSTEM_RUN_DIR
 
@@ -15,11 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 UNIT = ROOT / "deploy" / "systemd" / "torchmem-exporter.service"
 MAX_EXPOSURE = 2.0  # of 10, by `systemd-analyze security`; 1.7 with systemd 252
 
-needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd"
-)
-
-
+needs_systemd = needs("systemd-analyze")
 MOUNT = ROOT / "deploy" / "systemd" / "run-torchmem.mount"
 
 
@@ -90,8 +86,7 @@ def test_training_comes_first() -> None:
 @needs_systemd
 def test_the_run_directory_is_created(tmp_path: Path) -> None:
     """sysusers.d and tmpfiles.d create the SDK's run directory, owned by the exporter's user."""
-    if shutil.which("systemd-sysusers") is None or shutil.which("systemd-tmpfiles") is None:
-        pytest.skip("needs systemd-sysusers and systemd-tmpfiles: apt-get install systemd")
+    skip_without("systemd-sysusers", "systemd-tmpfiles")
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc" / "passwd").write_text("root:x:0:0:root:/:/bin/sh\n")
     (tmp_path / "etc" / "group").write_text("root:x:0:\n")

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 THRESHOLDS = ROOT / "sdk/src/torchmem/explain/thresholds.yml"
 BOARDS = "dashboards/json"
 RELATIVE_LINK = re.compile(r"\]\((?!https?:)[^)]*\)")
-NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", ".stack", "build", "tests")
+NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", ".programs", ".stack", "build", "tests")
 
 
 def build(checkout: Path, folder: Path) -> Path:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.needs import compiler
 
 from torchmem.phantom.build import library_folder
 from torchmem.phantom.environment import phantom_environment
@@ -21,8 +21,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return an environment with its own cache, in which the library is built once."""
-    if not shutil.which("cc"):
-        pytest.skip("no C compiler; apt install gcc libc6-dev")
+    compiler()
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
     library_folder(None, environment)
     return environment

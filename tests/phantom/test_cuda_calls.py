@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.needs import compiler, skip_without
 
 from torchmem.phantom.cuda_calls import ElfError, dynamic_symbols
 
@@ -26,12 +26,10 @@ int uses_hidden(void) { return hidden(); }
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build a small library."""
-    if not shutil.which("cc"):
-        pytest.skip("no C compiler; apt install gcc libc6-dev")
     folder = tmp_path_factory.mktemp("elf")
     (folder / "small.c").write_text(SOURCE)
     subprocess.run(
-        ["cc", "-shared", "-fPIC", "-o", folder / "small.so", folder / "small.c"], check=True
+        [compiler(), "-shared", "-fPIC", "-o", folder / "small.so", folder / "small.c"], check=True
     )
     return folder / "small.so"
 
@@ -48,8 +46,7 @@ def test_defined_undefined_and_weak_symbols(library: Path) -> None:
 
 def test_symbols_agree_with_nm() -> None:
     """The symbols of this system's C library are those that nm prints."""
-    if not shutil.which("nm"):
-        pytest.skip("nm is not on PATH; apt install binutils")
+    skip_without("nm")
     linked = subprocess.run(
         ["ldd", sys.executable], capture_output=True, text=True, check=True
     ).stdout

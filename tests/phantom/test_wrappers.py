@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
+from support.needs import skip_without
 
 VERSION = "__version__ = '2.13.0+cu130'\ncuda = '13.0'\n"
 TORCH = """
@@ -68,8 +68,7 @@ def test_a_wrapped_program_has_its_stubs(
     quoted = shlex.quote(program)
     nested = shlex.quote(f"sh -c {quoted}")
     command = shlex.split(wrapper.format(program=program, quoted=quoted, nested=nested))
-    if not shutil.which(command[0]):
-        pytest.skip(f"{command[0]} is not installed")
+    skip_without(command[0])
 
     done = on_phantom(cache, tmp_path, command)
 

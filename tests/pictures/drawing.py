@@ -15,6 +15,7 @@ from typing import Any
 
 from pictures.recorder import BUILD, ROOT, fingerprint, locked, recorded, served
 from pictures.recordings import END
+from support import needs
 
 Json = dict[str, Any]
 BOARDS = ROOT / "dashboards" / "json"
@@ -121,9 +122,8 @@ def _report(drawing: Drawing, folder: Path) -> Json:
 
 def missing() -> str | None:
     """Return why nothing can be drawn here, or None."""
-    for program in ("prometheus", "node", CHROMIUM):
-        if shutil.which(program) is None:
-            return f"{program} is not installed"
+    if reason := needs.missing("prometheus", "node", "chromium"):
+        return reason
     if not (PACKAGES / "node_modules" / "@grafana" / "ui").exists():
         return "Grafana's packages are not installed: run `npm ci --prefix tests/grafana`"
     return None

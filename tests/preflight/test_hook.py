@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -67,18 +66,3 @@ def test_the_configuration_survives_the_environment(
     config = ChildConfig(tmp_path, 7, placement)
     assert ChildConfig.from_environment(config.to_environment()) == config
     assert ChildConfig.from_environment({}) is None
-
-
-@pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None, reason="PyTorch is not installed: pip install torch"
-)
-def test_a_script_may_call_instrument_before_it_imports_torch(tmp_path: Path) -> None:
-    """The script's own `instrument()`, which imports torch, returns the preflight's session."""
-    code = """
-from torchmem import sdk
-session = sdk.instrument()
-import torch
-print(session is sdk.instrument(), session.after_step.__qualname__)
-"""
-    done = python(code, **ChildConfig(tmp_path, 7).to_environment())
-    assert (done.stderr, done.stdout) == ("", "True StepWatcher.step_called\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 from support.dashboards import PANELS, filled_in
 from support.golden_scrapes import GOLDEN
+from support.needs import skip_without
 from support.scrape_target import pages, serving
 from support.simulated_time import scrapes
 from support.stack import answers, free_port, get, prometheus, running
@@ -113,8 +113,7 @@ def victoria_metrics(folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
     """Prometheus and VictoriaMetrics after a busy node and an hour of two leaking ranks in 30 s."""
-    if not shutil.which("victoria-metrics"):
-        pytest.skip("victoria-metrics not on PATH; apt-get install victoria-metrics")
+    skip_without("victoria-metrics")
     folder = tmp_path_factory.mktemp("remote_write")
     played = pages(scrapes("leak"))
     started = cache(time.time)  # at the first scrape, because Prometheus needs time to start

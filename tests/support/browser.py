@@ -11,14 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support import needs
+
 PACKAGES = Path(__file__).resolve().parents[1] / "grafana"
 
 
 def missing() -> str | None:
     """Return why pages cannot be opened here, None if they can."""
-    for program in ("node", "chromium"):
-        if shutil.which(program) is None:
-            return f"{program} is not on PATH: apt-get install chromium nodejs"
+    if reason := needs.missing("node", "chromium"):
+        return reason
     if not (PACKAGES / "node_modules" / "axe-core").exists():
         return "playwright-core and axe-core are missing: npm ci --prefix tests/grafana"
     return None

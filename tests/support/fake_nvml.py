@@ -7,7 +7,6 @@ import hashlib
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pynvml
+from support.needs import compiler
 
 from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.nvml import NvmlLibrary
@@ -50,13 +50,11 @@ def library(missing: Collection[str] = ()) -> Path:
 
 
 def _compile(folder: Path, missing: Collection[str]) -> None:
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc")
-    assert compiler, "no C compiler for the fake NVML: install gcc, or name another one in CC"
     exports = folder / "exports.map"
     hidden = "".join(f"{name};" for name in sorted(missing))
     exports.write_text(f"{{ global: nvml*; local: {hidden} *; }};")
     command = [
-        compiler,
+        compiler(),
         "-std=gnu11",
         "-shared",
         "-fPIC",
@@ -69,7 +67,7 @@ def _compile(folder: Path, missing: Collection[str]) -> None:
     command += [str(source) for source in sorted(SOURCES.glob("*.c"))]
     command += [f"-Wl,--version-script={exports}", "-o", str(folder / LIBRARY), "-lpthread"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, f"{compiler} could not build the fake NVML:\n{ended.stderr}"
+    assert ended.returncode == 0, f"{command[0]} could not build the fake NVML:\n{ended.stderr}"
 
 
 def binding(folder: Path) -> ModuleType:

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from support.allocator_programs import SETTINGS, Setting
+from support.needs import no_compiler
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import GIB, MIB
@@ -25,9 +26,7 @@ OPERATIONS = 800
 POOLS = ((0, 1), (0, 2))
 SIZES = (4096, MIB, MIB, 4 * MIB, 10 * MIB, 24 * MIB)
 
-needs_compiler = pytest.mark.skipif(
-    compiled.library() is None, reason="there is no C compiler: apt install gcc libc6-dev"
-)
+needs_compiler = pytest.mark.skipif(no_compiler() is not None, reason=no_compiler() or "")
 
 
 def executor(setting: Setting, order: BlockOrder, events: int, conf: str | None = None) -> Executor:

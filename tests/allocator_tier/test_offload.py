@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from examples.offload import ModuleOffload, OptimizerOffload, PinnedStore  # noqa: E402
 
+pytestmark = pytest.mark.allocator
 EVERYTHING = 1 << 40
 Tensor = Any
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.preflight.child.watcher import DeviceMeter
+from torchmem.preflight.child.meter import DeviceMeter
 from torchmem.preflight.result import Phase
 
 PEAKS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=20)

@@ -1,0 +1,106 @@
+#!/bin/sh
+# Unpack the programs that the tests need, and that this machine lacks, into .programs/. Nothing is installed: no service
+# starts, no user is added, and without the folder the machine is as it was. `tests/conftest.py` puts .programs/bin on PATH.
+#
+# This needs Debian's apt-get and dpkg, but not root. Without them, the tests of a missing program are skipped.
+set -eu
+cd "$(dirname "$0")/.."
+FOLDER="$PWD/.programs"
+
+programs() { # each with the package that has it
+    printf '%s\n' prometheus:prometheus promtool:prometheus prometheus-alertmanager:prometheus-alertmanager \
+        amtool:prometheus-alertmanager victoria-metrics:victoria-metrics vmalert:victoria-metrics mpirun:openmpi-bin \
+        valgrind:valgrind nm:binutils
+    # The tests drive the browser with a package of npm's.
+    if command -v npm >/dev/null; then echo chromium:chromium; fi
+}
+
+missing_packages() {
+    programs | while IFS=: read -r program package; do
+        command -v "$program" >/dev/null || [ -x "$FOLDER/bin/$program" ] || echo "$package"
+    done | sort -u
+}
+
+# apt-get with its own lists and cache: it leaves those of the machine alone, and needs no root.
+apt() { # program of apt, arguments
+    program=$1
+    shift
+    "$program" -qq -o Debug::NoLocking=true -o Dir::State::Lists="$FOLDER/apt/lists" -o Dir::Cache="$FOLDER/apt" \
+        -o Dir::State::extended_states="$FOLDER/apt/extended_states" -o APT::Sandbox::User="$(id -un)" "$@"
+}
+
+available() { # packages
+    for package in "$@"; do
+        if apt apt-cache show "$package" >/dev/null 2>&1; then
+            echo "$package"
+        else
+            echo "There is no package $package here, so its tests will be skipped." >&2
+        fi
+    done
+}
+
+download() { # packages
+    mkdir -p "$FOLDER/apt/lists/partial" "$FOLDER/apt/archives/partial"
+    apt apt-get update
+    packages=$(available "$@")
+    [ -z "$packages" ] || apt apt-get install --yes --download-only --no-install-recommends $packages >/dev/null
+    for archive in "$FOLDER"/apt/archives/*.deb; do
+        [ ! -e "$archive" ] || dpkg-deb --extract "$archive" "$FOLDER"
+    done
+    rm -rf "$FOLDER/apt"
+}
+
+write_start() { # program, its path below .programs, what to set first
+    [ -x "$FOLDER/$2" ] || return 0
+    cat >"$FOLDER/bin/$1" <<END
+#!/bin/sh
+# Start an unpacked program with the libraries and the data that were unpacked with it.
+root=\$(cd "\$(dirname "\$0")/.." && pwd)
+export LD_LIBRARY_PATH="\$root/$LIBRARIES:\$root/${LIBRARIES#usr/}\${LD_LIBRARY_PATH:+:\$LD_LIBRARY_PATH}"
+${3:-}
+exec "\$root/$2" "\$@"
+END
+    chmod +x "$FOLDER/bin/$1"
+}
+
+write_starts() {
+    LIBRARIES=usr/lib/$(cd "$FOLDER/usr/lib" && printf '%s\n' *-linux-gnu* | head -n 1)
+    mkdir -p "$FOLDER/bin"
+    # Debian's Alertmanager reads its templates from this path alone, so it gets another one of the same length: that of a
+    # descriptor that its start opens.
+    templates=/usr/share/prometheus/alertmanager/
+    if [ -e "$FOLDER/usr/bin/prometheus-alertmanager" ]; then
+        LC_ALL=C sed -i "s|$templates|/proc/self/fd/9////////////////////|" "$FOLDER/usr/bin/prometheus-alertmanager"
+    fi
+    write_start prometheus-alertmanager usr/bin/prometheus-alertmanager "exec 9<\"\$root$templates\""
+    for program in prometheus promtool amtool victoria-metrics vmalert nm; do
+        write_start "$program" "usr/bin/$program"
+    done
+    # Open MPI looks for ssh, though it starts nothing on other machines.
+    write_start mpirun usr/bin/orterun 'export OPAL_PREFIX="$root/usr" PATH="$PATH:$root/usr/bin" PMIX_MCA_pcompress_base_silence_warning=1'
+    write_start valgrind usr/bin/valgrind.bin 'export VALGRIND_LIB="$root/usr/libexec/valgrind"'
+    write_start chromium usr/lib/chromium/chromium 'export FONTCONFIG_FILE="$root/fonts.conf"'
+    cat >"$FOLDER/fonts.conf" <<'END'
+<fontconfig>
+  <dir>/usr/share/fonts</dir>
+  <dir prefix="relative">usr/share/fonts</dir>
+  <cachedir prefix="relative">fonts.cache</cachedir>
+</fontconfig>
+END
+}
+
+# One run at a time: the next one then finds everything unpacked.
+mkdir -p "$FOLDER"
+[ "${1:-}" = locked ] || exec flock --close "$FOLDER" "$0" locked
+missing=$(missing_packages)
+[ -n "$missing" ] || exit 0
+if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
+    echo "The tests of these programs will be skipped, as this system has no apt-get:" $missing >&2
+    exit 0
+fi
+echo "Unpacking into .programs/, without installing anything:" $missing
+if download $missing; then
+    write_starts
+else
+    echo "They could not be downloaded, so their tests will be skipped." >&2
+fi
