@@ -16,8 +16,8 @@ from torchmem.explain.call_stack import CallStack, Frame, Origin
 from torchmem.explain.verdict import Circumstances
 from torchmem.exporter.sample_files import Published
 from torchmem.host.procfs import pid_namespace
-from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.launch import launch_of
+from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import (
     LIVE_STATES,
     STEP_DURATION_BOUNDS,
