@@ -513,7 +513,8 @@ def _column_style(column: Column) -> list[dashboard_models.DynamicConfigValue]:
         title, url = column.link
         style["links"] = [{"title": title, "url": url}]
     if column.unseen:
-        style["custom.hidden"] = True
+        style["custom.hidden"] = True  # before Grafana 12.3
+        style["custom.hideFrom"] = {"legend": False, "tooltip": False, "viz": True}
     if column.centered:
         style["custom.align"] = "center"
     if column.decimals is not None:
