@@ -15,7 +15,7 @@ from torchmem.allocator.settings import ADVICE_LABEL, ADVICE_VARIABLE
 from torchmem.host.procfs import own_start_ticks, pid_namespace, start_time
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import Process
-from torchmem.sdk.launch import Place, launch, met_launch
+from torchmem.sdk.launch import LaunchedProcess, launch, met_launch
 from torchmem.sdk.program import RAY_WORKER, program
 from torchmem.sdk.safety.interruptions import ignore
 from torchmem.sdk.settings import Settings
@@ -96,7 +96,7 @@ def identify(
     rank = _launched_rank(environment)
     found, ray = program(environment), _ray_context()
     ticks, hostname = own_start_ticks(), socket.gethostname()
-    place = Place(environment, hostname, rank.launchers, rank.world_size)
+    place = LaunchedProcess(environment, hostname, rank.launchers, rank.world_size)
     return Process(
         pid=os.getpid(),
         pid_namespace=pid_namespace(),
@@ -134,7 +134,7 @@ def placed(
     if (rank, world_size) == (process.rank, process.world_size):
         return process
     launchers = _launched_rank(environment).launchers
-    found = met_launch(Place(environment, process.hostname, launchers, world_size))
+    found = met_launch(LaunchedProcess(environment, process.hostname, launchers, world_size))
     return replace(process, rank=rank, world_size=world_size, launch=found or process.launch)
 
 

@@ -39,8 +39,8 @@ _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a process stands: what its launchers and its host say of it.
+class LaunchedProcess:
+    """What the launchers and the host of a process say of it.
 
     `launchers`: the variables in which launchers passed it its rank, the nearest launcher first.
     """
@@ -51,17 +51,17 @@ class Place:
     world_size: int | None
 
 
-def launch(place: Place, ray_job: Sequence[str] = ()) -> str:
+def launch(process: LaunchedProcess, ray_job: Sequence[str] = ()) -> str:
     """Return the label of the launch; `ray_job` is the address and the job of a process of Ray."""
-    return _label(_launcher(place) or ray_job or _job(place) or _own(place))
+    return _label(_launcher(process) or ray_job or _job(process) or _own(process))
 
 
-def met_launch(place: Place) -> str | None:
+def met_launch(process: LaunchedProcess) -> str | None:
     """Return the label of a launch whose ranks have met in torch.distributed.
 
     None if the launcher identifies it, or if its script has set no address in the environment.
     """
-    address = () if _launcher(place) or place.world_size == 1 else _address(place)
+    address = () if _launcher(process) or process.world_size == 1 else _address(process)
     return _label(address) if address else None
 
 
@@ -69,15 +69,15 @@ def _label(facts: Sequence[str]) -> str:
     return launch_of(os.geteuid(), facts)
 
 
-def _launcher(place: Place) -> Sequence[str]:
+def _launcher(process: LaunchedProcess) -> Sequence[str]:
     """Return what the launcher gives to all its ranks; empty without a launcher."""
-    run_id, address = place.environment.get("TORCHELASTIC_RUN_ID", ""), _address(place)
-    if "RANK" in place.launchers and run_id not in {"", NO_RUN_ID}:
+    run_id, address = process.environment.get("TORCHELASTIC_RUN_ID", ""), _address(process)
+    if "RANK" in process.launchers and run_id not in {"", NO_RUN_ID}:
         return ("torchelastic", run_id, *address)  # tutorials use the same id
-    if place.world_size == 1:
+    if process.world_size == 1:
         return ()  # it does not listen at its address, and its job may start other processes
-    for launcher in place.launchers:
-        facts = _common(launcher, place.environment) or (address if launcher == "RANK" else ())
+    for launcher in process.launchers:
+        facts = _common(launcher, process.environment) or (address if launcher == "RANK" else ())
         if facts:
             return facts
     return ()
@@ -90,24 +90,24 @@ def _common(launcher: str, environment: Mapping[str, str]) -> Sequence[str]:
     return (launcher, *(environment.get(name, "") for name in (*required, *others)))
 
 
-def _address(place: Place) -> Sequence[str]:
+def _address(process: LaunchedProcess) -> Sequence[str]:
     """Return where the ranks meet, with this host if every host has that address."""
-    name, port = (place.environment.get(key, "") for key in ("MASTER_ADDR", "MASTER_PORT"))
+    name, port = (process.environment.get(key, "") for key in ("MASTER_ADDR", "MASTER_PORT"))
     if not name or not port:
         return ()
-    host = place.hostname if name.lower().startswith(_LOOPBACK) else ""
-    return ("address", _namespace(place.environment), host, name, port)
+    host = process.hostname if name.lower().startswith(_LOOPBACK) else ""
+    return ("address", _namespace(process.environment), host, name, port)
 
 
-def _job(place: Place) -> Sequence[str]:
-    ids = [place.environment.get(name, "") for name in JOB_VARIABLES]
-    has_ranks = bool(place.launchers) and (place.world_size or 1) > 1
+def _job(process: LaunchedProcess) -> Sequence[str]:
+    ids = [process.environment.get(name, "") for name in JOB_VARIABLES]
+    has_ranks = bool(process.launchers) and (process.world_size or 1) > 1
     return ("job", *ids) if has_ranks and any(ids) else ()
 
 
-def _own(place: Place) -> Sequence[str]:
+def _own(process: LaunchedProcess) -> Sequence[str]:
     pid, ticks = _starter()
-    return ("process", _namespace(place.environment), place.hostname, str(pid), str(ticks))
+    return ("process", _namespace(process.environment), process.hostname, str(pid), str(ticks))
 
 
 def _namespace(environment: Mapping[str, str]) -> str:

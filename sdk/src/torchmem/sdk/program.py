@@ -39,29 +39,31 @@ _SUBMITIT_CALL = "submitit/core/utils.py"
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class NamedProgram:
     """The name for a run, and the file name of the script or notebook; None if it is unknown."""
 
     name: str
     script: str | None = None
 
     @classmethod
-    def at(cls, path: str) -> Program:
+    def at(cls, path: str) -> NamedProgram:
         """Return the program whose script or notebook is at a path."""
         return cls(script_name(path), Path(path).name)
 
 
-def program(environment: Mapping[str, str]) -> Program:
+def program(environment: Mapping[str, str]) -> NamedProgram:
     """Return what runs in this process."""
     path = sys.argv[0] if sys.argv else ""
     if Path(path).name in KERNEL_LAUNCHERS:
         notebook = _notebook(environment)
-        return Program.at(notebook) if notebook else Program(Path.cwd().name or "notebook")
+        return (
+            NamedProgram.at(notebook) if notebook else NamedProgram(Path.cwd().name or "notebook")
+        )
     if path.endswith(SUBMITIT_JOB):
-        return _hydra_job() or _submitted() or Program("submitit")
+        return _hydra_job() or _submitted() or NamedProgram("submitit")
     if path in NO_SCRIPT or path.endswith(RAY_WORKER):
-        return Program(script_name(path))
-    return Program.at(path)
+        return NamedProgram(script_name(path))
+    return NamedProgram.at(path)
 
 
 def script_name(path: str) -> str:
@@ -96,23 +98,23 @@ def _executed(command: Sequence[str]) -> str | None:
     return notebooks[0]
 
 
-def _hydra_job() -> Program | None:
+def _hydra_job() -> NamedProgram | None:
     """Return the job of Hydra that runs in this process, with the name in its configuration."""
     hydra: Any = sys.modules.get("hydra.core.hydra_config")
     with ignore(Exception):
         if hydra is not None and hydra.HydraConfig.initialized():
-            return Program(str(hydra.HydraConfig.get().job.name))
+            return NamedProgram(str(hydra.HydraConfig.get().job.name))
     return None
 
 
-def _submitted() -> Program | None:
+def _submitted() -> NamedProgram | None:
     """Return the program after the file with the function that submitit calls now."""
     with ignore(Exception):
         frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
         while frame is not None:
             if frame.f_code.co_filename.endswith(_SUBMITIT_CALL) and "self" in frame.f_locals:
                 path = _file(frame.f_locals["self"].function)
-                return Program.at(path) if path else None
+                return NamedProgram.at(path) if path else None
             frame = frame.f_back
     return None
 
