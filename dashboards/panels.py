@@ -71,7 +71,9 @@ RUN_RANK = "{{run}} rank #{{rank}}"
 # Columns of a heat map: narrower cells are hard to hit, and Grafana draws one point per pixel.
 MAX_POINTS = 120
 # Of a column of wrapped text: the tables then fit into a window of 1280 pixels.
-MIN_WRAPPED = 235
+MIN_WRAPPED = 218
+# Of a column of names: 20 characters fit. Grafana breaks a wrapped one only after a hyphen.
+NAME_WIDTH = 152
 # Rows of a timeline on one page: with more, their names overlap.
 MAX_ROWS = 10
 
@@ -544,7 +546,10 @@ def _cell(column: Column) -> dict[str, object]:
         }
     if column.colors or column.levels:
         return {"custom.cellOptions": {"type": "color-background", "mode": "basic"}}
-    return {"custom.wrapText": True, "custom.minWidth": MIN_WRAPPED} if column.wrap else {}
+    if not column.wrap:
+        return {}
+    width = {} if column.width else {"custom.minWidth": MIN_WRAPPED}
+    return {"custom.wrapText": True, **width}
 
 
 def _value_mappings(column: Column) -> dict[str, dict[str, str]]:

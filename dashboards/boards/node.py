@@ -38,6 +38,7 @@ from dashboards.gpus import (
 )
 from dashboards.panels import (
     LAUNCH_OF_LINKS,
+    NAME_WIDTH,
     Column,
     Panel,
     Query,
@@ -189,7 +190,7 @@ def _gpus() -> Panel:
         *_bars(),
         _words("Throttled", throttling(), THROTTLING, width=110),
         *_errors(),
-        Column("Run", rank, label="run", link=LINK_TO_RANK, width=140),
+        Column("Run", rank, label="run", link=LINK_TO_RANK, width=NAME_WIDTH),
         LAUNCH_OF_LINKS,
         Column("Rank", rank, label="rank", width=60),
     ]

@@ -21,6 +21,7 @@ from dashboards.board import (
 )
 from dashboards.panels import (
     LAUNCH_OF_LINKS,
+    NAME_WIDTH,
     PARTS_EXPLAINED,
     RANK,
     Column,
@@ -228,7 +229,7 @@ _RANK = link(
 
 
 def _bytes(heading: str, query: str) -> Column:
-    return Column(heading, query, unit=Unit.BYTES, width=85)
+    return Column(heading, query, unit=Unit.BYTES, width=74)
 
 
 FAILED = joined_table(
@@ -244,7 +245,7 @@ FAILED = joined_table(
     ),
     [
         Column("When", _TIME, unit=Unit.AGO, link=_STORY, width=110),
-        Column("Run", label="run", width=105),
+        Column("Run", label="run", width=NAME_WIDTH),
         LAUNCH_OF_LINKS,
         Column("Rank", label="rank", link=_RANK, width=50),
         Column(
@@ -252,16 +253,15 @@ FAILED = joined_table(
             among(DEVICE_ROW, _state(".*"), FAILED_ROWS),
             label="state",
             colors=STATES,
-            width=75,
+            width=62,
         ),
-        Column("Cause", _REMEDY, label="cause", colors=_CAUSE_COLORS, width=115),
-        Column("Why now", _ONSET, label="onset", names=ONSET_NAMES, width=95),
+        Column("Cause", _REMEDY, label="cause", colors=_CAUSE_COLORS, width=107),
+        Column("Why now", _ONSET, label="onset", names=ONSET_NAMES, width=92),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
-        Column("Line", _LINE, label="line", width=100),
-        _bytes("Requested", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),
-        _bytes("Stranded", _of_failed_rows(seen(catalog.FREE, state="stranded"))),
+        Column("Line", _LINE, label="line", width=NAME_WIDTH),
+        _bytes("Request", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),
         Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=105),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
     ],
     sort="When",
     descending=True,

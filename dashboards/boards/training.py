@@ -21,6 +21,7 @@ from dashboards.board import (
 from dashboards.boards import run_comparison, training_memory, training_serving, training_speed
 from dashboards.panels import (
     LAUNCH_OF_LINKS,
+    NAME_WIDTH,
     PARTS_EXPLAINED,
     RANK,
     RANKS_BY_STATE,
@@ -186,7 +187,7 @@ _GROWTH = select(catalog.GROWTH)
 
 
 def _share(heading: str, query: str, colored: levels.Levels) -> Column:
-    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=95)
+    return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=88)
 
 
 DANGER = joined_table(
@@ -207,20 +208,20 @@ DANGER = joined_table(
             among(DEVICE_ROW, _states(".*"), _LISTED),
             label="state",
             colors=STATES,
-            width=75,
+            width=64,
         ),
-        Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=85),
+        Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=82),
         _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
         _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
-        Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=75),
-        Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=70),
+        Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=73),
+        Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=68),
         Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=120),
         Column("What to do", _REMEDY, label="remedy", wrap=True),
         Column(
             "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=165
         ),
         Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=105),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
     ],
     sort="Of the GPU",
     hidden=("run", "launch", "pid"),
@@ -270,7 +271,7 @@ def _processes() -> Panel:
         Column("Rank", label="rank", width=60),
         LAUNCH_OF_LINKS,
         Column("State", row(DEVICE_ROW, joined, "state"), label="state", colors=STATES, width=80),
-        Column("Node", label="instance", link=LINK_TO_NODE),
+        Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
         Column("GPU", label="gpu", width=50),
         Column("Pid", label="pid", width=80),
         Column("Active peak", of_device(catalog.ACTIVE_PEAK), unit=Unit.BYTES),
@@ -307,7 +308,7 @@ SETTINGS = joined_table(
     ),
     [
         Column("Rank", label="rank", width=60),
-        Column("Node", label="instance", width=150),
+        Column("Node", label="instance", width=NAME_WIDTH, wrap=True),
         *(Column(heading, _IN_FORCE, label=name) for name, heading in _NAMES.items()),
         Column("Ignored by PyTorch", _IGNORED, label="setting"),
     ],

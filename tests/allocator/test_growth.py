@@ -11,9 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.samples import full_sample
 
-from torchmem.explain.growth import lasting_jump, live_growth, room_left, steady_trend, theil_sen
+from torchmem.explain.growth import (
+    FLAT_STEPS,
+    lasting_jump,
+    live_growth,
+    room_left,
+    steady_trend,
+    theil_sen,
+)
 from torchmem.explain.rank_report import memory_facts
 from torchmem.sample.run_history import RunHistory
+from torchmem.sdk.reading.run_history import EARLY_STEPS, RunHistoryRecorder
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -95,6 +103,27 @@ def test_a_leak_under_noise_is_growth(seed: int) -> None:
 def test_what_is_no_growth(history: RunHistory) -> None:
     """Noise, a single jump, what settles, and what would take forever do not count as growth."""
     assert live_growth(history, TOTAL, 40 * GIB) is None
+
+
+def test_what_has_stopped_is_no_leak() -> None:
+    """A buffer that fills over 300 steps and stays full grows until then, and not afterwards.
+
+    As in a real run, each of the first 100 steps is read, and then every fifth.
+    """
+    recorder = RunHistoryRecorder(lambda: 0.0)
+    told = set()
+    for step in range(1, 1501):
+        if step > EARLY_STEPS and step % 5:
+            continue
+        kept = 20 * GIB + min(step, 300) * 12 * MIB
+        recorder.add(step, kept, kept + 20 * GIB)
+        history = recorder.published()
+        assert history is not None
+        growth = live_growth(history, TOTAL, 30 * GIB)
+        told |= {step} if growth else set()
+
+    assert max(told) <= 300 + FLAT_STEPS
+    assert {200, 250, 300} <= told
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -61,7 +61,8 @@ def test_the_cause_to_expect(device: DeviceSample, causes: list[str]) -> None:
         ({"stranded_bytes": "13GiB"}, []),
         ({"overrides": [{"match": {"run": "ni.*"}, "headroom_ratio": 0.02}]}, []),
         ({"overrides": [{"match": {"run": "day"}, "headroom_ratio": 0.02}]}, ["fragmentation"]),
-        ({"near_capacity_ratio": 0.2}, ["fragmentation", "capacity"]),
+        ({"near_capacity_ratio": 0.2}, ["fragmentation"]),
+        ({"near_capacity_ratio": 0.2, "stranded_bytes": "13GiB"}, ["capacity"]),
     ],
 )
 def test_the_thresholds_of_the_user(content: dict[str, Any], causes: list[str]) -> None:
@@ -104,6 +105,66 @@ def test_a_leak_comes_before_what_is_full() -> None:
 
     assert [threat.onset for threat in threats(CALM, device, SHIPPED)] == ["leak", None]
     assert "keeps tensors" in advice(CALM, device, SHIPPED)[0].text
+
+
+def _stranded(stranded: int, growth: Growth | None, retries: int) -> DeviceSample:
+    """Return a device with 20 GiB left after a flush."""
+    device = _device(18 * GIB, 20 * GIB, stranded, driver_free_bytes=18 * GIB, growth=growth)
+    assert device.layout is not None
+    layout = replace(device.layout, releasable_bytes=2 * GIB)
+    counters = replace(device.counters, alloc_retries=retries)
+    return replace(device, layout=layout, counters=counters)
+
+
+@pytest.mark.parametrize(
+    ("stranded", "growth", "retries", "first"),
+    [
+        (26 * GIB, None, 0, None),
+        (26 * GIB, None, 4, "fragmentation"),
+        (26 * GIB, replace(LEAK, kind="larger_step"), 0, "fragmentation"),
+        (26 * GIB, replace(LEAK, grown_bytes=30 * GIB), 4, "capacity"),
+        (8 * GIB, LEAK, 4, "capacity"),
+    ],
+    ids=["nothing asks", "retries", "grows", "a larger leak", "little is stranded"],
+)
+def test_what_makes_the_most_room_comes_first(
+    stranded: int, growth: Growth | None, retries: int, first: str | None
+) -> None:
+    """Fragmentation is said first where compaction would make more room than an end of growth."""
+    device = _stranded(stranded, growth, retries)
+    causes = [threat.cause for threat in threats(CALM, device, SHIPPED)]
+
+    assert first == (causes[0] if causes else None)
+    assert bool(first) == bool(advice(CALM, device, SHIPPED))
+
+
+def test_the_end_of_a_growth_that_cannot_use_what_is_free() -> None:
+    """Larger steps cannot use stranded memory, so nothing is said about when the GPU is full."""
+    growth = replace(LEAK, kind="larger_step")
+    for stranded, is_known in ((0, True), (10 * GIB, False)):
+        told = [item.text for item in threats(CALM, _stranded(stranded, growth, 0), SHIPPED)]
+        (text,) = [text for text in told if "Steps need" in text]
+        assert ("full in" in text) == is_known
+
+
+def test_the_end_of_a_leak_below_an_older_peak() -> None:
+    """If the highest peak is older than the leak, that of a step and the end are unknown."""
+    history = DEVICE.run_history
+    assert history is not None
+    steps = tuple(range(40, 50))
+    unknown = (None,) * len(steps)
+    for peaks, is_known in (((50 * GIB,) * 10, False), (tuple(range(10)), True)):
+        run = replace(
+            history,
+            steps=steps,
+            seconds=tuple(map(float, steps)),
+            allocated_bytes=steps,
+            peak_bytes=peaks,
+            stranded_bytes=unknown,
+            outside_bytes=unknown,
+        )
+        device = replace(_stranded(0, LEAK, 0), run_history=run)
+        assert (steps_left(device) is not None) == is_known
 
 
 def test_an_override_of_an_instance_applies_to_its_host() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,10 +55,10 @@ def test_the_file_is_stable(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         (None, "there is no baseline"),
-        (b"{", "is not JSON: restore it, or save the baseline again."),
+        (b"{", "is not JSON, or is cut off: restore it, or save the baseline again."),
         (b'{"schema": 99, "entries": {}}', "is not a baseline of schema 1"),
         (b'{"schema": 1, "entries": {"a": {"torch": 1}}}', "is not a baseline of schema 1"),
-        (b"[" * 100_000, "is not JSON"),
+        (b"[" * 100_000, "is nested too deeply"),
     ],
 )
 def test_refused(tmp_path: Path, content: bytes | None, sentence: str) -> None:
@@ -67,6 +69,19 @@ def test_refused(tmp_path: Path, content: bytes | None, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
         baseline.load(path)
     assert sentence in str(caught.value)
+
+
+def test_a_large_baseline_of_nothing(tmp_path: Path) -> None:
+    """60 MB of empty lists, which would take 1.5 GB, are refused before they are read."""
+    path = tmp_path / "gpu-memory.json"
+    path.write_bytes(b'{"schema": 1, "torch": 1, "entries": [' + b"[]," * 20_000_000 + b"[]]}")
+    program = f"ulimit -v 1000000; exec {sys.executable} -m torchmem.cli compare {path} {path}"
+    done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"torchmem: {path} has too many values: restore it, or save the baseline again.\n"
+    )
 
 
 def test_where_a_file_cannot_be_written(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.hostile_answers import DEEP, variants
 from support.local_http import Answer, Request, answering
 
 from torchmem.cli.main import main
@@ -223,8 +224,12 @@ def test_an_invisible_folder_is_explained(
         (Answer(500, b"oops"), "refuses the request"),
         (Answer(200, b"<html>login"), "does not answer as Grafana does"),
         (_json(200, {"message": "Welcome"}), "does not answer as Grafana does"),
+        (Answer(200, DEEP), "does not answer as Grafana does"),
+        (Answer(200, b"[" + b"1" * 400 + b"]"), "does not answer as Grafana does"),
+        (Answer(500, DEEP), "refuses the request"),
+        (_json(500, {"message": "\x1b[2J"}), "'\N{REPLACEMENT CHARACTER}[2J'"),
     ],
-    ids=["403", "404", "302", "500", "login", "another"],
+    ids=["403", "404", "302", "500", "login", "another", "deep", "number", "deep 500", "control"],
 )
 def test_an_answer_that_is_no_help_is_explained(
     answer: Answer, said: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
@@ -233,6 +238,41 @@ def test_an_answer_that_is_no_help_is_explained(
     monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
     with answering(lambda _: answer) as address:
         assert said in refused(f"http://{address}", code=1)
+
+
+@pytest.mark.parametrize("path", ["/api/datasources", "/api/folders", "/api/dashboards/db"])
+def test_a_hostile_grafana_gives_one_sentence(
+    path: str, grafana: FakeGrafana, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No value in Grafana's answers ends the command with a traceback or controls the terminal."""
+    grafana.folders = {"torchmem": "t"}
+    valid = {
+        "/api/datasources": [{"uid": "p", "name": "Prometheus", "type": "prometheus"}],
+        "/api/folders": [{"uid": "t", "title": "torchmem"}],
+        "/api/dashboards/db": {"uid": "a", "url": "/d/a/title"},
+    }[path]
+    bodies = [*variants(json.dumps(valid).encode()), b'{"url": "http://["}', DEEP]
+    current: list[bytes] = []
+
+    def answer(asked: Request) -> Answer:
+        return Answer(body=current[-1]) if asked.path.startswith(path) else grafana.answer(asked)
+
+    with answering(answer) as address:
+        for body in bodies:
+            current.append(body)
+            code = upload(f"http://{address}", "--datasource", "Prometheus", "--force")
+            shown = "".join(capsys.readouterr())
+            assert code in {0, 1, 2}
+            assert all(map(str.isprintable, shown.splitlines())), shown
+
+
+def test_folders_without_end(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server whose list of folders never ends is refused."""
+    monkeypatch.setenv("GRAFANA_TOKEN", TOKEN)
+    folders = _json(200, [{"uid": "a", "title": "a"}] * 1000)
+    other = _json(404, {"message": "Dashboard not found"})
+    with answering(lambda asked: folders if "folders" in asked.path else other) as address:
+        assert "does not answer as Grafana does" in refused(f"http://{address}", code=1)
 
 
 def test_an_unreachable_grafana_is_explained(

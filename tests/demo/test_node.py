@@ -13,7 +13,7 @@ from support.exposition import Exposition, scrape
 
 from torchmem.demo.activity import MAX_CHANGES, Activity
 from torchmem.demo.gpus import EVENTS_PER_STEP, STEP_SECONDS, SharedGpus
-from torchmem.demo.node import GIB, VERSIONS, SimulatedNode, uuid
+from torchmem.demo.node import GIB, VERSIONS, SimulatedNode, cuda_bytes, uuid
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuValue
@@ -21,6 +21,7 @@ from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.clocks import Clocks
 from torchmem.exporter.subjects.ecc import Ecc
 from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.subjects.mig import Mig
 from torchmem.exporter.subjects.nvlink import NvLink
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.temperature import Temperatures
@@ -198,15 +199,38 @@ def test_one_gpu_exchanges_nothing() -> None:
     assert value(node.gpus(60)[0], NvLink).transferred.rx == 0
 
 
-@given(st.lists(st.integers(0, 20 * GIB), max_size=3))
-def test_memory_adds_up(sizes: list[int]) -> None:
+@given(
+    st.sampled_from(sorted({scenario.gpu_bytes for scenario in SCENARIOS.values()})),
+    st.lists(st.floats(0, 1 / 3), max_size=3),
+)
+def test_memory_adds_up(total: int, shares: list[float]) -> None:
     """Used + free + reserved = total, on a GPU, on a GPU in MIG mode, and in its instances."""
-    gpus = SimulatedNode(1, mig=True).gpus(0, [dict(enumerate(sizes, 1))])
-    page_memory = [value(gpu, MemoryInfo) for gpu in gpus]
+    sizes = [int(share * cuda_bytes(total)) for share in shares]
+    gpus = SimulatedNode(1, total_bytes=total, mig=True).gpus(0, [dict(enumerate(sizes, 1))])
+    of_gpus = [value(gpu, MemoryInfo) for gpu in gpus]
+    instances = [item.memory for gpu in gpus for item in value(gpu, Mig).instances if item.memory]
 
-    assert page_memory[0].used == sum(sizes)
-    for memory in page_memory:
+    assert of_gpus[0].used == sum(sizes)
+    assert len(instances) == 3
+    for memory in [*of_gpus, *instances]:
+        assert min(memory.used, memory.free, memory.reserved or 0) >= 0
         assert memory.used + memory.free + (memory.reserved or 0) == memory.total
+
+
+def test_processes_that_do_not_fit_are_refused() -> None:
+    """A node whose processes use more than a GPU has cannot be made."""
+    node = SimulatedNode(1, total_bytes=11 * GIB)
+    with pytest.raises(ValueError, match=f"{27 * GIB} bytes used"):
+        node.gpus(0, [{1: 27 * GIB}])
+
+
+def test_the_gpu_in_mig_mode_is_the_one_of_its_profiles() -> None:
+    """Beside small GPUs, the GPU in MIG mode keeps the 80 GB that its profiles belong to."""
+    small, divided = SimulatedNode(1, total_bytes=11 * GIB, mig=True).gpus(0)
+
+    assert small.identity.name == "Simulated H100 11GB"
+    assert divided.identity.name == "Simulated H100 80GB"
+    assert value(divided, MemoryInfo).total == 80 * GIB
 
 
 @given(changes, st.floats(0, 2000), st.floats(1, 100))

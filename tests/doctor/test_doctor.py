@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.hostile_answers import DEEP, variants
 from support.needs import needs
 from support.publishing import own_sample, publish
 from support.stack import free_port, prometheus
@@ -279,6 +280,25 @@ def test_a_prometheus_without_the_exporter_is_a_problem(
     assert words in found["Prometheus"]
     assert found["alert rules"] == "Prometheus has no alerts of torchmem"
     assert "clock of Prometheus" in found
+
+
+@pytest.mark.parametrize("path", ["/api/v1/targets", "/api/v1/rules"], ids=["targets", "rules"])
+def test_a_hostile_prometheus_is_a_problem(exporter: Place, path: str) -> None:
+    """No value, number or depth in its answers ends the command with a traceback."""
+    target = {"labels": {"job": "torchmem"}, "health": "up", "scrapeUrl": "x", "lastError": ""}
+    group = {"name": "a", "rules": [{"name": "TorchmemOom"}]}
+    valid = json.dumps({"data": {"activeTargets": [target], "groups": [group]}}).encode()
+    metrics = fetch(f"{exporter.exporter}/metrics")
+    asked = replace(exporter, prometheus="http://prometheus:9090")
+    for body in (*variants(valid), DEEP):
+
+        def get(url: str, body: bytes = body) -> HttpAnswer:
+            if "/api/" not in url:
+                return metrics
+            return HttpAnswer(200, 0.0, body if path in url else valid)
+
+        shown = page(list(servers.checks(asked, get)))
+        assert all(map(str.isprintable, shown.splitlines())), shown
 
 
 def test_the_command_tells_by_its_exit_code(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 
 OpenExporter = Callable[..., Exporter]
 
@@ -65,6 +67,20 @@ def test_scrape_after_the_end_calls_nothing(open_exporter: OpenExporter) -> None
     assert scrape(exporter).matching("torchmem_exporter_build_info")
     assert before == calls
     assert (calls["open"], calls["close"]) == (1, 1)
+
+
+def test_no_thread_is_left(open_exporter: OpenExporter) -> None:
+    """A closed exporter leaves no thread, so a program can open and close any number of them."""
+    gpu = FakeGpu(GpuIdentity(0, "GPU-a"), Processes([ProcessMemory(os.getpid(), 1 << 30)]))
+    before = set(threading.enumerate())
+    exporter = open_exporter(FakeNvml(lambda: [gpu]))
+    named = scrape(exporter).matching("nvml_process_info")
+    during = set(threading.enumerate()) - before
+    exporter.close()
+
+    assert named
+    assert during
+    until(lambda: set(threading.enumerate()) <= before)
 
 
 class SlowDirectory(RunDirectory):

@@ -145,6 +145,19 @@ def test_container_is_detected_by_its_marker_files(tmp_path: Path) -> None:
             f"/system.slice/slurmstepd.scope/job_9/step_0/user/docker-{ID}.scope",
             {"slurm_job_id": "9", "container_id": ID},
         ),
+        ("/../../system.slice/slurmstepd.scope/job_9/step_0", {"slurm_job_id": "9"}),
+        # A user's own control groups, also with Slurm's exact names.
+        ("/user.slice/user-1000.slice/user@1000.service/app.slice/slurm-x/job_999", {}),
+        (
+            "/user.slice/user-1000.slice/user@1000.service/system.slice/slurmstepd.scope/job_999",
+            {},
+        ),
+        ("/user.slice/user-1000.slice/user@1000.service/slurm/uid_1000/job_999", {}),
+        ("/slurm-x/job_999", {}),
+        (
+            "/system.slice/slurmstepd.scope/job_9/step_0/user/slurm/uid_1000/job_999",
+            {"slurm_job_id": "9"},
+        ),
         ("/", {}),
         ("/user.slice/user-1000.slice/session-2.scope", {}),
         ("/system.slice/job_7.service", {"systemd_unit": "job_7.service"}),
@@ -167,6 +180,23 @@ def test_labels_by_control_group(path: str, expected: dict[str, str]) -> None:
         cgroup_labels(f"12:devices:{path}\n3:cpu,cpuacct:/\n1:name=systemd:{path}\n0::/\n")
         == expected
     )
+
+
+@pytest.mark.parametrize("version", ["0:", "4:devices", "1:name=systemd"])
+def test_slurm_in_a_container(tmp_path: Path, version: str) -> None:
+    """Below other control groups, a job counts only if root owns them all, and they are visible."""
+    above = f"/kubepods/pod{UID}/{ID}"
+    path = f"{above}/system.slice/slurmstepd.scope/job_9"
+    mounted = tmp_path / {"0:": "", "4:devices": "devices", "1:name=systemd": "systemd"}[version]
+    text, owner = f"{version}:{path}/step_0/user/task_0\n", tmp_path.stat().st_uid
+
+    unseen = cgroup_labels(text, tmp_path, owner)
+    cgroup_labels.cache_clear()
+    (mounted / path.lstrip("/")).mkdir(parents=True)
+
+    assert unseen == POD
+    assert cgroup_labels(text, tmp_path, owner) == {**POD, "slurm_job_id": "9"}
+    assert cgroup_labels(text, tmp_path, owner + 1) == POD
 
 
 @given(st.text())

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.fake_nvml import FakeNode
 from support.waiting import until
 
@@ -17,7 +19,12 @@ from torchmem.exporter.nvml import SELDOM_SECONDS
 from torchmem.exporter.subjects.clocks import Clocks
 from torchmem.exporter.subjects.ecc import Ecc, Repairs
 from torchmem.exporter.subjects.gpm import MAX_WINDOW_SECONDS, Gpm
-from torchmem.exporter.subjects.memory import Bar1, MemoryInfo, UnifiedMemory
+from torchmem.exporter.subjects.memory import (
+    Bar1,
+    ImpossibleMemoryError,
+    MemoryInfo,
+    UnifiedMemory,
+)
 from torchmem.exporter.subjects.mig import Mig
 from torchmem.exporter.subjects.nvlink import NvLink
 from torchmem.exporter.subjects.pcie import Pcie, PcieThroughput, Traffic
@@ -28,7 +35,7 @@ from torchmem.exporter.subjects.utilization import Utilization
 
 V = TypeVar("V", bound=GpuValue)
 UUID = "GPU-a"
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
 
 
 class GpuUnderTest:
@@ -175,6 +182,40 @@ def test_value_that_no_version_returns_is_logged(
     assert caplog.messages == [
         "NVML returns no value: function not found (code 13) on GPU 0: nvmlDeviceGetMemoryInfo"
     ]
+
+
+@pytest.mark.parametrize(
+    ("total", "used", "free"),
+    [(80 * GIB, 27 * GIB, 55 * GIB), (80 * GIB, 81 * GIB, 0), (2**60, 1, 1)],
+    ids=["more than the whole", "a part that is larger", "more than any GPU has"],
+)
+def test_impossible_memory(
+    gpu: GpuUnderTest, caplog: pytest.LogCaptureFixture, total: int, used: int, free: int
+) -> None:
+    """Parts that are more than the whole are absent, and are logged once."""
+    gpu.set(MemoryInfo=f"{total} {GIB} {free} {used}")
+    gpu.nvml.end_reading()
+    caplog.clear()
+
+    for _ in range(2):
+        assert gpu.read(MemoryInfo) is None
+        gpu.nvml.end_reading()
+    (message,) = caplog.messages
+    assert message == (
+        "NVML returns an impossible value on GPU 0, which is not used: nvmlDeviceGetMemoryInfo: "
+        f"{used} bytes used, {free} free and {GIB} reserved of {total}"
+    )
+
+
+@given(st.lists(st.integers(-3 * GIB, 30 * GIB), min_size=3, max_size=3), st.integers(0, 40 * GIB))
+def test_no_impossible_memory_exists(parts: list[int], total: int) -> None:
+    """Memory cannot be made of parts below zero, or of parts that are more than the whole."""
+    used, free, reserved = parts
+    if min(parts) < 0 or sum(parts) > total + MIB:
+        with pytest.raises(ImpossibleMemoryError):
+            MemoryInfo(total, used, free, reserved)
+    else:
+        assert MemoryInfo(total, used, free, reserved).total == total
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,17 @@ import pytest
 from support.certificates import Authority, Pair
 from support.needs import needs
 from support.publishing import own_sample, publish
-from support.raw_http import connect, everything
+from support.raw_http import ask, connect, everything, status
 from support.stack import Prometheus, answers, free_port, running
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.exporter.web.access import MAX_WAITING_PASSWORDS_PER_CLIENT, BasicAuth
+from torchmem.exporter.web.access import (
+    MAX_WAITING_PASSWORDS_PER_CLIENT,
+    REPORT_PATH,
+    BasicAuth,
+)
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.exporter.web.connections import ConnectionLimits
 from torchmem.exporter.web.fair_queue import BusyError
@@ -163,6 +167,14 @@ def test_password_is_required_on_every_path(
     answered = get(open_server(USERS), path=path, **options)
 
     assert (404 if (path, expected) == ("/nothing", 200) else expected) == answered
+
+
+def test_no_body_is_invited_without_the_password(open_server: Open) -> None:
+    """A client that waits for 100 Continue gets 401, and the connection ends: its body may come."""
+    request = f"POST {REPORT_PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
+    answer = ask(open_server(USERS).url, request.encode() + b"Expect: 100-continue\r\n\r\n")
+
+    assert status(answer) == 401
 
 
 def test_users_change_without_a_restart(open_server: Open, tmp_path: Path) -> None:

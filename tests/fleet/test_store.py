@@ -6,10 +6,12 @@ import json
 import re
 import urllib.parse
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
-from support.local_http import Answer, Request, answering
+from support.hostile_answers import DEEP
+from support.local_http import Answer, Request, answering, sending
 
 from torchmem.cli.main import main
 from torchmem.fleet.store import MAX_WINDOW_SECONDS, Store, Window
@@ -77,6 +79,18 @@ def test_only_finite_values_count(value: str) -> None:
         (Answer(422, b'{"error": "too many"}'), "minutes (too many): raise its"),
         (Answer(200, b"<html>"), "does not answer as Prometheus does"),
         (Answer(200, b'{"data": {"result": [[]]}}'), "does not answer as Prometheus does"),
+        (Answer(200, DEEP), "does not answer as Prometheus does"),
+        (
+            Answer(200, b'{"data": {"result": [{"metric": {}, "value": [0]}]}}'),
+            "as Prometheus does",
+        ),
+        (
+            Answer(200, b'{"data": {"result": [{"metric": {}, "value": [0, %s]}]}}' % (b"1" * 400)),
+            "does not answer as Prometheus does",
+        ),
+        (Answer(200, NOTHING.encode().replace(b"[]", b"1")), "does not answer as Prometheus does"),
+        (Answer(500, DEEP), "refuses the query"),
+        (Answer(422, DEEP), "minutes (it answered 422): raise its"),
         (Answer(200, NOTHING.encode()), "has no series of torchmem in the last 30d"),
     ],
 )
@@ -93,6 +107,34 @@ def test_a_refusal_is_one_sentence(
     assert error.endswith(".\n")
     assert error.count("\n") == 1
     assert "secret" not in error
+
+
+@pytest.mark.parametrize("value", ["1e300", "-1e300", "1e18", "-5", "0"])
+@pytest.mark.parametrize("label", ["oom", "\x1b[2J"])
+def test_impossible_values_have_a_report_or_a_sentence(
+    value: str, label: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No number that a store can give as a time, a size or hours ends the command otherwise."""
+    names = ("run", "gpu", "uuid", "instance", "rank", "pid", "state", "cause", "job")
+    row = {"metric": dict.fromkeys(names, label), "value": [0, value]}
+    body = json.dumps({"data": {"result": [row]}}).encode()
+    with answering(lambda _: Answer(body=body)) as address:
+        codes = [
+            main(["fleet", "--prometheus", f"http://{address}", "--since", "2d", *flags])
+            for flags in ((), ("--json",))
+        ]
+
+    assert set(codes) <= {0, 2}
+    assert all(map(str.isprintable, "".join(capsys.readouterr()).splitlines()))
+
+
+def test_a_store_that_drips(capsys: pytest.CaptureFixture[str]) -> None:
+    """--timeout holds for a whole answer, not for each read of it."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 400\r\n\r\n"
+    with sending(lambda: chain([head], repeat(b" ", 400)), pause=0.05) as url:
+        assert main(["fleet", "--prometheus", url, "--timeout", "0.3"]) == 2
+
+    assert "(no answer within 0.3 s): raise its limits, or --timeout." in capsys.readouterr().err
 
 
 def test_a_store_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

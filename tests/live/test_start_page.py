@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from torchmem.exporter.nvml import NvmlDownError
 from torchmem.exporter.nvml_reasons import REASONS
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
+from torchmem.host.process_table import ProcessStatus, ProcessTable
+from torchmem.sample.sample import Process
 
 RANK = ".rank .row"
 START = "document.querySelector('.start')"
@@ -47,6 +51,27 @@ def test_it_says_what_is_missing_and_fills_by_itself(page: Page, tmp_path: Path)
     assert reason.words[1:] in nvml
     assert reason.next_step in nvml
     assert summary == "No GPU · no rank"
+
+
+class NoDescriptors(ProcessTable):
+    """A process table of an exporter that has no file descriptor left."""
+
+    def locate(self, process: Process) -> ProcessStatus:
+        """Raise OSError."""
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def test_it_says_that_ranks_are_missing(page: Page, tmp_path: Path) -> None:
+    """Without file descriptors, the page says so, and what to do."""
+    publish(tmp_path, own_sample())
+    exporter = Exporter(FakeNvml.of(), RunDirectory(tmp_path, processes=NoDescriptors()))
+    with closing(exporter), closing(serve(exporter)) as server:
+        page.goto(server.url)
+        page.wait("document.getElementById('missing').hidden === false")
+        words = page.evaluate("document.getElementById('missing').innerText")
+        assert page.axe() == []
+
+    assert "the exporter has no file descriptor left: raise its limit" in words
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

@@ -78,8 +78,8 @@ def test_a_running_rank(tmp_path: Path) -> None:
     assert why.oom is None
     assert why.run is not None
     assert tuple(why.run.x) == (1, 5, 10)
-    assert [threat.onset for threat in why.threats[:2]] == ["leak", None]
-    assert [threat.cause for threat in why.threats[:2]] == ["capacity", "fragmentation"]
+    assert [threat.onset for threat in why.threats[:2]] == [None, "leak"]
+    assert [threat.cause for threat in why.threats[:2]] == ["fragmentation", "capacity"]
 
 
 def test_the_thresholds_of_the_user(tmp_path: Path) -> None:

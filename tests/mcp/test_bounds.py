@@ -147,6 +147,7 @@ def test_names_of_strangers_are_one_line_of_data(tmp_path: Path) -> None:
 
     for each in found:
         shown = text_of(each)
+        assert shown.startswith(f"({NOTE})\n\n")
         assert not any(line.lstrip().startswith("SYSTEM") for line in shown.splitlines())
         assert all(line.isprintable() for line in shown.split("\n"))
         assert all(text.isprintable() for text in texts(each.structured_content))

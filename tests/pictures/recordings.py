@@ -88,7 +88,7 @@ def _one_rank() -> Sequence[NodePlan]:
 
 def _restarted() -> Lives:
     """Return four ranks that were restarted after an OOM, after a SIGKILL, and by hand."""
-    job = partial(Job, "finetune-7b", ranks=4)
+    job = partial(Job, "mistral_24b_finetune", ranks=4)
     jobs = [
         job("fragmentation", start=ago(75), steps=420),
         job(
@@ -119,7 +119,8 @@ def _restarts() -> Sequence[NodePlan]:
         OtherProcess(6, 2402, 30 * GIB, ago(80), END + 1, level=0.9),
         OtherProcess(7, 2417, 3 * GIB, ago(80), ago(35)),
     ]
-    return [NodePlan("node1:9847", GPUS, _restarted(), others, mig=True)]
+    # Names of 20 characters, as long as many are, which no column may cut.
+    return [NodePlan("dgx-h100-node07:9847", GPUS, _restarted(), others, mig=True)]
 
 
 def _many(ranks: int, minutes: float) -> Sequence[NodePlan]:

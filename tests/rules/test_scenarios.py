@@ -22,7 +22,6 @@ GROUPS = [
     "torchmem_paces",
     "torchmem_history",
     "torchmem_prediction",
-    "torchmem_plans",
     "torchmem_runs",
     "torchmem_balance",
     "torchmem_baselines",

@@ -32,6 +32,18 @@ def test_the_driver_refuses_only_what_does_not_fit() -> None:
     assert gpu.cuda_malloc(1) is None
 
 
+def test_no_process_uses_less_than_nothing() -> None:
+    """Sizes below zero are refused, and a process cannot free what it does not use."""
+    use = GpuUse()
+    with pytest.raises(ValueError, match="cannot allocate -1 bytes"):
+        use.claim(-1, TOTAL)
+    assert use.claim(MIB, TOTAL)
+    for size in (-1, MIB + 1):
+        with pytest.raises(ValueError, match=f"cannot free {size}"):
+            use.release(size)
+    assert use.total() == MIB
+
+
 def test_segments_do_not_overlap() -> None:
     """Segments never overlap, and no address is reused."""
     gpu = SimulatedGpu(TOTAL, context_bytes=0)

@@ -50,7 +50,7 @@ class Assistant:
         found = self.result(tool, **arguments)
         assert found.is_error
         assert found.structured_content is None
-        return text_of(found)
+        return sentence(text_of(found))
 
 
 def text_of(result: CallToolResult) -> str:
@@ -58,6 +58,11 @@ def text_of(result: CallToolResult) -> str:
     (content,) = result.content
     assert isinstance(content, TextContent)
     return content.text
+
+
+def sentence(text: str) -> str:
+    """Return an error without the note about names; those that the SDK writes have none."""
+    return text.removeprefix(f"({NOTE})\n\n")
 
 
 @contextmanager

@@ -337,7 +337,8 @@ def process_files(content: bytes) -> bool:
         (entry / "status").write_text("Uid:\t0\t1000\t0\t0\n")
         (entry / "stat").write_bytes(b"7 (" + comm + b") S " + b"0 " * 18 + b"4711 0 0\n")
         assert start_ticks(7, Path(name)) == 4711
-        labels = ProcessOwners(Path(name), lambda uid: "ada").labels(7)
+        with contextlib.closing(ProcessOwners(Path(name), lambda uid: "ada")) as owners:
+            labels = owners.labels(7)
     assert (labels["uid"], labels["user"]) == ("1000", "ada")
     assert all(map(str.isprintable, labels.values())), labels
     return len(labels) > 3

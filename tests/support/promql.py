@@ -83,7 +83,7 @@ def _result_labels(node: Any, known: dict[str, set[str]]) -> set[str]:
     """Return the labels of an expression's result; an upper bound for joined series."""
     if isinstance(node, promql_parser.VectorSelector):
         return known.get(node.name or "", set())
-    labels = set().union(*(_result_labels(child, known) for child in _children(node)))
+    labels = set().union(*(_result_labels(child, known) for child in children(node)))
     if not isinstance(node, promql_parser.AggregateExpr):
         return labels
     if node.modifier is None:
@@ -97,7 +97,7 @@ def selectors(expression: str) -> list[tuple[str, set[str]]]:
     """Return name and matched labels of every selector in an expression."""
     return [
         (node.name or "", {matcher.name for matcher in node.matchers.matchers})
-        for node in _nodes(promql_parser.parse(expression))
+        for node in nodes(promql_parser.parse(expression))
         if isinstance(node, promql_parser.VectorSelector)
     ]
 
@@ -105,7 +105,7 @@ def selectors(expression: str) -> list[tuple[str, set[str]]]:
 def grouping_labels(expression: str) -> set[str]:
     """Return the labels by which an expression aggregates or joins."""
     labels: set[str] = set()
-    for node in _nodes(promql_parser.parse(expression)):
+    for node in nodes(promql_parser.parse(expression)):
         modifier = getattr(node, "modifier", None)
         matching = getattr(modifier, "matching", modifier)
         labels.update(getattr(matching, "labels", []))
@@ -117,7 +117,7 @@ def _made_labels(expression: str) -> set[str]:
     """Return the labels that label_replace and label_join add."""
     calls = [
         node
-        for node in _nodes(promql_parser.parse(expression))
+        for node in nodes(promql_parser.parse(expression))
         if isinstance(node, promql_parser.Call) and node.func.name.startswith("label_")
     ]
     return {call.args[1].val for call in calls}
@@ -137,13 +137,15 @@ def problems(expression: str) -> list[str]:
     return messages + [f"nothing here has a label {label}" for label in sorted(unknown)]
 
 
-def _nodes(node: Any) -> Iterator[Any]:
+def nodes(node: Any) -> Iterator[Any]:
+    """Yield a node of the syntax tree and all below it."""
     yield node
-    for child in _children(node):
-        yield from _nodes(child)
+    for child in children(node):
+        yield from nodes(child)
 
 
-def _children(node: Any) -> list[Any]:
+def children(node: Any) -> list[Any]:
+    """Return what is directly below a node of the syntax tree."""
     names = ("expr", "lhs", "rhs", "vector_selector", "param")
-    children = [getattr(node, name, None) for name in names] + [*getattr(node, "args", ())]
-    return [child for child in children if child is not None and not isinstance(child, str)]
+    found = [getattr(node, name, None) for name in names] + [*getattr(node, "args", ())]
+    return [child for child in found if child is not None and not isinstance(child, str)]

@@ -67,20 +67,28 @@ class Pace:
 
 @dataclass
 class Rank:
-    """One rank on a GPU of its own, and the series that are scraped from both."""
+    """One rank on a GPU of its own, and the series that are scraped from both.
+
+    The scenario unfolds over `planned_steps`. `capacity` is what CUDA can allocate of the GPU, and
+    `use` counts what is; by default all of it, and a count of its own.
+    """
 
     scenario: Scenario
     rank: int
     pace: Pace = Pace()
     config: AllocatorConfig = DEFAULT_CONFIG
+    planned_steps: int = STEPS
+    capacity: int | None = None
+    use: GpuUse | None = None
     series: Series = field(default_factory=lambda: defaultdict(dict))
     before_read: Callable[[Plan], None] = lambda _: None
     """What the script does at the end of a step."""
 
     def __post_init__(self) -> None:
         self.name, self.total = self.scenario.name, self.scenario.gpu_bytes
-        cells = [0] * (1 + self.scenario.neighbors)
-        self.gpu = SimulatedGpu(self.total, use=GpuUse(cells), uuid=self.uuid, name="Simulated")
+        use = self.use or GpuUse([0] * (1 + self.scenario.neighbors))
+        capacity = self.capacity or self.total
+        self.gpu = SimulatedGpu(capacity, use=use, uuid=self.uuid, name="Simulated")
         self.allocator = DeviceCachingAllocator(self.gpu, config=self.config)
         self.backend = SimulatedBackend([self.allocator])
         self.recorder, self.plan = Recorder(self.backend), Plan()
@@ -97,12 +105,13 @@ class Rank:
         """Train until the time is over or memory runs out, and scrape until the end."""
         self.recorder.read_settings()
         self.recorder.read_stats()
-        simulated = SimulatedRank(
-            self.allocator, self.rank, RANKS, STEPS, 0, self.gpu.mem_get_info()[0]
+        capacity = self.gpu.mem_get_info()[0]
+        self.simulated = SimulatedRank(
+            self.allocator, self.rank, RANKS, self.planned_steps, 0, capacity
         )
         state: State = "exited"
         try:
-            for event in self.scenario.train(simulated):
+            for event in self.scenario.train(self.simulated):
                 self._live(event == "step")
                 if self.now >= self.pace.trained:
                     break
@@ -127,23 +136,31 @@ class Rank:
             self.snapshot_at = self.now + self.pace.snapshot * self.chance.uniform(0.75, 1.25)
         if step_ended:
             self.steps += 1
-            self.before_read(self.plan)
-            self.recorder.read_stats("step")
-            self.recorder.add_points(self.steps)
-            self._peaks.at_step()
+            self.end_step()
         self._scrape("running")
+
+    def end_step(self) -> None:
+        """Read the statistics, as the SDK does at the end of a step."""
+        self.before_read(self.plan)
+        self.recorder.read_stats("step")
+        self.recorder.add_points(self.steps)
+        self._peaks.at_step()
 
     def _scrape(self, state: State) -> None:
         if self.now < self.scraped * self.pace.scrape:
             return
         self.recorder.measure_snapshot()
         self._growth.judge()
-        view = ProcessView(self._sample(), self._pid, state, {self.uuid: str(self.rank)})
+        self.look(self._sample(), state)
+        self.scraped += 1
+
+    def look(self, published: Sample, state: State) -> None:
+        """Keep what a scrape returns."""
+        view = ProcessView(published, self.pid, state, {self.uuid: str(self.rank)})
         for metric in [*families([view]), *self._nvml(state)]:
             for sample in metric.samples:
                 series = series_name(self.name, sample.name, *sample.labels.items())
                 self.series[series][self.scraped] = sample.value
-        self.scraped += 1
 
     @property
     def uuid(self) -> str:
@@ -151,7 +168,8 @@ class Rank:
         return f"GPU-{self.name}-{self.rank}"
 
     @property
-    def _pid(self) -> int:
+    def pid(self) -> int:
+        """The process id."""
         return 1000 + self.rank
 
     @property
@@ -162,7 +180,7 @@ class Rank:
         durations = (*Steps().duration_counts[:-1], self.steps)
         sample = Sample(
             timestamp=self.now,
-            process=Process(self._pid, None, None, "n", self.name, self.rank, launch=self._launch),
+            process=Process(self.pid, None, None, "n", self.name, self.rank, launch=self._launch),
             devices=self.recorder.samples(),
             steps=Steps(self.steps, durations, self.now),
             cost=SelfCost(2e-5, 2e-3, self.now * 1e-4),
@@ -192,7 +210,7 @@ class Rank:
             catalog.NVML_UTILIZATION, [((*gpu, "gpu"), 0.9 if state == "running" else 0.0)]
         )
         if state == "running":
-            outside = (*gpu, str(self.rank), str(self._pid), self.name, self._launch)
+            outside = (*gpu, str(self.rank), str(self.pid), self.name, self._launch)
             yield family(catalog.OUTSIDE_ALLOCATOR, [(outside, own - reserved)])
 
 

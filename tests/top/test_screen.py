@@ -17,7 +17,7 @@ from rich.console import Console
 from torchmem.cli.http import HttpAnswer
 from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import PARTS
-from torchmem.top.bars import LETTERS, UseStyles, scaled
+from torchmem.top.bars import GIB, LETTERS, UseStyles, scaled
 from torchmem.top.columns import COLUMNS, GPU_VALUES
 from torchmem.top.history import SECONDS, SeenHistory
 from torchmem.top.keys import KEYS
@@ -101,6 +101,14 @@ def test_one_page(node: Node) -> None:
     assert without_trailing_spaces(text) == (HERE / "golden/once.txt").read_text()
 
 
+def test_it_says_that_ranks_are_missing() -> None:
+    """What the exporter says about ranks that it cannot show is above those that it shows."""
+    node = read(json.dumps(json.loads(RECORDED) | {"missing": "Ranks are missing: why."}).encode())
+    text = page(Screen(node, URL), console()).plain
+
+    assert text.splitlines()[1].strip() == "Ranks are missing: why."
+
+
 def test_the_sample_in_the_documentation_is_real(root: Path) -> None:
     """docs/top.md shows the screen of a terminal with 80 columns."""
     page_text = (root / "docs" / "top.md").read_text()
@@ -140,6 +148,22 @@ def test_a_full_screen_cuts_nothing(width: int) -> None:
     assert rank["run"] in detail
     assert all(why["text"] in detail for why in rank["why"])
     assert all(f"{labels[name]} 3.0" in detail for name in names)
+
+
+@pytest.mark.parametrize("size", [-16 * GIB, 700 * GIB])
+def test_impossible_bytes_are_not_shown(size: int) -> None:
+    """A part below zero, or larger than its GPU, is unknown, whatever the exporter says."""
+    document = json.loads(RECORDED)
+    for gpu in document["gpus"]:
+        for part in gpu["parts"]:
+            part["bytes"] = size if part["name"] == "free" else part["bytes"]
+        for rank in gpu["ranks"]:
+            rank["reserved_bytes"] = -GIB
+    text = draw(Screen(read(json.dumps(document).encode()), URL))
+
+    assert "– of 80.0 free" in text
+    assert f"{size // GIB}.0" not in text
+    assert "-1.0" not in text
 
 
 def test_the_selected_rank_is_in_sight() -> None:

@@ -7,6 +7,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -190,10 +191,12 @@ class Exporter:
         self._is_closed = True
         self._workers.current.close()
         self._events.close()
+        self._owners.close()
         if self._collecting.acquire(timeout=_CLOSE_SECONDS):
             self._collecting.release()
         if not self._workers.is_busy:
-            JobThread().run(self._driver.close, _CLOSE_SECONDS)
+            with closing(JobThread()) as worker:
+                worker.run(self._driver.close, _CLOSE_SECONDS)
 
     def _new_reading(self, hung: frozenset[GpuLabels] = frozenset()) -> Reading:
         return Reading(self._driver.nvml, hung, self._processes_per_gpu)
@@ -290,7 +293,10 @@ class Exporter:
             kill_causes=self._hosts.kill_causes,
             thresholds=self._thresholds,
             run_dir=self.run_dir,
+            lacks_descriptors=self._run_directory.lacks_descriptors,
         )
+        is_whole = not self._run_directory.lacks_descriptors
+        samples = replace(samples, success=samples.success and is_whole)
         gpu = replace(gpu, success=not reading.down_reason)
         return [gpu, events, samples, process_info, join]
 

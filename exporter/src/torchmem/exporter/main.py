@@ -27,7 +27,7 @@ from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.pod_names import PodNames
 from torchmem.exporter.sample_files import RunDirectory
-from torchmem.exporter.server import Heartbeat, serve
+from torchmem.exporter.server import DEFAULT_LIMITS, Heartbeat, serve
 from torchmem.exporter.start_memory import give_back, share_arena
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.sample.errors import MissingExtraError, TorchmemError, UsageError
@@ -127,6 +127,7 @@ def serve_until_signal(
         *settings.address,
         listener=listener,
         web=web,
+        limits=DEFAULT_LIMITS.within_descriptors(),
         heartbeat=heartbeat,
         web_ui=settings.web_ui,
         allowed_hosts=settings.allowed_hosts,

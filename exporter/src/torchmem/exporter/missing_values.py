@@ -1,4 +1,7 @@
-"""The log of NVML calls that return no value: one line per reading, and each call once."""
+"""The log of NVML calls that return no value, or one that cannot be true.
+
+Each call is logged once: those without a value in one line per reading.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ class MissingValues:
     def __init__(self) -> None:
         self._logged: set[Call] = set()
         self._new: set[Call] = set()
+        self._impossible: dict[tuple[str, int | None], str | None] = {}
         self._lock = threading.Lock()
         self._thread = threading.local()
 
@@ -36,11 +40,23 @@ class MissingValues:
             if call not in self._logged:
                 self._new.add(call)
 
+    def note_impossible(self, name: str, text: str) -> None:
+        """Note that a call returned a value that cannot be true; `text` is the value in words."""
+        with self._lock:
+            self._impossible.setdefault((name, getattr(self._thread, "gpu", None)), text)
+
     def log(self) -> None:
-        """Log the new calls, one line per level."""
+        """Log the new calls, one line per level, and each impossible value."""
         with self._lock:
             new, self._new = self._new, set()
             self._logged |= new
+            impossible = {call: text for call, text in self._impossible.items() if text}
+            self._impossible |= dict.fromkeys(impossible)
+        for (name, gpu), text in impossible.items():
+            where = _gpu_list(set() if gpu is None else {gpu})
+            _log.warning(
+                "NVML returns an impossible value%s, which is not used: %s: %s", where, name, text
+            )
         for level, calls in groupby(sorted(new, key=lambda call: call[0]), lambda call: call[0]):
             _log.log(level, "NVML returns no value: %s", "; ".join(_groups(list(calls))))
 

@@ -24,6 +24,7 @@ class NodeReading:
     by the names of these devices. `outside`: bytes outside the allocator by device and process;
     below zero, that many reserved bytes are not on the device. `kill_causes`: what killed a
     process, where it is known. `thresholds` were in force. `run_dir`: where the ranks were found.
+    `lacks_descriptors`: whether ranks are missing because no file descriptor was left.
     """
 
     time: float
@@ -34,6 +35,7 @@ class NodeReading:
     kill_causes: Mapping[ProcessKey, KillCause] = field(default_factory=dict)
     thresholds: Thresholds = field(default_factory=defaults)
     run_dir: Path | None = None
+    lacks_descriptors: bool = False
 
     def limits(self, item: Published) -> Limits:
         """Return the thresholds for a process."""

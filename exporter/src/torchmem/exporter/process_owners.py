@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pwd
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -30,12 +30,20 @@ _CONTAINER = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _POD = re.compile(
     r"kubepods.*pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?![0-9a-f])"
 )
-# slurm/uid_1000/job_7/... (cgroup v1), slurmstepd.scope/job_7/... (v2); either may contain the
-# node's name.
-_SLURM = re.compile(r"/[^/]*slurm[^/]*/(?:uid_\d+/)?job_(\d+)(?:/|$)")
+# Version 1: slurm/uid_1000/job_7/..., or slurm_NODE with several nodes on one machine. Version 2:
+# system.slice/slurmstepd.scope/job_7/..., or NODE_slurmstepd.scope.
+# https://slurm.schedmd.com/cgroup_v2.html
+_SLURM = re.compile(
+    r"(?P<above>.*?)"
+    r"(?:/slurm(?:_[^/]+)?/uid_\d+|/system\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(?P<id>\d+)(?:/|$)"
+)
+# Above the exporter's cgroup namespace (cgroup_namespaces(7)). No control group has this name.
+_OUTSIDE_NAMESPACE = re.compile(r"(?:/\.\.)*")
 # The innermost service, also below user@1000.service. systemd escapes names as \x2d.
 _UNIT = re.compile(r".*/(?!user@)([\w.:@\\-]{1,247}\.service)(?=/|$)", re.ASCII)
 _KEPT_TEXTS = 128  # of processes on GPUs, which seldom change their control groups
+_CGROUPS = Path("/sys/fs/cgroup")
+_ROOT = 0
 
 
 class ProcessOwners:
@@ -52,6 +60,10 @@ class ProcessOwners:
         self._user_name = user_name or (_no_user_name if is_container() else _user_name)
         self._users: dict[int, str | None] = {}
         self._worker = JobThread()
+
+    def close(self) -> None:
+        """Look up no further user; the thread ends after the look-up that is running."""
+        self._worker.close()
 
     def labels(self, pid: int) -> Mapping[str, str]:
         """Return those of name, uid, user and the labels of `cgroup_labels` that are visible.
@@ -88,17 +100,22 @@ def is_container(files: Iterable[Path] = _CONTAINER_FILES) -> bool:
 
 
 @lru_cache(_KEPT_TEXTS)
-def cgroup_labels(text: str) -> Mapping[str, str]:
+def cgroup_labels(text: str, cgroups: Path = _CGROUPS, root: int = _ROOT) -> Mapping[str, str]:
     """Return the container_id, pod_uid, slurm_job_id and systemd_unit of the control groups.
 
     `text` is the content of /proc/PID/cgroup, version 1 or 2. Below a container or a Slurm job, the
-    unit is that of the runtime or of Slurm's daemon, so it is left out.
+    unit is that of the runtime or of Slurm's daemon, so it is left out. Users can give control
+    groups of their own Slurm's names, so a job counts only if the user ID `root` owns its control
+    group and all above it; `cgroups` is where they are mounted.
     """
-    paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
+    groups = [tuple(line.split(":", 2)[1:]) for line in text.splitlines() if line.count(":") >= 2]
+    paths = [path for _, path in groups]
     labels = {
         "container_id": _first(_containers(paths)),
         "pod_uid": _first(match.replace("_", "-") for match in _matches(_POD, paths)),
-        "slurm_job_id": _first(_matches(_SLURM, paths)),
+        "slurm_job_id": _first(
+            job for name, path in groups for job in _slurm_jobs(cgroups / _folder(name), path, root)
+        ),
     }
     if not any(labels.values()):
         labels["systemd_unit"] = _first(_matches(_UNIT, paths))
@@ -112,6 +129,32 @@ def _containers(paths: Iterable[str]) -> list[str]:
 def _matches(pattern: re.Pattern[str], paths: Iterable[str]) -> Iterable[str]:
     for path in paths:
         yield from pattern.findall(path)
+
+
+def _folder(controllers: str) -> str:
+    """Return where a hierarchy is mounted: version 1 has one for each controller or name."""
+    return controllers.removeprefix("name=")
+
+
+def _slurm_jobs(mounted: Path, path: str, root: int) -> Iterator[str]:
+    """Yield the Slurm job of a control group. At the top, only root can create Slurm's names."""
+    match = _SLURM.match(path)
+    if match and (
+        _OUTSIDE_NAMESPACE.fullmatch(match["above"])
+        or _belongs_to(root, mounted, path[: match.end("id")])
+    ):
+        yield match["id"]
+
+
+def _belongs_to(user: int, mounted: Path, path: str) -> bool:
+    """Return whether a control group, and all above it, are visible and the user's."""
+    group = mounted / path.lstrip("/")
+    between = group.relative_to(mounted).parents
+    try:
+        owners = {(mounted / each).stat().st_uid for each in (group, *between)}
+    except (OSError, ValueError):
+        return False
+    return ".." not in group.parts and owners == {user}
 
 
 def _first(values: Iterable[str]) -> str | None:

@@ -18,6 +18,7 @@ _OTHERS = -1
 Reason = Literal[
     "not_regular",  # symlink, FIFO, socket, device, directory
     "unreadable",  # permission or I/O error
+    "no_descriptors",  # the exporter has no file descriptor left
     "unsafe_directory",  # a user's directory that is a link or a file, or that others may write to
     "too_large",  # more than MAX_SAMPLE_BYTES
     "malformed",  # not JSON, or not a sample
@@ -49,6 +50,11 @@ class Refusals:
         self._excess = Counter[tuple[int, Reason]]()
         self._last_excess = Counter[tuple[int, Reason]]()
         self._logged: set[tuple[int, Reason]] = set()
+
+    @property
+    def lacked_descriptors(self) -> bool:
+        """Whether the last scan left out files because no file descriptor was left."""
+        return any(reason == "no_descriptors" for _, reason in self._last_excess)
 
     def once(self, path: str, owner: int, reason: Reason, version: object) -> None:
         """Count and log a rejection unless this version of the file has been counted."""

@@ -10,6 +10,7 @@ counted by reason, and the first of each reason and user is logged.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import operator
 import os
@@ -60,6 +61,7 @@ from torchmem.sample.sample import (
 )
 from torchmem.sample.untrusted import (
     UntrustedFileError,
+    lacks_descriptors,
     open_untrusted_directory,
     read_untrusted,
     sanitize_json,
@@ -151,6 +153,8 @@ class RunDirectory:
     ) -> None:
         self.path = path
         self.status = DirectoryStatus()
+        self.lacks_descriptors = False
+        """Whether ranks are missing because the last `read` had no file descriptor left."""
         self._ttl_seconds = ttl_seconds
         self._processes = processes or ProcessTable()
         self._files: dict[str, tuple[FileVersion, _File | None]] = {}
@@ -178,6 +182,16 @@ class RunDirectory:
 
         Raises OSError when the directory cannot be read; a missing directory is empty.
         """
+        try:
+            published = self._read_all(now)
+        except OSError as error:
+            self.lacks_descriptors = lacks_descriptors(error)
+            self._refusals.counts["no_descriptors"] += self.lacks_descriptors
+            raise
+        self.lacks_descriptors = self._refusals.lacked_descriptors
+        return published
+
+    def _read_all(self, now: float) -> list[Published]:
         with self._open() as directory:
             if directory is None:
                 return []
@@ -205,8 +219,9 @@ class RunDirectory:
             self._refusals.end_scan(())
             yield None
             return
-        except OSError:
-            self._set_status(DirectoryStatus("unreadable"))
+        except OSError as error:
+            if not lacks_descriptors(error):
+                self._set_status(DirectoryStatus("unreadable"))
             raise
         try:
             self._set_status(directory_status(descriptor))
@@ -352,9 +367,19 @@ class RunDirectory:
     def _load(self, directory: int, listed: FileVersion, now: float) -> _File | None:
         version, file = self._files.get(listed.path, (None, None))
         if version != listed:
-            version, file = self._decode(directory, listed, now)
+            try:
+                version, file = self._decode(directory, listed, now)
+            except OSError as error:
+                self._leave_out(listed, error)
+                return None
             self._files[listed.path] = version, file
         return file
+
+    def _leave_out(self, version: FileVersion, error: OSError) -> None:
+        """Note that no file descriptor was left for a file, which the next scan reads."""
+        if not lacks_descriptors(error):
+            raise error
+        self._refusals.exceed(version.path, version.uid, "no_descriptors")
 
     def _decode(
         self, directory: int, listed: FileVersion, now: float
@@ -376,8 +401,13 @@ class RunDirectory:
     def _publish(self, directory: int, file: _File, now: float) -> Published | None:
         """Return the process of one file, or None if it is rejected or its time to live is over."""
         process, version = file.sample.process, file.version
-        status = self._processes.locate(process)
-        if status.alive and self._processes.owner(status.pid) not in {None, version.uid}:
+        try:
+            status = self._processes.locate(process)
+            owner = self._processes.owner(status.pid) if status.alive else None
+        except OSError as error:
+            self._leave_out(version, error)
+            return None
+        if owner not in {None, version.uid}:
             self._reject(version, "foreign_owner")
             return None
         silent_seconds = now - min(file.sample.timestamp, file.written)
@@ -583,7 +613,8 @@ def _is_consistent(sample: Sample) -> bool:
 def _read(directory: int, listed: FileVersion) -> tuple[FileVersion, bytes]:
     """Return the file's current version and content.
 
-    Raises RejectedSampleError, or FileNotFoundError when the file is gone.
+    Raises RejectedSampleError, FileNotFoundError when the file is gone, and OSError when no file
+    descriptor is left.
     """
     if not listed.regular:
         raise RejectedSampleError("not_regular")
@@ -601,5 +632,7 @@ def _read(directory: int, listed: FileVersion) -> tuple[FileVersion, bytes]:
                     listed.name, MAX_SAMPLE_BYTES, listed.uid, directory=own
                 )
     except UntrustedFileError as error:
+        if error.problem == "no_descriptors":
+            raise OSError(errno.EMFILE, str(error)) from error
         raise RejectedSampleError(error.problem) from error
     return FileVersion.of(listed.directory, listed.name, status), data

@@ -16,14 +16,18 @@ from dataclasses import dataclass
 from itertools import islice
 
 from torchmem.exporter.directory_status import OVERFLOW_UID
-from torchmem.exporter.rejections import Refusals
+from torchmem.exporter.rejections import Reason, Refusals
 from torchmem.sample.run_directory import (
     MAX_ENTRIES,
     MAX_USER_ENTRIES,
     SAMPLE_SUFFIX,
     is_user_directory,
 )
-from torchmem.sample.untrusted import UntrustedFileError, open_untrusted_directory
+from torchmem.sample.untrusted import (
+    UntrustedFileError,
+    lacks_descriptors,
+    open_untrusted_directory,
+)
 
 MAX_READ_USERS = 4096  # whose directories are opened at one scan
 MIN_USER_ENTRIES = 256  # of a user, however many users there are
@@ -165,8 +169,7 @@ class _Scan:
         found = list[FileVersion]()
         left = self._entries
         for name in names:
-            with contextlib.suppress(OSError):  # removed in the meantime
-                left -= self._read(name, left, found)
+            left -= self._read(name, left, found)
         for version in found[self._kept :]:
             self._refusals.exceed(version.path, version.uid, "too_many")
         return found[: self._kept]
@@ -184,10 +187,17 @@ class _Scan:
                     if entry.name.endswith(SAMPLE_SUFFIX):
                         self._keep(versions(name, [entry]), status.st_uid, found)
         except UntrustedFileError as error:
-            uid = os.stat(name, dir_fd=self._run_dir, follow_symlinks=False).st_uid
-            self._refusals.exceed(name, uid, error.problem)
+            self._refuse(name, error.problem)
+        except OSError as error:
+            if lacks_descriptors(error):
+                self._refuse(name, "no_descriptors")
         _cut_oldest(found, self._kept + 1)
         return seen
+
+    def _refuse(self, name: str, reason: Reason) -> None:
+        with contextlib.suppress(OSError):  # removed in the meantime
+            uid = os.stat(name, dir_fd=self._run_dir, follow_symlinks=False).st_uid
+            self._refusals.exceed(name, uid, reason)
 
     def _keep(self, files: Iterable[FileVersion], owner: int, found: list[FileVersion]) -> None:
         for version in files:

@@ -7,6 +7,7 @@ points do not move. docs/verdict.md shows how often the judgment is right.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, combinations, pairwise
 from statistics import median
@@ -27,6 +28,8 @@ MIN_LIVE_STEPS = 20
 """Steps over which memory must have grown in a rank that runs."""
 MAX_HORIZON = 100
 """A rank that runs is full within this many times the steps that it has done, or does not grow."""
+MAX_STRANDED_SHARE = 0.25
+"""The share of what is left that may be stranded, for it to be room for larger steps."""
 MIN_STEADY_SHARE = 0.5
 """The share of the growth that the median slope explains; a single jump is explained by less."""
 MIN_LATE_SHARE = 0.35
@@ -43,6 +46,10 @@ MIN_OOM_CONFIDENCE = 2.0
 MIN_RISES = 5
 """Of the later half of the points, of which each shows the highest need so far, for steps that need
 more and more: random sizes rise as often once in 1,000 judgments. Fewer points all rise."""
+FLAT_STEPS = 50
+"""Steps over which nothing has grown, after which the growth before them is over."""
+MIN_FLAT_POINTS = 3
+"""The least points that show it: in a long run, they are further apart."""
 WARM_UP_STEPS = 2
 """The first steps allocate gradients, the optimizer's state, and buffers of libraries."""
 
@@ -156,21 +163,23 @@ def live_growth(history: RunHistory, total: int | None, left: int | None) -> Gro
 
 def _growths(history: RunHistory) -> Iterator[Growth]:
     component = grown_component(history)
-    leak = _certain_trend(thinned(kept_points(history)))
-    if leak:
+    kept = kept_points(history)
+    leak = _certain_trend(kept)
+    if leak and not is_flat_now(kept, leak.slope):
         yield _growth("leak", leak, component)
     points = thinned(peak_points(history))
     peaks = steady_trend(points) if keeps_rising(points) else None
     if peaks and (leak is None or peaks.slope > 2 * leak.slope):
         yield _growth("larger_step", peaks, None)
-    outside = _certain_trend(thinned(outside_points(history)))
+    outside = _certain_trend(outside_points(history))
     if outside:
         yield _growth("outside", outside, None)
 
 
-def _certain_trend(points: Sequence[Point]) -> SteadyGrowth | None:
+def _certain_trend(points: list[Point]) -> SteadyGrowth | None:
     """Return the growth, if values in random order would hardly ever look like it."""
-    return steady_trend(points) if confidence(points) >= MIN_CONFIDENCE else None
+    few = thinned(points)
+    return steady_trend(few) if confidence(few) >= MIN_CONFIDENCE else None
 
 
 def confidence(points: Sequence[Point]) -> float:
@@ -194,13 +203,27 @@ def _growth(kind: GrowthKind, trend: SteadyGrowth, component: str | None) -> Gro
 
 
 def thinned(points: list[Point]) -> list[Point]:
-    """Return at most MAX_LIVE_POINTS, with the first and the last."""
-    number = len(points)
-    if number <= MAX_LIVE_POINTS:
+    """Return at most MAX_LIVE_POINTS, spaced evenly in steps, with the first and the last.
+
+    The first steps of a run are read densely, and would outweigh what happened since.
+    """
+    if len(points) <= MAX_LIVE_POINTS:
         return points
-    return [
-        points[index * (number - 1) // (MAX_LIVE_POINTS - 1)] for index in range(MAX_LIVE_POINTS)
-    ]
+    steps = [step for step, _ in points]
+    pause = (steps[-1] - steps[0]) / (MAX_LIVE_POINTS - 1)
+    wanted = (steps[0] + number * pause for number in range(MAX_LIVE_POINTS - 1))
+    chosen = dict.fromkeys(bisect_right(steps, step) - 1 for step in wanted)
+    return [*(points[index] for index in chosen if index < len(points) - 1), points[-1]]
+
+
+def is_flat_now(points: Sequence[Point], slope: float) -> bool:
+    """Return whether the newest points differ by far less than a growth by `slope` a step."""
+    since = points[-1][0] - FLAT_STEPS
+    newest = [point for point in points if point[0] >= since]
+    newest = newest if len(newest) >= MIN_FLAT_POINTS else list(points[-MIN_FLAT_POINTS:])
+    sizes = [size for _, size in newest]
+    span = newest[-1][0] - newest[0][0]
+    return max(sizes) - min(sizes) < MIN_LATE_SHARE * slope * span
 
 
 def _is_worth(growth: Growth, history: RunHistory, total: int, left: int) -> bool:
@@ -211,14 +234,28 @@ def _is_worth(growth: Growth, history: RunHistory, total: int, left: int) -> boo
 
 
 def steps_left(device: DeviceSample) -> float | None:
-    """Return the steps until the growth of a rank fills its GPU; None if nothing grows.
+    """Return the steps until the growth of a rank fills its GPU; None if that is unknown.
 
-    The peak of a step grows as much as what is kept.
+    The peak of a step grows as much as what is kept. If the highest peak is older than the growth,
+    as when a checkpoint was loaded, that of a step is unknown. Larger steps need larger tensors,
+    which may not fit into memory that is free but stranded.
     """
-    left = room_left(device)
-    if device.growth is None or left is None:
+    growth, left = device.growth, room_left(device)
+    if growth is None or left is None or _is_peak_older(device.run_history, growth):
         return None
-    return left / device.growth.bytes_per_step
+    stranded = device.layout.stranded_bytes if device.layout else 0
+    if growth.kind == "larger_step" and stranded > MAX_STRANDED_SHARE * left:
+        return None
+    return left / growth.bytes_per_step
+
+
+def _is_peak_older(history: RunHistory | None, growth: Growth) -> bool:
+    """Return whether the highest peak has not risen while more was kept."""
+    if history is None or growth.kind != "leak":
+        return False
+    points = zip(history.steps, history.peak_bytes, strict=True)
+    peaks = [peak for step, peak in points if step >= growth.since_step]
+    return len(peaks) >= MIN_POINTS and peaks[0] == peaks[-1]
 
 
 def room_left(device: DeviceSample) -> int | None:

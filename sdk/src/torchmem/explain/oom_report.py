@@ -128,7 +128,7 @@ def decode(data: bytes) -> OomReport:
         raise UsageError("is empty: run `torchmem oom --list` for a list of reports.")
     try:
         raw = strict_json(data)
-    except (ValueError, RecursionError):
+    except ValueError:
         raise UsageError(
             "is not an OOM report: run `torchmem oom --list` for a list of reports."
         ) from None
@@ -139,7 +139,7 @@ def decode(data: bytes) -> OomReport:
         raise UsageError("is not an OOM report: run `torchmem oom --list` for a list of reports.")
     try:
         return _checked(convert(sanitize_json(_current(raw)), OomReport))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"is not a valid OOM report: {error}.") from None
 
 

@@ -115,7 +115,7 @@ def decode(data: bytes) -> RunSummary:
         if summary.schema != SCHEMA_VERSION or summary.timestamp > MAX_TIMESTAMP:
             raise ValueError("its schema or its time is out of bounds")  # noqa: TRY301 - likewise
         return summary  # noqa: TRY300 - what `convert` raises is caught as well
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError(f"is not the summary of a run: {error}.") from None
 
 

@@ -29,6 +29,8 @@ from torchmem.sample.sample import (
 )
 
 MAX_REMEDIES = 3
+MIN_GAIN = 0.5
+"""What compaction gains, as a share of what is left, for it to matter to a rank that retries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,35 @@ class Threat:
 
 
 def threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Threat, ...]:
-    """Return what threatens a rank on one of its devices, the most urgent first."""
-    memory = (_failed, _growth, _fragmentation, _capacity, _libraries, _retries)
-    finders = (*memory, _host, _ignored)
+    """Return what threatens a rank on one of its devices, the most urgent first.
+
+    If compaction would make more room than what has grown, fragmentation comes before the growth.
+    """
+    is_first = strands_most(device, limits)
+    growth = (_fragmentation, _growth) if is_first else (_growth, _fragmentation)
+    finders = (_failed, *growth, _capacity, _libraries, _retries, _host, _ignored)
     return tuple(threat for find in finders for threat in find(sample, device, limits))
+
+
+def strands_most(device: DeviceSample, limits: Limits) -> bool:
+    """Return whether a rank is fragmented, and compaction would make more room than anything else.
+
+    What has grown is all that an end of the growth could give back.
+    """
+    grown = device.growth.grown_bytes if device.growth else 0
+    return _is_fragmented(device, limits) and (_compaction_gain(device) or 0) > grown
+
+
+def _compaction_gain(device: DeviceSample) -> int | None:
+    """Return how much larger the largest request could be if all free bytes were in one piece.
+
+    That is what is stranded, without a piece of it that is itself the largest request.
+    """
+    layout, free = device.layout, device.driver_free_bytes
+    if layout is None or layout.headroom_flush_bytes is None or free is None:
+        return None
+    gain = free + layout.free_bytes - layout.headroom_flush_bytes
+    return min(layout.stranded_bytes, max(0, gain))
 
 
 def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy, ...]:
@@ -128,16 +155,33 @@ def _is_stranded(layout: Layout, device: DeviceSample, limits: Limits) -> bool:
     return stranded >= limits.stranded_bytes and is_share
 
 
+def _is_fragmented(device: DeviceSample, limits: Limits) -> bool:
+    """Return whether much is stranded and the rank needs it.
+
+    It does if little can be allocated without a flush, or if it has retried or grows and
+    compaction would make much more room than there is.
+    """
+    layout = device.layout
+    if layout is None or layout.headroom_bytes is None or not _is_stranded(layout, device, limits):
+        return False
+    is_asked = bool(device.counters.alloc_retries) or device.growth is not None
+    is_much = (_compaction_gain(device) or 0) > MIN_GAIN * (layout.headroom_flush_bytes or 0)
+    return (is_asked and is_much) or _is_below(layout.headroom_bytes, limits.headroom_ratio, device)
+
+
 def _fragmentation(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
     layout = device.layout
-    if layout and _is_stranded(layout, device, limits):
-        headroom = layout.headroom_bytes
-        if headroom is not None and _is_below(headroom, limits.headroom_ratio, device):
-            yield Threat(
-                f"{format_size(layout.stranded_bytes)} is free but lies beside live tensors, and "
-                f"a request above {format_size(headroom)} has to flush the cache.",
-                "fragmentation",
-            )
+    if layout is None or not _is_fragmented(device, limits):
+        return
+    stranded, headroom = layout.stranded_bytes, layout.headroom_bytes or 0
+    share = f" ({stranded / device.total_bytes:.0%} of the GPU)" if device.total_bytes else ""
+    fails = (layout.headroom_flush_bytes or 0) <= headroom
+    end = "fails" if fails else "has to flush the cache"
+    yield Threat(
+        f"Fragmentation: {format_size(stranded)}{share} is free but stranded beside live tensors, "
+        f"and a request above {format_size(headroom)} {end}.",
+        "fragmentation",
+    )
 
 
 def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
@@ -150,6 +194,8 @@ def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threa
     if foreign > 0 and not _is_below(foreign, limits.near_capacity_ratio, device):
         held = f", while {format_size(outside)} is held outside PyTorch's allocator"
         cause: OomCause = "external"
+    elif _is_fragmented(device, limits):
+        return  # compaction would make room
     else:
         held, cause = "", "capacity"
     yield Threat(

@@ -152,8 +152,11 @@ def _unified(cgroups: Path) -> Path:
 
 
 def _read(path: str) -> str:
-    """Return a file of the kernel; empty when it is missing, hidden, or its process has ended."""
-    return read_file(path) or ""
+    """Return a file of the kernel; empty when it cannot be read, or its process has ended."""
+    try:
+        return read_file(path) or ""
+    except OSError:
+        return ""
 
 
 def _number(text: str) -> int | None:

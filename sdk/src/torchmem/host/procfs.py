@@ -6,12 +6,17 @@ import os
 import time
 from pathlib import Path
 
+from torchmem.sample.untrusted import lacks_descriptors
+
 PROC = Path("/proc")
 _READ_BYTES = 1 << 16
 
 
 def read_file(path: Path | str) -> str | None:
-    """Return a file of the kernel; None if it is missing, hidden, or its process has ended."""
+    """Return a file of the kernel; None if it is missing, hidden, or its process has ended.
+
+    Raises OSError if there is no file descriptor left, which says nothing about the process.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:  # without a file object, which costs as much as the reading
@@ -20,7 +25,9 @@ def read_file(path: Path | str) -> str | None:
                 content += part
         finally:
             os.close(descriptor)
-    except OSError:
+    except OSError as error:
+        if lacks_descriptors(error):
+            raise
         return None
     return content.decode(errors="replace")
 
@@ -46,8 +53,11 @@ def start_time(ticks: int, now: float) -> float:
 
 
 def own_start_ticks() -> int | None:
-    """Return `start_ticks` of this process."""
-    return start_ticks(os.getpid())
+    """Return `start_ticks` of this process; None also if there is no file descriptor left."""
+    try:
+        return start_ticks(os.getpid())
+    except OSError:
+        return None
 
 
 def pid_namespace(pid: int | str = "self", proc: Path = PROC) -> int | None:

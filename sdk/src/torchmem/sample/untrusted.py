@@ -21,10 +21,22 @@ from typing import Any, BinaryIO, Literal, TypeVar, Union, get_args, get_origin,
 MAX_ITEMS = 64  # of any list or mapping: devices, labels, settings, buckets
 MAX_TEXT = 200  # bytes of any string in UTF-8
 MAX_NUMBER = 1 << 63
+MAX_DEPTH = 64  # of lists and objects in each other
+MAX_CONTAINERS = 1 << 20  # lists and objects of a document: a "[]" takes 3 bytes, and then 64
+MAX_COMMAS = 1 << 22
+_LONGEST_NUMBER = 20  # characters of an integer: more would be above MAX_NUMBER
+_TOO_DEEP = "is nested too deeply"
 
 T = TypeVar("T")
 
-FileProblem = Literal["not_regular", "unreadable", "foreign_owner", "too_large", "unsafe_directory"]
+FileProblem = Literal[
+    "not_regular",
+    "unreadable",
+    "no_descriptors",  # the reader itself has none left: the file may be in order
+    "foreign_owner",
+    "too_large",
+    "unsafe_directory",
+]
 
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _IRREGULAR = {errno.ELOOP, errno.ENXIO}  # open() met a link (O_NOFOLLOW), or a socket
@@ -123,7 +135,13 @@ def _open(path: Path | str, directory: int | None, flags: int = _READ_FLAGS) -> 
 
 
 def _unreadable(error: OSError) -> UntrustedFileError:
-    return UntrustedFileError("unreadable", f"cannot be read ({error.strerror})")
+    problem: FileProblem = "no_descriptors" if lacks_descriptors(error) else "unreadable"
+    return UntrustedFileError(problem, f"cannot be read ({error.strerror})")
+
+
+def lacks_descriptors(error: OSError) -> bool:
+    """Return whether the process, or the machine, has no file descriptor left."""
+    return error.errno in {errno.EMFILE, errno.ENFILE}
 
 
 def printable(text: str) -> str:
@@ -176,12 +194,45 @@ def sanitize_json(value: Any, *, keeps_numbers: bool = False) -> Any:
 
 
 def strict_json(data: bytes) -> Any:
-    """Return a JSON value without NaN and infinity; raise ValueError or RecursionError."""
-    return json.loads(data, parse_constant=_refuse_constant)
+    """Return a JSON value of bounded memory, depth and numbers, without NaN and infinity.
+
+    So what reads the value meets neither RecursionError nor OverflowError. Raises ValueError, whose
+    text completes a sentence that begins with the document.
+    """
+    if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS or data.count(b",") > MAX_COMMAS:
+        raise ValueError("has too many values")
+    try:
+        value = json.loads(
+            data, parse_constant=_refuse_number, parse_int=_integer, parse_float=_float
+        )
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise ValueError("is not JSON, or is cut off") from None
+    _check_depth(value, MAX_DEPTH)
+    return value
 
 
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a number")
+def _refuse_number(text: str) -> Any:
+    raise ValueError(f"has the number {text[:_LONGEST_NUMBER]}, which is out of bounds")
+
+
+def _integer(text: str) -> int:
+    return int(text) if len(text) <= _LONGEST_NUMBER else int(_refuse_number(text))
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    return value if abs(value) <= 2 * MAX_NUMBER else float(_refuse_number(text))
+
+
+def _check_depth(value: Any, left: int) -> None:
+    """Raise ValueError if containers are nested more deeply than `left`."""
+    if isinstance(value, (dict, list)):
+        if not left:
+            raise ValueError(_TOO_DEEP)
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_depth(item, left - 1)
 
 
 def convert(value: Any, kind: type[T]) -> T:

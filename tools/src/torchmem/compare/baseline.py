@@ -94,11 +94,11 @@ def load(path: Path) -> Baseline:
         ) from None
     except UntrustedFileError as error:
         raise UsageError(f"{path} {error}: name a baseline that torchmem has saved.") from None
-    except (ValueError, RecursionError):
-        raise UsageError(f"{path} is not JSON: restore it, or save the baseline again.") from None
+    except ValueError as error:
+        raise UsageError(f"{path} {error}: restore it, or save the baseline again.") from None
     try:
         return Baseline(dict(_entries(values)))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise UsageError(
             f"{path} is not a baseline of schema {SCHEMA}: save it again with this version of "
             "torchmem."

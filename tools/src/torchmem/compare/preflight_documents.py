@@ -48,12 +48,12 @@ def read(path: Path, name: str) -> Side:
         document = printable_json(strict_json(read_untrusted(path, MAX_DOCUMENT_BYTES)[0]))
     except (OSError, UntrustedFileError) as error:
         raise UsageError(f"{name} cannot be read ({error}): name another file.") from None
-    except (ValueError, RecursionError):
-        raise UsageError(f"{name} is cut off: write it again with --json.") from None
+    except ValueError as error:
+        raise UsageError(f"{name} {error}: write it again with --json.") from None
     try:
         if document["kind"] != "bisect":
             return _side(document, name)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+    except (LookupError, TypeError, ValueError, AttributeError):
         raise UsageError(
             f"{name} is not a document of schema {SCHEMA} of `torchmem preflight --json`: write it "
             "again with this version of torchmem."

@@ -5,7 +5,6 @@ https://grafana.com/docs/grafana/latest/developers/http_api/ (folder, dashboard,
 
 from __future__ import annotations
 
-import json
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,10 @@ from typing import Any
 
 from torchmem.cli import http
 from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.untrusted import printable, sanitize_text, strict_json
 
 PAGE = 1000
+MAX_PAGES = 20
 # The variable of every dashboard with the data source of its panels.
 VARIABLE = "datasource"
 _PROBLEMS: Mapping[int, str] = {
@@ -50,7 +51,7 @@ class Grafana:
                 self._refuse_existing(boards)
             uid = self._folder(folder)
             return [self._save(_with_source(board, source), uid, force=force) for board in boards]
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._not_grafana() from error
 
     def _datasource(self, name: str) -> dict[str, str]:
@@ -60,7 +61,7 @@ class Grafana:
         for each in found:
             if name in {each.get("uid"), each.get("name")}:
                 return {"text": each["name"], "value": each["uid"]}
-        names = ", ".join(sorted(str(each.get("name")) for each in found)) or "none"
+        names = ", ".join(sorted(sanitize_text(str(each.get("name"))) for each in found)) or "none"
         raise UsageError(
             f"{self.url} has no Prometheus data source {name!r}: give one of these with "
             f"--datasource: {names}."
@@ -98,12 +99,12 @@ class Grafana:
         return str(made["uid"])
 
     def _folders(self) -> Iterator[dict[str, Any]]:
-        number, found = 0, PAGE
-        while found == PAGE:
-            number += 1
+        for number in range(1, MAX_PAGES + 1):
             page = self._call(f"/api/folders?limit={PAGE}&page={number}", "folders:read")
-            found = len(page)
             yield from page
+            if len(page) < PAGE:
+                return
+        raise self._not_grafana()
 
     def _save(self, board: dict[str, Any], folder: str, *, force: bool) -> str:
         """Save a dashboard and return its URL."""
@@ -115,7 +116,7 @@ class Grafana:
         )
         if saved is None:
             raise self._existing([board["title"]])
-        return urllib.parse.urljoin(f"{self.url}/", str(saved["url"]))
+        return printable(urllib.parse.urljoin(f"{self.url}/", str(saved["url"])))
 
     def _call(
         self, path: str, permission: str, body: object = None, accepted: tuple[int, ...] = ()
@@ -142,7 +143,7 @@ class Grafana:
 
     def _json(self, answer: http.HttpAnswer) -> Any:
         try:
-            return json.loads(answer.body)
+            return strict_json(answer.body)
         except ValueError as error:
             raise self._not_grafana() from error
 
@@ -166,7 +167,7 @@ class Grafana:
 def _message(answer: http.HttpAnswer) -> str | None:
     """Return what Grafana says about an error, or None if the answer is not Grafana's."""
     try:
-        return str(json.loads(answer.body)["message"])
+        return sanitize_text(str(strict_json(answer.body)["message"]))
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -33,8 +33,10 @@ ROW_REMAPPED = 63
 """The XID that the driver reports when a row of memory is remapped."""
 EVENT_KINDS = ("xid", "double_bit_ecc_error", "non_fatal_poison_error", "fatal_poison_error")
 
-# A GPU in MIG mode: GPU instance, profile, and the bytes of the process on it; the eighths of the
-# memory that a profile has. Linux assigns no pid from PID_MAX_LIMIT on.
+# The GPU in MIG mode is an H100 of 80 GB, whatever the ranks have, because these profiles are its
+# own: GPU instance, profile, and the bytes of the process on it; the eighths of the memory that a
+# profile has. Linux assigns no pid from PID_MAX_LIMIT on.
+_MIG_BYTES = 80 * GIB
 _INSTANCES = ((1, "3g.40gb", 21 * GIB), (5, "2g.20gb", 6 * GIB), (9, "1g.10gb", 0))
 _SLICES = {"3g.40gb": 4, "2g.20gb": 2, "1g.10gb": 1}
 _FIRST_PID = (1 << 22) + 1000
@@ -61,7 +63,8 @@ def cuda_bytes(total_bytes: int) -> int:
 class SimulatedNode:
     """GPUs of `total_bytes` each, with an `Activity` for each, and one more in MIG mode if `mig`.
 
-    Some GPUs have a defect, see `Traits.of`, unless the node is `healthy`. `host` numbers the node.
+    The one in MIG mode has 80 GiB. Some GPUs have a defect, see `Traits.of`, unless the node is
+    `healthy`. `host` numbers the node.
     """
 
     def __init__(  # noqa: PLR0913 - what a node is made of
@@ -85,6 +88,7 @@ class SimulatedNode:
         """Return the GPUs at a time in seconds.
 
         `processes`: for each GPU in order, the bytes of each process by pid; by default none.
+        Raises ValueError if they do not fit on the GPU.
         """
         used = [*processes, *[{}] * (len(self.activities) - len(processes))]
         gpus = [self._gpu(index, at, used[index]) for index in range(len(self.activities))]
@@ -104,12 +108,13 @@ class SimulatedNode:
         moment = GpuMoment(
             self._traits[index], self.activities[index], at, peers=len(self.activities) - 1
         )
-        memory = self._memory(sum(used.values()))
+        memory = _memory(self._total, sum(used.values()))
         rows = [ProcessMemory(pid, size) for pid, size in used.items()]
         # The first process is the rank; the others only hold memory.
         busy = {pid: ProcessUtilization(moment.busy, moment.busy / 2) for pid in list(used)[:1]}
         processes = Processes(rows, busy, memory, {None: memory.free})
-        return self._fake(index, [*moment.values(), Mig(False), memory, processes])
+        values = [*moment.values(), Mig(False), memory, processes]
+        return self._fake(index, self._total, values)
 
     def _mig_gpu(self, traits: Traits, index: int, at: float) -> FakeGpu:
         of_gpu = [
@@ -122,31 +127,31 @@ class SimulatedNode:
             for gpu_instance, _, size in _INSTANCES
             if size
         ]
-        memory = self._memory(sum(size for _, _, size in _INSTANCES))
+        memory = _memory(_MIG_BYTES, sum(size for _, _, size in _INSTANCES))
         mig = Mig(True, [self._instance(*facts) for facts in _INSTANCES])
-        return self._fake(index, [*of_gpu, mig, memory, Processes(rows, memory=memory)])
+        values = [*of_gpu, mig, memory, Processes(rows, memory=memory)]
+        return self._fake(index, _MIG_BYTES, values)
 
     def _instance(self, gpu_instance: int, profile: str, used: int) -> MigInstance:
-        total = self._total * _SLICES[profile] // 8
-        memory = self._memory(used, total)
+        memory = _memory(_MIG_BYTES * _SLICES[profile] // 8, used)
         return MigInstance(_mig_uuid(gpu_instance, self._host), gpu_instance, 0, profile, memory)
 
-    def _memory(self, used: int, total: int | None = None) -> MemoryInfo:
-        total = total or self._total
-        capacity = cuda_bytes(total)
-        return MemoryInfo(total, used, capacity - used, total - capacity)
-
-    def _fake(self, index: int, values: Iterable[GpuValue]) -> FakeGpu:
+    def _fake(self, index: int, total: int, values: Iterable[GpuValue]) -> FakeGpu:
         identity = GpuIdentity(
             index,
             uuid(index, self._host),
-            name=product_name(self._total),
+            name=product_name(total),
             pci_bus_id=f"00000000:{index + 1:02X}:00.0",
             driver_version=VERSIONS.driver,
             compute_mode="default",
             persistence_mode="enabled",
         )
         return FakeGpu(identity, *values, event_kinds=EVENT_KINDS)
+
+
+def _memory(total: int, used: int) -> MemoryInfo:
+    capacity = cuda_bytes(total)
+    return MemoryInfo(total, used, capacity - used, total - capacity)
 
 
 def _mig_uuid(gpu_instance: int, host: int) -> str:

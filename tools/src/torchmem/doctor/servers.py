@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 import urllib.parse
@@ -18,7 +17,7 @@ from torchmem.doctor import processes
 from torchmem.doctor.check import Check, Place
 from torchmem.metrics import catalog
 from torchmem.sample.sample import Process
-from torchmem.sample.untrusted import sanitize_text
+from torchmem.sample.untrusted import sanitize_text, strict_json
 
 MAX_CLOCK_DIFFERENCE_SECONDS = 5.0
 LOOPBACK = {"127.0.0.1", "::1", "localhost"}
@@ -158,8 +157,8 @@ def _prometheus(address: str, get: Fetch) -> Iterator[Check]:
 def _targets(url: str, data: Mapping[str, Any]) -> Iterator[Check]:
     own = [
         target
-        for target in data.get("activeTargets", ())
-        if target.get("labels", {}).get("job") == "torchmem"
+        for target in _objects(data.get("activeTargets"))
+        if _object(target.get("labels")).get("job") == "torchmem"
     ]
     down = [target for target in own if target.get("health") != "up"]
     if not own:
@@ -178,11 +177,11 @@ def _targets(url: str, data: Mapping[str, Any]) -> Iterator[Check]:
 
 def _rules(data: Mapping[str, Any] | None) -> Check:
     names = {
-        rule.get("name", "")
-        for group in (data or {}).get("groups", ())
-        for rule in group.get("rules", ())
+        str(rule.get("name"))
+        for group in _objects((data or {}).get("groups"))
+        for rule in _objects(group.get("rules"))
     }
-    own = [name for name in names if str(name).startswith("Torchmem")]
+    own = [name for name in names if name.startswith("Torchmem")]
     if not own:
         step = "Load prometheus/rules/*.yml with rule_files, and reload Prometheus."
         return Check("alert rules", "problem", "Prometheus has no alerts of torchmem", step)
@@ -212,8 +211,18 @@ def _try(url: str, get: Fetch) -> HttpAnswer | str:
 def _data(answer: HttpAnswer) -> Mapping[str, Any] | None:
     """Return `data` of an answer of Prometheus' API; None for anything else."""
     try:
-        content = json.loads(answer.body)
-    except (ValueError, RecursionError):
+        content = strict_json(answer.body)
+    except ValueError:
         return None
-    data = content.get("data") if isinstance(content, dict) else None
+    data = _object(content).get("data")
     return data if isinstance(data, dict) else None
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """Return a JSON object; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    """Return the objects of a JSON list; none for anything else."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

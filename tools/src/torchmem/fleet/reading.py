@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from torchmem.explain.oom_report import MAX_TIMESTAMP
 from torchmem.fleet import series
 from torchmem.fleet.launches import OomEnd, RunProcess
 from torchmem.fleet.store import Query, Store, Window
@@ -130,9 +131,14 @@ class StoreReader:
             found |= {_key(row[0], PROCESS): row for row in rows}
         return found
 
+    def _times(self, name: str) -> dict[Key, tuple[Labels, float]]:
+        """Return the newest series whose values can be times, in Unix seconds."""
+        newest = self._newest(name).items()
+        return {key: row for key, row in newest if 0 <= row[1] <= MAX_TIMESTAMP}
+
     def _processes(self) -> list[RunProcess]:
         states = self._newest(series.STATE, " == 1")
-        seen, started = self._newest(series.SEEN), self._newest(series.START)
+        seen, started = self._times(series.SEEN), self._times(series.START)
         steps, ooms = self._newest(series.STEPS), self._newest(series.OOM_END)
         killed = self._newest(series.KILL_CAUSE, " == 1")
 

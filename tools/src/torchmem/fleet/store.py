@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +11,7 @@ from typing import Any
 
 from torchmem.cli import http
 from torchmem.sample.errors import UsageError
-from torchmem.sample.untrusted import sanitize_text
+from torchmem.sample.untrusted import sanitize_text, strict_json
 
 Row = tuple[Mapping[str, str], float]
 """The labels of a series, and its value."""
@@ -110,9 +109,9 @@ class Store:
             answer = http.fetch(url, self.headers, self.timeout_seconds)
         except TimeoutError:
             raise TooMuchError(f"no answer within {self.timeout_seconds:g} s") from None
+        except http.TooLargeError as error:
+            raise TooMuchError(str(error)) from None
         except (OSError, ValueError) as error:
-            if isinstance(getattr(error, "reason", None), TimeoutError):
-                raise TooMuchError(f"no answer within {self.timeout_seconds:g} s") from None
             raise UsageError(
                 f"cannot reach {self._name} ({http.why_not(error)}): check --prometheus."
             ) from error
@@ -121,15 +120,13 @@ class Store:
     def _rows(self, answer: http.HttpAnswer) -> list[Row]:
         if answer.status in TOO_MUCH:
             raise TooMuchError(_message(answer.body) or f"it answered {answer.status}")
-        if len(answer.body) >= http.MAX_ANSWER_BYTES:
-            raise TooMuchError(f"its answer has more than {http.MAX_ANSWER_BYTES >> 20} MiB")
         if answer.status != HTTPStatus.OK:
             raise self._problem(answer)
         try:
-            document = json.loads(answer.body)
+            document = strict_json(answer.body)
             self.is_partial = self.is_partial or bool(document.get("isPartial"))
             return list(_rows(document["data"]["result"]))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             raise UsageError(
                 f"{self._name} does not answer as Prometheus does: give the URL of Prometheus "
                 "itself, behind any login page."
@@ -163,6 +160,6 @@ def _rows(result: Any) -> Iterator[Row]:
 def _message(body: bytes) -> str | None:
     """Return what the store says about an error, if it is Prometheus' form or short text."""
     try:
-        return sanitize_text(str(json.loads(body)["error"]))
+        return sanitize_text(str(strict_json(body)["error"]))
     except (ValueError, KeyError, TypeError):
         return None

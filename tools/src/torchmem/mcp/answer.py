@@ -39,13 +39,13 @@ class ToolAnswer:
         What is left out is said: at the end of the text, and as `left_out` in the data.
         """
         data = {"note": NOTE, **without_series(dict(self.data))} if self.data else None
-        text = f"({NOTE})\n\n{printable_lines(self.text)}"
-        return {"text": fitted_text(text, self.narrow), "data": data and fitted(data)}
+        return {"text": noted_text(self.text, self.narrow), "data": data and fitted(data)}
 
 
-def printable_lines(text: str) -> str:
-    """Return the text with only printable characters in each line."""
-    return "\n".join(map(printable, text.split("\n")))
+def noted_text(text: str, narrow: str = "") -> str:
+    """Return the text of an answer or an error: bounded, printable, and after the note."""
+    lines = "\n".join(map(printable, text.split("\n")))
+    return fitted_text(f"({NOTE})\n\n{lines}", narrow)
 
 
 def fitted_text(text: str, narrow: str = "", max_bytes: int = MAX_TEXT_BYTES) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -56,7 +56,12 @@ class ExporterNode:
 
     def list_ranks(self, run: str | None = None) -> ToolAnswer:
         """Return the ranks, one for each GPU that they use."""
-        return ranks.answer(ranks.of_node(self._node()), self._name, run)
+        node = self._node()
+        answer = ranks.answer(ranks.of_node(node), self._name, run)
+        if not node.missing:
+            return answer
+        data = {"missing": node.missing, **answer.data}
+        return replace(answer, text=f"{node.missing}\n\n{answer.text}", data=data)
 
     def rank_report(self, selected: ProcessFilter) -> ToolAnswer:
         """Return what the live page shows about a rank, which `torchmem report` prints."""

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import sys
+from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
+import anyio
 from mcp.server.mcpserver import MCPServer
+from mcp.server.stdio import stdio_server
 from mcp.types import CallToolResult, TextContent, Tool, ToolAnnotations
 from pydantic import Field
 
-from torchmem.mcp.answer import NOTE, fitted_text, printable_lines
+from torchmem.mcp.answer import NOTE
 from torchmem.mcp.recordings import MAX_ROWS, MAX_SETTINGS
 from torchmem.mcp.worker import MAX_PROCESSES, Reply, Source, ask
 from torchmem.sample.errors import did_you_mean
@@ -179,8 +185,33 @@ class ToolServer(MCPServer):
                 takes = f"it takes {', '.join(known[name])}."
                 hint = did_you_mean(argument, known[name], takes)
                 text = f"unknown argument {argument!r} of {name}: {hint}"
-                return _result(Reply(fitted_text(printable_lines(text)), is_error=True))
+                return _result(Reply.error(text))
         return await super().call_tool(name, arguments, *more, **rest)
+
+    async def run_stdio_async(self) -> None:
+        """Serve on stdin and stdout, and answer messages with text that is none, too."""
+        options = self._lowlevel_server.create_initialization_options()
+        async with stdio_server(stdin=_lines()) as (incoming, outgoing):  # type: ignore[arg-type]
+            await self._lowlevel_server.run(incoming, outgoing, options)
+
+
+async def _lines() -> AsyncIterator[str]:
+    """Yield the lines of stdin with whole characters only.
+
+    The SDK drops a message with half of a surrogate pair, and the assistant would wait for it.
+    """
+    decoded = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
+    async for line in anyio.wrap_file(decoded):
+        yield _with_whole_characters(line) if "\\ud" in line.lower() else line
+
+
+def _with_whole_characters(line: str) -> str:
+    """Return JSON with U+FFFD in place of surrogates without their other half."""
+    try:
+        text = json.dumps(json.loads(line), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return line  # the SDK's parser refuses it as well
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _result(reply: Reply) -> CallToolResult:

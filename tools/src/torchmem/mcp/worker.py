@@ -16,6 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torchmem.mcp.answer import noted_text
+
 MAX_SECONDS = 50.0
 """Assistants often give up after 60 seconds."""
 MAX_MEMORY_BYTES = 4 << 30
@@ -41,11 +43,16 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A bounded answer, or with `is_error` one sentence."""
+    """A bounded answer, or with `is_error` one sentence after the note about names."""
 
     text: str
     data: dict[str, Any] | None = None
     is_error: bool = False
+
+    @classmethod
+    def error(cls, sentence: str) -> Reply:
+        """Return an error. Its sentence may name runs and files, like an answer."""
+        return cls(noted_text(sentence), is_error=True)
 
 
 async def ask(
@@ -63,14 +70,14 @@ async def ask(
     except asyncio.TimeoutError:
         _end(process)
         await process.wait()
-        return Reply(_TOO_LONG, is_error=True)
+        return Reply.error(_TOO_LONG)
     finally:
         _end(process)
     try:
         return Reply(**json.loads(output))
     except (ValueError, TypeError):
         is_limit = process.returncode in {-signal.SIGXCPU, -signal.SIGKILL}
-        return Reply(_TOO_LONG if is_limit else _FAILED, is_error=True)
+        return Reply.error(_TOO_LONG if is_limit else _FAILED)
 
 
 def _end(process: asyncio.subprocess.Process) -> None:
@@ -97,13 +104,26 @@ def main() -> None:
 
 def reply(tool: str, arguments: dict[str, Any], run_dir: str, exporter: str | None = None) -> Reply:
     """Return the bounded answer of a tool, or why there is none."""
-    from torchmem.mcp.answer import fitted_text, printable_lines
     from torchmem.mcp.tools import answer
     from torchmem.sample.errors import TorchmemError
 
     try:
+        _check(arguments)
         return Reply(**answer(tool, arguments, run_dir, exporter).bounded())
     except TorchmemError as error:
-        return Reply(fitted_text(printable_lines(str(error))), is_error=True)
+        return Reply.error(str(error))
     except MemoryError:
-        return Reply(_TOO_LARGE, is_error=True)
+        return Reply.error(_TOO_LARGE)
+
+
+def _check(arguments: dict[str, Any]) -> None:
+    """Raise UsageError for text that cannot be the name of a file or a run."""
+    from torchmem.sample.errors import UsageError
+
+    for name, value in arguments.items():
+        if any("\0" in each for each in (value, *_items(value)) if isinstance(each, str)):
+            raise UsageError(f"`{name}` has a NUL character: leave it out.")
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

@@ -43,6 +43,7 @@ _LIST = "run `torchmem oom --list` for a list of reports."
 _ADVICE: dict[FileProblem, str] = {
     "not_regular": f"name a report, whose name ends in {REPORT_SUFFIX}; {_LIST}",
     "unreadable": "run as a user who can read it.",
+    "no_descriptors": "raise the limit with ulimit -n.",
     "too_large": f"it is not an OOM report; {_LIST}",
 }
 REPORT_NAME = re.compile(rf"{PROCESS_FORM}-\d+{re.escape(REPORT_SUFFIX)}")

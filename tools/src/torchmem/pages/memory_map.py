@@ -42,7 +42,7 @@ def read(path: Path, owner: int | None = None) -> MemoryMap | None:
     try:
         data, _ = read_untrusted(path, MAX_MAP_BYTES, owner)
         found = convert(strict_json(_expanded(data)), MemoryMap)
-    except (OSError, UntrustedFileError, ValueError, RecursionError, zlib.error):
+    except (OSError, UntrustedFileError, ValueError, zlib.error):
         return None
     is_sound = found.schema == SCHEMA_VERSION and all(map(_is_plausible, found.devices))
     return found if is_sound and _count(found) <= MAX_BLOCKS else None

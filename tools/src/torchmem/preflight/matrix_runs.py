@@ -163,7 +163,7 @@ class ResultFile:
             values = strict_json(line)
             if (values["kind"], values["schema"]) == (KIND, SCHEMA):
                 return values["plan"], convert(values["outcome"], RunResult)
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             if line.startswith(_BEGINNING) and not line.endswith(b"}"):
                 return None
         raise UsageError(

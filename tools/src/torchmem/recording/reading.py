@@ -43,6 +43,7 @@ MAX_PLACES = 1024
 _ADVICE: dict[FileProblem, str] = {
     "not_regular": "name a file of torch.cuda.memory._dump_snapshot or `torchmem capture`.",
     "unreadable": "name a file that you may read.",
+    "no_descriptors": "raise the limit with ulimit -n.",
     "too_large": "record fewer steps, or with _record_memory_history(max_entries=1_000_000).",
 }
 _ROOTS = [str(Path(folder).parent) for folder in torchmem.__path__]

@@ -152,6 +152,11 @@ def _increases() -> Iterator[tuple[str, str]]:
 
 TEXTS: Mapping[str, str] = {
     "live": "and on (job, instance, rank, pid, run) rank:torchmem_process_state:live",
+    # For rules that read no record of another group, which may be older than what they filter.
+    "live now": (
+        "and on (job, instance, rank, pid, run)\n"
+        'torchmem_process_state{state=~"running|stalled"} == 1'
+    ),
     "rank": "{{ $labels.run }} rank {{ $labels.rank }}",
     "gpu": "{{ $labels.instance }} GPU {{ or $labels.gpu $labels.uuid }}",
     "Rank": (

@@ -51,7 +51,12 @@ class GpuUse:
         return [replace(self, slot=slot) for slot in range(len(self.cells)) if slot != self.slot]
 
     def claim(self, size: int, capacity: int) -> bool:
-        """Add `size` bytes to this process if all processes together then fit in `capacity`."""
+        """Add `size` bytes to this process if all processes together then fit in `capacity`.
+
+        Raise ValueError if `size` is below zero.
+        """
+        if size < 0:
+            raise ValueError(f"a process cannot allocate {size} bytes")
         with self.lock:
             fits = self.total() + size <= capacity
             if fits:
@@ -59,8 +64,10 @@ class GpuUse:
             return fits
 
     def release(self, size: int) -> None:
-        """Subtract `size` bytes from this process."""
+        """Subtract `size` bytes from this process. Raise ValueError if it uses fewer."""
         with self.lock:
+            if not 0 <= size <= self.own():
+                raise ValueError(f"a process that uses {self.own()} bytes cannot free {size}")
             self.cells[self.slot] -= size
 
 
@@ -141,4 +148,5 @@ class SimulatedGpu:
 
     def mem_get_info(self) -> tuple[int, int]:
         """Return the free and total bytes of the GPU, like cudaMemGetInfo."""
-        return max(0, self.total_bytes - self.use.total()), self.total_bytes
+        with self.use.lock:
+            return self.total_bytes - self.use.total(), self.total_bytes

@@ -6,7 +6,7 @@ newer exporter may not have it. A field of the wrong type is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import TypeVar
 from urllib.parse import urlencode
@@ -18,7 +18,7 @@ from torchmem.explain.oom_listings import Listing
 from torchmem.explain.rank_report import Fact
 from torchmem.explain.remedies import Remedy
 from torchmem.explain.run_chart import Chart
-from torchmem.sample.untrusted import printable_json
+from torchmem.sample.untrusted import printable_json, strict_json
 
 Fetch = Callable[[str], HttpAnswer]
 STATE_PATH = "/api/v1/state"
@@ -89,6 +89,9 @@ class Rank(msgspec.Struct, frozen=True):
     why: tuple[Why, ...] = ()
 
 
+_SIZES = ("tensor_bytes", "allocated_bytes", "reserved_bytes", "headroom_flush_bytes")
+
+
 class Gpu(msgspec.Struct, frozen=True):
     """One GPU or MIG device. Its parts add up to `total_bytes`."""
 
@@ -113,7 +116,10 @@ class NvmlStatus(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True):
-    """The whole document. `time` is when it was collected, in Unix seconds."""
+    """The whole document. `time` is when it was collected, in Unix seconds.
+
+    `missing`: why ranks are missing and what to do, empty if none are.
+    """
 
     time: float | None = None
     node: str = ""
@@ -121,6 +127,7 @@ class Node(msgspec.Struct, frozen=True):
     legend: tuple[LegendRow, ...] = ()
     gpus: tuple[Gpu, ...] = ()
     waiting: tuple[Rank, ...] = ()
+    missing: str = ""
 
 
 class Labeled(msgspec.Struct, frozen=True):
@@ -201,18 +208,50 @@ def ask_rank(url: str, gpu: str, id_: str, get: Fetch = fetch) -> RankAnswer | N
         if answer.status != HTTPStatus.OK:
             return None
         return _converted(answer.body, RankAnswer)
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError):
         return None
 
 
 def read(body: bytes) -> Node:
-    """Return the document, with its text made printable. Raise AwayError if it is not one."""
+    """Return the document, with its text made printable. Raise AwayError if it is not one.
+
+    Bytes below zero are left out, and so are the parts of a GPU if they are more than it has.
+    """
     try:
-        return _converted(body, Node)
-    except (ValueError, RecursionError) as error:
+        return _possible(_converted(body, Node))
+    except ValueError as error:
         raise AwayError("answers, but not with a state that this torchmem can read") from error
 
 
+def _possible(node: Node) -> Node:
+    gpus = tuple(map(_possible_gpu, node.gpus))
+    return msgspec.structs.replace(
+        node, gpus=gpus, waiting=tuple(map(_possible_rank, node.waiting))
+    )
+
+
+def _possible_gpu(gpu: Gpu) -> Gpu:
+    total = _not_negative(gpu.total_bytes)
+    parts = gpu.parts if _fit(gpu.parts, total) else ()
+    ranks = tuple(map(_possible_rank, gpu.ranks))
+    return msgspec.structs.replace(gpu, total_bytes=total, parts=parts, ranks=ranks)
+
+
+def _possible_rank(rank: Rank) -> Rank:
+    sizes = {name: _not_negative(getattr(rank, name)) for name in _SIZES}
+    parts = rank.parts if _fit(rank.parts, None) else ()
+    return msgspec.structs.replace(rank, parts=parts, **sizes)
+
+
+def _fit(parts: Sequence[MemoryShare], total: int | None) -> bool:
+    sizes = [part.bytes for part in parts]
+    return min(sizes, default=0) >= 0 and (total is None or sum(sizes) <= total)
+
+
+def _not_negative(size: int | None) -> int | None:
+    return None if size is None or size < 0 else size
+
+
 def _converted(body: bytes, kind: type[D]) -> D:
-    """Return a document. Raise ValueError, of which MsgspecError is one, or RecursionError."""
-    return msgspec.convert(printable_json(msgspec.json.decode(body)), kind)
+    """Return a document. Raise ValueError, of which MsgspecError is one."""
+    return msgspec.convert(printable_json(strict_json(body)), kind)

@@ -220,6 +220,8 @@ class _Painter:
         if not self._node.nvml.up:
             reason = reason_in_words(self._node.nvml.reason or "the reason is unknown")
             yield from self._wrapped(Text(f"NVML does not respond: {reason}", colors.ATTENTION))
+        if self._node.missing:
+            yield from self._wrapped(Text(self._node.missing, colors.ATTENTION))
 
     def _away(self, reason: str) -> Iterator[Text]:
         """Yield since when the exporter has not answered, and how to start one if it never has."""

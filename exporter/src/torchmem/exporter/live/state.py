@@ -44,6 +44,11 @@ from torchmem.sample.sample import LIVE_STATES, DeviceSample, OomRecord, Sample,
 
 STATE_SCHEMA_VERSION = 1
 
+_NO_DESCRIPTORS = (
+    "Ranks are missing, because the exporter has no file descriptor left: raise its limit "
+    "(LimitNOFILE= of its unit, or ulimit -n), and restart it."
+)
+
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Base class of the document's parts: what is None or empty is left out of the JSON."""
@@ -165,6 +170,7 @@ class NodeState(Document, frozen=True, kw_only=True):
 
     `legend`: every part by name, in drawing order. `groups`: the areas of charts over time.
     `waiting`: ranks that have used no GPU yet. `run_dir`: where the exporter looks for ranks.
+    `missing`: why ranks are missing and what to do, if some are.
     """
 
     schema: int
@@ -177,6 +183,7 @@ class NodeState(Document, frozen=True, kw_only=True):
     waiting: tuple[RankState, ...]
     groups: tuple[ChartArea, ...] = ()
     run_dir: str | None = None
+    missing: str | None = None
 
 
 def encode(state: Document) -> bytes:
@@ -206,6 +213,7 @@ def node_state(found: NodeReading) -> NodeState:
             if not item.sample.devices
         ),
         run_dir=str(found.run_dir) if found.run_dir else None,
+        missing=_NO_DESCRIPTORS if found.lacks_descriptors else None,
     )
 
 

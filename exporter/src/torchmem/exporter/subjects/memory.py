@@ -16,20 +16,36 @@ from torchmem.metrics.families import value_family
 
 _MAX_BYTES = 1 << 50
 """More than any GPU has, so a larger number is garbage."""
+_ROUNDING_BYTES = 1 << 20
+"""What the parts may be more than the whole, where a driver counts them in pages."""
 _MEMORY_INFO = "nvmlDeviceGetMemoryInfo"
+
+
+class ImpossibleMemoryError(ValueError):
+    """Parts of memory that are below zero or more than the whole; the text has the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo(GpuValue):
     """Device memory in bytes: used + free + reserved = total.
 
-    On drivers that do not report `reserved`, `used` includes it.
+    On drivers that do not report `reserved`, `used` includes it. Raises ImpossibleMemoryError if a
+    part is below zero or the parts are more than the whole.
     """
 
     total: int
     used: int
     free: int
     reserved: int | None
+
+    def __post_init__(self) -> None:
+        parts = (self.used, self.free, self.reserved or 0)
+        fits = sum(parts) <= self.total + _ROUNDING_BYTES
+        if min(parts) < 0 or not fits or self.total > _MAX_BYTES:
+            raise ImpossibleMemoryError(
+                f"{self.used} bytes used, {self.free} free and {self.reserved or 0} reserved of "
+                f"{self.total}"
+            )
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> MemoryInfo | None:
@@ -40,17 +56,22 @@ class MemoryInfo(GpuValue):
         if version is not None:
             info, code = nvml.try_call(_MEMORY_INFO, gpu.handle, version=version)
         if code == 0:
-            return cls._of(info.total, info.used, info.free, info.reserved)
+            return cls._of(gpu, info.total, info.used, info.free, info.reserved)
         if code not in OTHER_VERSION:
             nvml.check(_MEMORY_INFO, code)
             return None
         info = gpu.call(_MEMORY_INFO)
-        return None if info is None else cls._of(info.total, info.used, info.free, None)
+        return None if info is None else cls._of(gpu, info.total, info.used, info.free, None)
 
     @classmethod
-    def _of(cls, total: int, used: int, free: int, reserved: int | None) -> MemoryInfo | None:
-        is_plausible = max(used, free, reserved or 0) <= total <= _MAX_BYTES
-        return cls(total, used, free, reserved) if is_plausible else None
+    def _of(
+        cls, gpu: NvmlDevice, total: int, used: int, free: int, reserved: int | None
+    ) -> MemoryInfo | None:
+        try:
+            return cls(total, used, free, reserved)
+        except ImpossibleMemoryError as error:
+            gpu.nvml.missing_values.note_impossible(_MEMORY_INFO, str(error))
+            return None
 
 
 @dataclass(frozen=True, slots=True)

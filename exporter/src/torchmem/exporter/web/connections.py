@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import socket
 import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torchmem.exporter.web.clients import Client
@@ -24,6 +25,10 @@ from torchmem.exporter.web.tls import Tls
 _log = logging.getLogger(__name__)
 
 Phase = Literal["opening", "reading", "answering", "sending", "idle"]
+_OWN_DESCRIPTORS = 48
+"""File descriptors that connections leave to the exporter: 10 without a driver, some for each GPU,
+and 4 while it reads the run directory."""
+_MIN_CONNECTIONS = 8
 _PAUSE_SECONDS = 0.1  # after accepting a connection failed
 _CLOSE_POLL_SECONDS = 0.05
 _MAX_REASONS = 32
@@ -54,6 +59,14 @@ class ConnectionLimits:
     unsent_bytes: int = 32 << 20
     bytes_per_second: int = 64 << 20
     sweep_seconds: float = 1.0
+
+    def within_descriptors(self) -> ConnectionLimits:
+        """Return the limits with fewer connections if this process may open few files."""
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft == resource.RLIM_INFINITY:
+            return self
+        most = max(soft - _OWN_DESCRIPTORS, _MIN_CONNECTIONS)
+        return replace(self, connections=min(self.connections, most))
 
 
 class Connection:

@@ -37,7 +37,7 @@ class HttpProtocol(asyncio.Protocol):
         self._connection, self._app, self._head_bytes = connection, app, head_bytes
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=head_bytes - 1)
         self._received, self._head = bytearray(), b""
-        self._admitted = False
+        self._admitted = self._has_ended = False
         self._answering: asyncio.Task[None] | None = None
         self._body = _Body(0)
         self._writable = asyncio.Event()
@@ -58,6 +58,15 @@ class HttpProtocol(asyncio.Protocol):
             self._connection.on_data()
             self._received += data
             self._handle_received()
+
+    def eof_received(self) -> bool:
+        """Answer the requests that have arrived: a client may close its half after the last one.
+
+        asyncio's TLS closes both halves together. Without the whole body there is no answer.
+        """
+        self._has_ended = True
+        is_answered = self._answering is not None and self._body.is_whole
+        return is_answered and self._connection.tls is None
 
     def pause_writing(self) -> None:
         """Hold back further pieces of the answer."""
@@ -134,6 +143,8 @@ class HttpProtocol(asyncio.Protocol):
         self._begin_next_request()
         self._transport.resume_reading()
         self._handle_received()
+        if self._has_ended and self._answering is None:
+            self._transport.close()
 
     def _refuse(self) -> None:
         """Answer a malformed request, unless an answer has begun, and close the connection."""
@@ -148,9 +159,19 @@ class HttpProtocol(asyncio.Protocol):
         self.write_head(status, [(b"content-type", b"text/plain; charset=utf-8")], closes=True)
         self.write(h11.Data(text), h11.EndOfMessage())
 
+    def invite_body(self) -> None:
+        """Tell a client that waits before it sends the body, as curl does, to send it.
+
+        https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1
+        """
+        if self._http.they_are_waiting_for_100_continue:
+            self.write(h11.InformationalResponse(status_code=HTTPStatus.CONTINUE, headers=[]))
+
     def write_head(self, status: int, headers: _Headers, *, closes: bool = False) -> None:
         """Write status and headers, together with what is written next."""
         headers = [(b"date", formatdate(usegmt=True).encode()), *headers]
+        # Whether a client that has not been invited sends its body is its own choice.
+        closes = closes or self._http.they_are_waiting_for_100_continue
         if closes or self._connection.is_last_answer:
             headers.append((b"connection", b"close"))
         reason = HTTPStatus(status).phrase.encode()
@@ -204,22 +225,27 @@ class _Body:
     """The body of a request, of a known length."""
 
     def __init__(self, size: int) -> None:
-        self._size, self._content, self._is_whole = size, bytearray(), asyncio.Event()
+        self._size, self._content, self._whole = size, bytearray(), asyncio.Event()
         if not size:
-            self._is_whole.set()
+            self._whole.set()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing."""
+        return self._whole.is_set()
 
     def take(self, data: bytes) -> bool:
         """Add bytes; return False, and add nothing, if the body is not wanted."""
-        if self._is_whole.is_set():
+        if self.is_whole:
             return False
         self._content += data
         if len(self._content) >= self._size:
-            self._is_whole.set()
+            self._whole.set()
         return True
 
     async def content(self) -> bytes:
         """Return the body once all of it has arrived."""
-        await self._is_whole.wait()
+        await self._whole.wait()
         return bytes(self._content)
 
 
@@ -242,6 +268,7 @@ class _Answer:
         if self._is_received:
             await asyncio.get_running_loop().create_future()
         self._is_received = True
+        self._http.invite_body()
         content = await self._body.content()
         return {"type": "http.request", "body": content, "more_body": False}
 

@@ -1,7 +1,7 @@
 """Scenario `interleaved`: alternating 100 MB and 4 MB tensors, then 52 MB tensors in their holes.
 
 The statistics of a layer are created behind its first activation, so a cached activation always has
-a live neighbor. Layers are added until the GPU is full of such pairs. Then the sequences shrink to
+a live neighbor. The first steps fill the GPU with such pairs. Then the sequences shrink to
 slightly more than half: two activations no longer fit into one hole of 100 MB, so each hole holds
 one tensor and wastes the rest. Only the last rank's batch grows until it needs more tensors than
 there are holes.
@@ -25,7 +25,7 @@ LAYERS = 275
 SHORT_BYTES = 52 * MIB
 """An activation in the second half of the run: two do not fit into one of the first half."""
 
-DEEP = 0.4
+DEEP = 0.01
 """The share of the run in which layers are added."""
 SHORTENED = 0.5
 """The share of the run after which the sequences are short."""

@@ -69,6 +69,8 @@ function draw() {
   byId("search").hidden = ranksOf(newest).size === 0 && !selection.search;
   byId("nvml").hidden = newest.nvml.up;
   drawNvml(newest.nvml);
+  byId("missing").hidden = !newest.missing;
+  setText(byId("missing"), newest.missing ?? "");
   const hidden = newest.gpus.length - known.length;
   byId("hidden").hidden = hidden === 0;
   setText(byId("hidden"), `${plural(hidden, "more device")} that only ranks report; see the state as JSON.`);
