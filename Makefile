@@ -8,6 +8,8 @@ CUDA_TORCH ?= torch===2.13.0
 # Training frameworks that examples/ and tests/allocator_tier/test_frameworks.py need. Ray is left
 # out: its test, which takes half a minute, is skipped without it.
 FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16.0 deepspeed==0.19.8
+# Their greenlets share a thread: tests/allocator_tier/test_greenlets.py. 13 MB.
+GREENLETS := gevent==26.9.0 eventlet==0.41.3
 # The inference engine, and the trainer that has it in its own process.
 SERVING := vllm==0.33.0 trl==1.16.0
 SGLANG := sglang==0.5.23
@@ -98,7 +100,7 @@ check-grafana: tests/grafana/node_modules/.installed  ## Check the dashboards ag
 	node tests/grafana/check.mjs dashboards/json/*.json
 
 $(CUDA_VENV)/.dev: pyproject.toml
-	@$(call install,$(CUDA_VENV),$(CUDA_TORCH) numpy $(FRAMEWORKS) $(NOTEBOOKS) --editable .[dev])
+	@$(call install,$(CUDA_VENV),$(CUDA_TORCH) numpy $(FRAMEWORKS) $(NOTEBOOKS) $(GREENLETS) --editable .[dev])
 	@touch $@
 
 test-allocator: $(CUDA_VENV)/.dev programs  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.

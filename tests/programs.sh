@@ -68,9 +68,9 @@ write_starts() {
     mkdir -p "$FOLDER/bin"
     # Debian's Alertmanager reads its templates from this path alone, so it gets another one of the same length: that of a
     # descriptor that its start opens.
-    templates=/usr/share/prometheus/alertmanager/
+    templates=/usr/share/prometheus/alertmanager
     if [ -e "$FOLDER/usr/bin/prometheus-alertmanager" ]; then
-        LC_ALL=C sed -i "s|$templates|/proc/self/fd/9////////////////////|" "$FOLDER/usr/bin/prometheus-alertmanager"
+        LC_ALL=C sed -i "s|$templates|/proc/self/fd/9///////////////////|" "$FOLDER/usr/bin/prometheus-alertmanager"
     fi
     write_start prometheus-alertmanager usr/bin/prometheus-alertmanager "exec 9<\"\$root$templates\""
     for program in prometheus promtool amtool victoria-metrics vmalert nm; do

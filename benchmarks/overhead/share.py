@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,10 +41,10 @@ class Counting:
 
 def thread_cpu(name: str) -> float | None:
     """Return the CPU seconds of the thread by the kernel's clock; None without that thread."""
-    idents = [thread.ident for thread in threading.enumerate() if thread.name == name]
-    if not idents or not idents[0]:
-        return None
-    return time.clock_gettime(time.pthread_getcpuclockid(idents[0]))
+    for task in Path("/proc/self/task").iterdir():
+        if (task / "comm").read_text().strip() == name:
+            return time.clock_gettime((~int(task.name) << 3) | 6)  # pthread_getcpuclockid's
+    return None
 
 
 def published(run_dir: str) -> dict[str, Any]:
@@ -87,14 +86,14 @@ def measure(
     tool.start()
     steps(tool, WARM_UP_SECONDS, pause)
     sdk_tool = tool if isinstance(tool, tools.Torchmem) else None
-    before, thread = published(sdk_tool.run_dir) if sdk_tool else {}, thread_cpu("torchmem-sampler")
+    before, thread = published(sdk_tool.run_dir) if sdk_tool else {}, thread_cpu("torchmem-sdk")
     snapshots, wall, cpu = backend.snapshots, time.monotonic(), time.process_time()
     count = steps(tool, seconds, pause)
     cpu, wall = time.process_time() - cpu, time.monotonic() - wall
     row: dict[str, object] = {"blocks": workload.blocks, "wall": wall, "cpu": cpu, "steps": count}
     row["snapshots"] = backend.snapshots - snapshots
     if sdk_tool:
-        thread_after, after = thread_cpu("torchmem-sampler"), published(sdk_tool.run_dir)
+        thread_after, after = thread_cpu("torchmem-sdk"), published(sdk_tool.run_dir)
         row["thread"] = (thread_after or 0) - (thread or 0)
         row["exported"] = after["cost"]["cpu_seconds"] - before["cost"]["cpu_seconds"]
         row["exported_wall"] = after["timestamp"] - before["timestamp"]

@@ -113,6 +113,16 @@ def test_fails_by_an_early_exit() -> None:
 
 
 @pytest.mark.gpu_memory
+def test_fails_without_its_descriptors() -> None:
+    import torch
+
+    os.closerange(3, 4096)
+    files = [Path(os.devnull).open("rb") for _ in range(40)]  # noqa: SIM115 - they take the numbers
+    assert torch.zeros(4, device="cuda").is_cuda
+    assert len(files) == 40
+
+
+@pytest.mark.gpu_memory
 def test_forks() -> None:
     if not os.fork():
         os._exit(0)

@@ -64,8 +64,9 @@ def test_what_fails_and_what_passes(first: Run) -> None:
         "test_fails_killed",
         "test_fails_missing_on_the_phantom",
         "test_fails_with_a_leak",
+        "test_fails_without_its_descriptors",
     ], first.output
-    assert "6 failed, 8 passed" in first.output
+    assert "7 failed, 8 passed" in first.output
 
 
 def test_a_failure_says_why(first: Run) -> None:
@@ -91,6 +92,7 @@ def test_what_the_phantom_cannot_do_is_said(first: Run) -> None:
     values = first.failures["test_fails_because_of_values"]
     assert "the test read 1 value from the phantom GPU, which computes nothing" in values
     assert "was killed by SIGKILL" in first.failures["test_fails_killed"]
+    assert "run it with --capture=no" in first.failures["test_fails_without_its_descriptors"]
     assert "exited with code 3" in first.failures["test_fails_by_an_early_exit"]
     missing = first.failures["test_fails_missing_on_the_phantom"]
     assert "the test does not exist when it is collected on the phantom GPU" in missing
@@ -104,6 +106,13 @@ def test_the_table(first: Run) -> None:
     rows = [line for line in first.output.splitlines() if line.endswith("::test_peak_is_pytorchs")]
     assert len(rows) == 1
     assert re.match(r" *[\d.]+ MiB +1\.00 GiB +[\d.]+ MiB +\w", rows[0])
+
+
+def test_closed_descriptors_are_no_problem_without_capture(tmp_path: Path) -> None:
+    """A test that closes what it inherited passes where pytest does not need it, as do others."""
+    shutil.copyfile(HERE / "memory_tests.py", tmp_path / "test_it.py")
+    done = run(tmp_path, "--capture=no", "-k", "without_its_descriptors or test_forks")
+    assert "2 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_examples_pass(tmp_path: Path) -> None:

@@ -320,3 +320,41 @@ if not {stacks}:
     assert (plain.returncode, monitored.returncode) == (0, 0), monitored.stderr
     assert len(plain.stdout) > 100
     assert plain.stdout == monitored.stdout
+
+
+def test_a_closed_session_is_collected(run: Run) -> None:
+    """Of 20 sessions with all that they attach to PyTorch, none is kept after its end."""
+    done = run("""
+import gc
+from weakref import ref
+model = torch.nn.Linear(64, 64)
+def step():
+    optimizer = torch.optim.SGD(model.parameters())
+    device = next(model.parameters()).device
+    model(torch.ones(4, 64, device=device)).sum().backward()
+    optimizer.step()
+known = []
+for number in range(20):
+    session = sdk.instrument(
+        interval=1e-9, port=0, history=True, release="hooks=0.5,cache=0.3,emergency",
+        reset_peaks=True,
+    )
+    if number == 1:
+        model.cuda()
+    session.on_pressure(lambda wanted: 0)
+    session.track("model", model)
+    step()
+    if number > 1:
+        try:
+            torch.empty(1 << 60, dtype=torch.uint8, device="cuda")
+        except torch.cuda.OutOfMemoryError:
+            pass
+        step()
+    session.close()
+    known.append(ref(session))
+    del session
+gc.collect()
+print(sum(each() is not None for each in known), sdk.current_session())
+""")
+
+    assert (done.returncode, done.stdout) == (0, "0 None\n"), done.stderr

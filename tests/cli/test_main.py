@@ -145,3 +145,16 @@ def test_a_file_that_is_not_yaml_is_named(
 
     assert main([*command, "--thresholds", str(path)]) == 2
     assert "is an OOM report, not a YAML file: run `torchmem oom" in capsys.readouterr().err
+
+
+def test_too_little_host_memory_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that runs out of memory ends with a sentence, without a traceback."""
+
+    def run(_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr("torchmem.completion.command.run", run)
+    assert main(["completion", "bash"]) == 1
+    assert "too little free memory" in capsys.readouterr().err

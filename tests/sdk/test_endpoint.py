@@ -6,7 +6,6 @@ import gzip
 import os
 import socket
 import subprocess
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from http.client import HTTPConnection, HTTPResponse
@@ -18,6 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from support.descriptors import open_descriptors
 from support.stack import free_port
+from support.threads import ENDPOINT, thread_names
 from support.waiting import until
 
 from torchmem.sdk.publish.descriptors import Descriptor
@@ -226,7 +226,7 @@ def test_a_closed_endpoint_frees_its_port(errors: Errors) -> None:
         assert idle.recv(1) == b""
 
     assert before == open_descriptors()
-    assert not [each for each in threading.enumerate() if each.name == "torchmem-endpoint"]
+    assert ENDPOINT not in thread_names()
     socket.create_server(("127.0.0.1", port_of(endpoint))).close()
 
 
@@ -252,10 +252,10 @@ for client in clients:
 print("connected", flush=True)
 sys.stdin.read()
 ''', session.url.split(":")[2].split("/")[0]], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+threads, descriptors = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 client.stdout.readline()
 for _ in range(20):
-    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/task")) == threads
     assert len(os.listdir("/proc/self/fd")) <= descriptors + {MAX_CONNECTIONS} + 4
     [open("/proc/self/stat") for _ in range(20)].clear()
     time.sleep(0.02)

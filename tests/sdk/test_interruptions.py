@@ -21,6 +21,8 @@ from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import pytest
+from support.threads import SAMPLER, thread_names
+from support.waiting import until
 
 from torchmem.sdk import instrument
 from torchmem.sdk.monitor import Monitor
@@ -208,8 +210,8 @@ def check_monitoring(session: Session, allocator: DeviceCachingAllocator) -> Non
     session.step()
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(100 * MIB)
-    threads = [thread.name for thread in threading.enumerate()]
-    assert threads.count("torchmem-sampler") == 1
+    until(lambda: SAMPLER in thread_names())
+    assert thread_names().count(SAMPLER) == 1
     assert sum(session.errors.counts.values()) == 0
 
 
@@ -366,8 +368,10 @@ def test_a_failing_log_handler_is_reported_as_logging_does(
     monkeypatch.setattr(logging, "raiseExceptions", raises)
     logger.addHandler(handler)
     try:
-        with Errors().suppress("stats"):
+        errors = Errors()
+        with errors.suppress("stats"):
             raise RuntimeError("broken")
+        errors.log_deferred()
     finally:
         logger.removeHandler(handler)
 

@@ -319,6 +319,7 @@ def test_a_bad_hook_is_dropped_with_a_warning(
     counting.allocator.malloc(3000 * MIB)
     session.on_pressure(counted)
     train(counting, *[10] * 6)
+    session.close()
 
     assert (calls, True) == (len(asked), reason in caplog.text)
 
@@ -332,6 +333,7 @@ def test_a_hook_that_allocates_is_dropped(
     taken: list[object] = []
     session.on_pressure(lambda wanted: taken.append(counting.allocator.malloc(MIB)))
     train(counting, *[10] * 6)
+    session.close()
 
     assert (len(taken), "no longer calls the pressure hook" in caplog.text) == (3, True)
 
@@ -583,8 +585,9 @@ def test_a_gradual_tier_that_cannot_act_says_so(
     """Where PyTorch cannot collect at run time, that is logged once and never tried again."""
     backend = CollectingBackend(gpu)
     backend.is_able = False
-    open_session(backend, interval=1e-9, release="gradual=0.9")
+    session = open_session(backend, interval=1e-9, release="gradual=0.9")
     train(backend, 1000, 100, 1000)
+    session.close()
 
     assert (len(backend.shares), caplog.text.count("the tier gradual of release is off")) == (1, 1)
 

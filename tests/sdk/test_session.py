@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.threads import SAMPLER, thread_names
 from support.waiting import until
 
 from torchmem.allocator.backend import Device, OomObserver
@@ -82,10 +82,11 @@ def test_a_provisional_session_yields_until_cuda_is_up(
     second.provisional = True
     backend.init()
     third = instrument(backend=backend, run="late", run_dir=tmp_path)
+    current = current_session()
     third.close()
 
     assert (first.closed, second.settings.run) == (True, "script")
-    assert second is third is current_session()
+    assert (second is third is current, current_session()) == (True, None)
 
 
 class Distributed(SimulatedBackend):
@@ -440,7 +441,7 @@ def test_the_sampler_survives_extreme_intervals(
         session = Session(Settings(run_dir=tmp_path, interval=interval), backend, {})
         backend.step()
         time.sleep(0.01)
-        assert "torchmem-sampler" in [thread.name for thread in threading.enumerate()]
+        until(lambda: SAMPLER in thread_names())
         session.close()
 
     assert published()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -197,3 +199,41 @@ def test_python_is_used_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv(compiled.VARIABLE, "python")
     assert compiled.library() is None
     compiled.library.cache_clear()
+
+
+OUT_OF_MEMORY = """
+import resource
+from torchmem.allocator.sizes import GIB
+from torchmem.allocator.snapshot import DEFAULT_POOL
+from torchmem.simulator import compiled
+from torchmem.simulator.allocator import DeviceCachingAllocator
+from torchmem.simulator.device_memory import SimulatedGpu
+from torchmem.whatif.compiled_replay import run_compiled
+from torchmem.whatif.executor import SAMPLES, Executor
+from torchmem.whatif.program import Operation, Program
+
+program = Program()
+for number in range(600_000):
+    program.append((Operation.MALLOC, number, number, 512, 0, DEFAULT_POOL))
+gpu = SimulatedGpu(64 * GIB, context_bytes=0)
+executor = Executor(DeviceCachingAllocator(gpu), gpu, len(program.numbers))
+compiled.library()
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + {room} * 2**20
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+try:
+    run_compiled(executor, program, SAMPLES)
+except MemoryError:
+    print("MemoryError")
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("room", [56, 64, 72])
+def test_memory_that_runs_out_is_a_memory_error(room: int) -> None:
+    """Wherever host memory runs out in the compiled replay, Python gets its exception."""
+    script = OUT_OF_MEMORY.replace("{room}", str(room))
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "MemoryError\n", "")

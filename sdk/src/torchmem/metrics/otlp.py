@@ -300,6 +300,7 @@ class Push:
 
     def _begin(self) -> None:
         attach(set_value("suppress_instrumentation", True))
+        self._quiet.thread = threading.get_ident()
         self._exporter = self._make_exporter()
         for kind in type(self._exporter).__mro__:
             logging.getLogger(kind.__module__).addFilter(self._quiet)
@@ -322,9 +323,10 @@ class _Quiet(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self.message = ""
+        self.thread: int | None = None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.threadName != THREAD_NAME:
+        if record.thread != self.thread:
             return True
         self.message = self.message or record.getMessage()
         return False

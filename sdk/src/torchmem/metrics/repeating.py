@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+
+from torchmem.sample.native_threads import Lock, Thread
 
 FIRST_SECONDS = 1.0
 
@@ -31,9 +32,10 @@ class Repeating:
         self._interval = interval
         self._report = report
         self.given_up = False
-        self._ending = threading.Event()
+        self._running = Lock()  # held until `close`
+        self._running.acquire()
         self._works: bool | None = None  # unknown until the first attempt
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Thread(self._run, name)
 
     def start(self) -> None:
         """Start the thread, which may call `act` before this returns."""
@@ -41,7 +43,8 @@ class Repeating:
 
     def close(self, seconds: float) -> None:
         """Act once more and wait at most `seconds`, unless the last attempt failed."""
-        self._ending.set()
+        if self._running.locked():
+            self._running.release()
         if self._works is not False:
             self._thread.join(seconds)
         self.given_up = self._thread.is_alive()
@@ -51,7 +54,7 @@ class Repeating:
             self._works = False
             return
         pause = min(FIRST_SECONDS, self._interval)
-        while not self._ending.wait(pause):
+        while not self._running.acquire(timeout=pause):
             self._works = bool(self._works)  # no caller waits for the first attempt
             self._works = self._attempt(self._act)
             pause = self._interval

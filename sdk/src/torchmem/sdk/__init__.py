@@ -2,7 +2,7 @@
 
 from torchmem.sdk.engine import EngineAllocation, EnginePlan, EngineSource
 from torchmem.sdk.iteration import Iteration, batch_size
-from torchmem.sdk.session import Session, current_session, instrument
+from torchmem.sdk.session import Session, current_session, instrument, newest_sample
 from torchmem.sdk.settings import SettingsKeywords
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "batch_size",
     "current_session",
     "instrument",
+    "newest_sample",
 ]

@@ -6,7 +6,6 @@ It reads, publishes, and calls a list of parts, without knowing any of them.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -14,11 +13,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+from weakref import ref
 
 from torchmem.allocator.backend import OomObserver
 from torchmem.allocator.settings import ignored_settings
 from torchmem.explain.activity import is_in_optimizer
 from torchmem.explain.call_stack import Origin
+from torchmem.sample.native_threads import Lock
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
 from torchmem.sample.validity import Checked
 from torchmem.sdk.context import Context
@@ -32,7 +33,8 @@ from torchmem.sdk.reading.reader import Reader
 from torchmem.sdk.reading.run_history import EARLY_STEPS
 from torchmem.sdk.safety.cost import FIRST_STEPS, MAX_NOTED_SECONDS
 from torchmem.sdk.safety.interruptions import call_holding, call_if_free, shield
-from torchmem.sdk.sampler import Sampler, run_before_sigterm_handler
+from torchmem.sdk.safety.sigterm import SigtermFlush
+from torchmem.sdk.sampler import Sampler
 from torchmem.sdk.settings import Settings
 
 if TYPE_CHECKING:
@@ -77,11 +79,12 @@ class Monitor:
             self._recorder, self._settings, self._errors, self._cost, self._after_read
         )
         self._sampler = Sampler(self._tick, self._settings.interval, self._cost, self._is_awaited)
+        self._sigterm = SigtermFlush(self._publish_in_handler)
         self._parts = Parts()
         self._to_begin: deque[Part] = deque()
         self._to_start = deque((self._open, self._start_sampler, self._begin, self._watch_ooms))
-        self._starting = threading.Lock()
-        self._publishing = threading.Lock()
+        self._starting = Lock()
+        self._publishing = Lock()
         self._checked: Checked = {}
         self._finished: Finished = {}
         self._ignored: tuple[dict[str, str], dict[str, bool]] | None = None
@@ -148,7 +151,7 @@ class Monitor:
     def _start_sampler(self) -> None:
         with self._errors.suppress("setup"):
             if self.file:
-                run_before_sigterm_handler(self._errors.defer_logging(self._publish_in_handler))
+                self._sigterm.install()
                 self._sampler.start()
 
     def _begin(self) -> None:
@@ -159,11 +162,16 @@ class Monitor:
             self._to_begin.popleft()
 
     def _watch_ooms(self) -> None:
-        """Attach an observer; an observer left by an interrupted start does nothing."""
+        """Attach an observer; an observer left by an interrupted start does nothing.
+
+        PyTorch keeps it for good, so it does not keep the monitor.
+        """
+        monitor = ref(self)
 
         def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
-            if self._observer is observe:
-                self._on_oom(device, requested, limit, driver_free)
+            own = monitor()
+            if own is not None and own._observer is observe:  # noqa: SLF001 - its own class
+                own._on_oom(device, requested, limit, driver_free)  # noqa: SLF001
 
         with self._errors.suppress("oom"):
             self._observer = observe
@@ -468,10 +476,10 @@ class Monitor:
         if self._recorder.samples():
             self.publish()
         self._close()
-        self._errors.log_deferred()
 
     def _close(self) -> None:
         with self._errors.suppress("exit"):
+            self._sigterm.remove()
             if self.file:
                 self.file.reserve.release()
         for part in self._parts.all:
@@ -481,6 +489,7 @@ class Monitor:
     def close_in_child(self) -> None:
         """Close what a forked child inherited."""
         self._watch(is_watched=False)
+        self._sigterm.remove()
         for part in self._parts.all:
             with self._errors.suppress(part.stage):
                 part.close_in_child()

@@ -73,7 +73,13 @@ def _recordings(context: Context, path: Path, history: RecordedHistory) -> Itera
     settings = context.settings
     if settings.capture_on_oom == "trace":
         stacks = settings.history is True
-        yield OomTrace(history, path, lambda: context.is_exiting, with_stacks=stacks)
+        yield OomTrace(
+            history,
+            path,
+            lambda: context.is_exiting,
+            with_stacks=stacks,
+            log_later=context.errors.log_later,
+        )
     elif settings.capture_on_oom:
         yield OomSnapshot(context.backend, path)
 

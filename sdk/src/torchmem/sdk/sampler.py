@@ -1,14 +1,12 @@
-"""The background thread, and what is done before the script's SIGTERM handler."""
+"""The background thread."""
 
 from __future__ import annotations
 
 import random
-import signal
-import threading
 import time
 from collections.abc import Callable
-from types import FrameType
 
+from torchmem.sample.native_threads import Lock, Thread
 from torchmem.sdk.safety.cost import (
     AWAITED_PAUSE_SECONDS,
     FIRST_PAUSE_SECONDS,
@@ -39,16 +37,14 @@ class Sampler:
         self._interval = interval
         self._meter = meter
         # Held until `stop`. Waiting for a lock is much cheaper than waiting for an Event.
-        self._running = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._running = Lock()
+        self._thread = Thread(self._run, "torchmem-sdk")
 
     def start(self) -> None:
         """Start the thread, also after an interrupted start."""
-        if self._thread is not None and self._thread.ident is not None:
-            return
-        self._running.acquire(blocking=False)
-        self._thread = threading.Thread(target=self._run, name="torchmem-sampler", daemon=True)
-        self._thread.start()
+        if not self._thread.is_alive():
+            self._running.acquire(blocking=False)
+            self._thread.start()
 
     def stop(self, timeout: float) -> bool:
         """Ask the thread to end and wait up to `timeout` seconds; return True if it is stuck.
@@ -57,11 +53,10 @@ class Sampler:
         """
         if self._running.locked():
             self._running.release()
-        thread = self._thread
-        if thread is None or thread.ident is None or thread is threading.current_thread():
+        if self._thread.is_current():
             return False
-        thread.join(timeout)
-        return thread.is_alive()
+        self._thread.join(timeout)
+        return self._thread.is_alive()
 
     def _run(self) -> None:
         generator = random.Random()  # noqa: S311 - jitter, not a secret
@@ -79,23 +74,3 @@ class Sampler:
 def _bounded(pause: float) -> float:
     """Return a pause that a lock accepts as its timeout."""
     return min(max(pause, MIN_PAUSE_SECONDS), MAX_SECONDS)
-
-
-def run_before_sigterm_handler(flush: Callable[[], None]) -> None:
-    """Run `flush` before the script's own SIGTERM handler, which launchers trigger.
-
-    Does nothing without such a handler. A handler in Python waits until the main thread is back in
-    Python, so if it replaced the default action, it would keep a rank that hangs in a collective
-    alive. Such a rank must die at once; its last published sample is at most one interval old.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        return
-    previous = signal.getsignal(signal.SIGTERM)
-    if not callable(previous):
-        return
-
-    def flush_first(number: int, frame: FrameType | None) -> None:
-        flush()
-        previous(number, frame)
-
-    signal.signal(signal.SIGTERM, flush_first)

@@ -6,19 +6,20 @@ import atexit
 import logging
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib import import_module
 from math import prod
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import ref
+from weakref import WeakMethod, ref
 
 from torchmem.allocator.backend import Backend, T
+from torchmem.sample.native_threads import Lock
 from torchmem.sample.release_tiers import SETTING_TIERS, TIERS
 from torchmem.sample.sample import Ending, Sample
 from torchmem.sdk.context import Context
@@ -53,6 +54,18 @@ def build_parts(context: Context, monitor: Monitor) -> Iterable[Part]:
 
 def _nothing() -> None:
     """Stand for a reference to an object that is gone."""
+
+
+def _without_keeping(method: Callable[[], None]) -> Callable[[], None]:
+    """Return a call of the method that does not keep its object: PyTorch keeps it for good."""
+    known = WeakMethod(method)
+
+    def call() -> None:
+        found = known()
+        if found is not None:
+            found()
+
+    return call
 
 
 class Session:
@@ -90,14 +103,14 @@ class Session:
         self._closed = False
         self._ending: Ending | None = None
         self._uncaught = UncaughtErrors(self._on_uncaught)
-        self._hooks = PressureHooks()
+        self._hooks = PressureHooks(log_later=self.errors.log_later)
         self._parts = parts
         self._context = self._new_context()
         self._cost, self._clock = self._context.cost, self._context.clock
         self._monitor = Monitor(self._context, parts)
         self._remove_step_hook = backend.on_step(self._on_step)
         try:
-            backend.on_init(self._on_init)
+            backend.on_init(_without_keeping(self._on_init))
         except BaseException:
             self._closed = True
             self._remove_step_hook()
@@ -582,13 +595,17 @@ class Session:
             while self._closers:
                 with self.errors.suppress("exit"):
                     self._closers.pop()()
+            atexit.unregister(self.at_exit)
+            self.errors.log_deferred()
+            _forget(self)
         except BaseException:  # from a signal handler; the next call ends what is left
             self._closed = False
             raise
 
 
-_lock = threading.Lock()
+_lock = Lock()
 _current: Session | None = None
+_ended: tuple[Sample, Path] | None = None
 
 
 def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKeywords]) -> Session:
@@ -607,32 +624,57 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
     if _current is None or _current.closed:
         # Before the lock: the import of torch may run a tool that calls instrument() too.
         backend = _usable_backend(resolved, backend)
-    with _lock:
+    with _lock.native:
+        is_other = bool(settings and _current and _current.settings != resolved)
+        if _current and is_other and _current.replaceable:
+            _current.close()  # _current is None then
         if _current is None or _current.closed:
             _current = _start(resolved, backend)
-        elif settings and _current.settings != resolved and _current.replaceable:
-            _current.close()
-            _current = _start(resolved, backend)
-        elif settings and _current.settings != resolved:
-            log(
+        elif is_other:
+            _current.errors.log_later(
                 logging.WARNING,
                 "instrument() was called before; the settings of the first call stay in effect",
             )
-        return _current
+        session = _current
+    session.errors.log_deferred()  # without the lock: a handler may wait, or call instrument()
+    return session
 
 
 def current_session() -> Session | None:
-    """Return this process's newest session, which may have ended, or None."""
+    """Return this process's running session, or None."""
     return _current
 
 
-def _renew_lock() -> None:
-    """Replace the lock in a forked child, where no thread can release it."""
-    global _lock  # noqa: PLW0603 - the lock belongs to the module
-    _lock = threading.Lock()
+def newest_sample() -> tuple[Sample, Path] | None:
+    """Return what this process published last, also by a session that has ended.
+
+    With it comes the run directory. None if nothing was published.
+    """
+    return (_current and _published(_current)) or _ended
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+def _published(session: Session) -> tuple[Sample, Path] | None:
+    newest = session.newest
+    return (newest, session.settings.directory(os.environ)) if newest else None
+
+
+def _forget(session: Session) -> None:
+    """Let go of a session that has ended."""
+    global _current, _ended
+    if session is _current:
+        _current, _ended = None, _published(session) or _ended
+
+
+def _after_fork() -> None:
+    """Give a forked child a session of its own, and a lock, which no thread can release there."""
+    global _lock, _ended
+    _lock, _ended = Lock(), None
+    if _current is not None:
+        _current.after_fork()
+
+
+# Once for all sessions: it cannot be taken back.
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _start(settings: Settings, backend: Backend | None) -> Session:
@@ -642,16 +684,9 @@ def _start(settings: Settings, backend: Backend | None) -> Session:
     except Exception as error:
         if is_interruption(error):
             raise
-        log(
-            logging.WARNING,
-            "torchmem is inactive: starting it failed (%s: %s)",
-            type(error).__name__,
-            error,
-        )
-        return Session(settings, IdleBackend(), os.environ)
-    log(logging.INFO, "torchmem: %s", description)
+        return _inactive(settings, f"starting it failed ({type(error).__name__}: {error})")
+    session.errors.log_later(logging.INFO, "torchmem: %s", description)
     atexit.register(session.at_exit)
-    os.register_at_fork(after_in_child=session.after_fork)
     # Multiprocessing children exit by os._exit, which skips atexit. torch imports this module.
     multiprocessing = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
@@ -661,11 +696,22 @@ def _start(settings: Settings, backend: Backend | None) -> Session:
     return session
 
 
-def _end_with_child(session: Session) -> None:
+def _inactive(settings: Settings, reason: str) -> Session:
+    session = Session(settings, IdleBackend(), os.environ)
+    session.errors.log_later(logging.WARNING, "torchmem is inactive: %s", reason)
+    return session
+
+
+def _end_with_child(_: Session) -> None:
     """End the session when the multiprocessing child that calls this ends."""
     import multiprocessing.util
 
-    multiprocessing.util.Finalize(None, session.at_exit, exitpriority=0)
+    multiprocessing.util.Finalize(None, _end_at_exit, exitpriority=0)
+
+
+def _end_at_exit() -> None:
+    if _current is not None:
+        _current.at_exit()
 
 
 def _usable_backend(settings: Settings, backend: Backend | None) -> Backend:

@@ -15,6 +15,7 @@ from torchmem.cli.parser import Parser, check_command
 from torchmem.sample.errors import TorchmemError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+NO_MEMORY = "this machine has too little free memory: end other programs, or use a larger one."
 COMMANDS = (
     "exporter",
     "run",
@@ -46,7 +47,7 @@ Examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a subcommand and return the exit code; print a TorchmemError as one sentence."""
+    """Run a subcommand and return the exit code; print an expected error as one sentence."""
     try:
         words = sys.argv[1:] if arguments is None else arguments
         check_command(words, COMMANDS)
@@ -56,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except TorchmemError as error:
         print(f"torchmem: {error}", file=sys.stderr)
         return error.exit_code
+    except MemoryError:
+        print(f"torchmem: {NO_MEMORY}", file=sys.stderr)
+        return TorchmemError.exit_code
     except KeyboardInterrupt:
         print("torchmem: interrupted.", file=sys.stderr)
         return INTERRUPTED

@@ -3,10 +3,15 @@
 It starts pytest as the parent was started, imports and collects once, and then waits for the ids of
 tests. Each fork begins without CUDA, so that a test has the GPU for itself. What the parent reads
 are lines of JSON: the reports of a test, and at its end how its process ended.
+
+A test may close descriptors that it has inherited, as daemons do, and the file that it opens next
+has the number of one of them. So a fork writes its reports to a file that it opens for each, and
+this process passes them on.
 """
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -14,12 +19,17 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 import pytest
 
 from torchmem.preflight.plan import Placement
 
+CLOSED = (
+    "if the test closes descriptors that it did not open, it also closes those by which pytest "
+    "captures the output: run it with --capture=no."
+)
 WORKER = "gpu_memory"
 """The plugin's name for this process, where xdist has its workers' ids."""
 
@@ -31,6 +41,7 @@ class ChildRunner:
         self._requests = requests
         self._answers = answers
         self._pid = 0
+        self._notes = Path()
         self._config: pytest.Config | None = None
 
     @pytest.hookimpl(tryfirst=True)
@@ -53,19 +64,25 @@ class ChildRunner:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Send the report of a phase of a test."""
         if os.getpid() == self._pid and self._config is not None:
+            if report.failed and os.strerror(errno.EBADF) in report.longreprtext:
+                report.sections.append(("GPU memory", CLOSED))
             data = self._config.hook.pytest_report_to_serializable(
                 config=self._config, report=report
             )
-            self._send({"report": data})
+            self._note({"report": data})
 
     def _run(self, item: pytest.Item, request: Mapping[str, Any]) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        self._notes = Path(f"{request['state']}.reports")
         pid = os.fork()
         if not pid:
             self._pid = os.getpid()
             self._run_here(item, request)
         _, status = os.waitpid(pid, 0)
+        lines = self._notes.read_text().splitlines() if self._notes.exists() else []
+        for line in lines:
+            self._send(json.loads(line))
         self._send({"ended": os.waitstatus_to_exitcode(status)})
 
     def _run_here(self, item: pytest.Item, request: Mapping[str, Any]) -> None:
@@ -78,9 +95,11 @@ class ChildRunner:
         except BaseException:  # noqa: BLE001 - the fork must never return into pytest's loop
             traceback.print_exc()
         finally:
-            if os.getpid() == self._pid:
-                self._answers.flush()
             os._exit(code)
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        with self._notes.open("a") as file:
+            file.write(json.dumps(message) + "\n")
 
     def _send(self, message: Mapping[str, Any]) -> None:
         self._answers.write(json.dumps(message) + "\n")

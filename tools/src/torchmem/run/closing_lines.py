@@ -36,10 +36,8 @@ def _write(pid: int) -> None:
         if os.getpid() == pid and is_watched(sys.stderr):
             from torchmem import sdk
 
-            session = sdk.current_session()
-            sample = session.newest if session else None
-            if session and sample and speaks(sample.process):
-                directory = session.settings.directory(os.environ)
+            sample, directory = sdk.newest_sample() or (None, None)
+            if sample and directory and speaks(sample.process):
                 text = lines(sample, own_report(sample, directory), directory)
                 print(*text, sep="\n", file=sys.stderr, flush=True)
 

@@ -26,7 +26,7 @@ from torchmem.simulator.snapshot import AWAITED_STREAM, segment_infos
 
 SOURCE = Path(__file__).resolve().parent / "c" / "replay.c"
 VARIABLE = "TORCHMEM_SIMULATOR"
-DONE, OOM, REJECTED, UNSUPPORTED = range(4)
+DONE, OOM, REJECTED, UNSUPPORTED, NO_MEMORY = range(5)
 """Why a replay stopped."""
 NO_LIMIT = (1 << 64) - 1
 ONLY_STREAM = 2
@@ -126,6 +126,7 @@ class CompiledReplay:
 
     Raises:
         UnsupportedError: the state is none that the compiled replay knows.
+        MemoryError: the memory of this process ran out, here and in the methods.
     """
 
     def __init__(  # noqa: PLR0913 - a state has these parts
@@ -158,6 +159,8 @@ class CompiledReplay:
                 *state.numbers(),
             )
         )
+        if not self._handle:
+            raise MemoryError
 
     def close(self) -> None:
         """Free the memory of the replay."""
@@ -180,6 +183,7 @@ class CompiledReplay:
             ctypes.byref(place),
         )
         self._place = place.value + 1
+        _check(reason)
         if reason == UNSUPPORTED:
             raise UnsupportedError
         return reason
@@ -191,11 +195,11 @@ class CompiledReplay:
 
     def sample(self, number: int) -> None:
         """Add a point to the timeline."""
-        self._library.replay_sample(self._handle, ctypes.c_int64(number))
+        _check(self._library.replay_sample(self._handle, ctypes.c_int64(number)))
 
     def go_on(self, number: int) -> None:
         """End an instruction of event `number` that failed, but does not end the replay."""
-        self._library.replay_go_on(self._handle, ctypes.c_int64(number))
+        _check(self._library.replay_go_on(self._handle, ctypes.c_int64(number)))
 
     @property
     def counts(self) -> Any:
@@ -213,6 +217,8 @@ class CompiledReplay:
         """Return the segments as `DeviceCachingAllocator.memory_snapshot` does."""
         states = ctypes.POINTER(_Block)()
         count = self._library.replay_blocks(self._handle, ctypes.byref(states))
+        if not states:
+            raise MemoryError
         try:
             blocks = [block for block in self._blocks(states[:count]) if block.mapped]
         finally:
@@ -233,6 +239,11 @@ class CompiledReplay:
                 block.splice(before, None)
             before = block
             yield block
+
+
+def _check(reason: int) -> None:
+    if reason == NO_MEMORY:
+        raise MemoryError
 
 
 class _State:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,6 +28,7 @@ from torchmem.sample.capture_messages import (
     CaptureRequest,
     decode_request,
 )
+from torchmem.sample.native_threads import Lock
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_directory import temporary_path
@@ -119,14 +119,14 @@ class Capture(Part):
         self._clock = clock
         self._job: Job | None = None
         self._asked_to_finish = False
-        self._lock = threading.Lock()
+        self._lock = Lock()
 
     def at_tick(self) -> None:
         """Look for a new or withdrawn request, and end a recording that no step ends."""
         self._call_locked(self._tick)
         if self._job and self._job.is_ending and not self._asked_to_finish:
             self._asked_to_finish = True
-            self._backend.call_soon(self._errors.defer_logging(self._finish_late))
+            self._backend.call_soon(self._finish_late)
 
     def _tick(self) -> None:
         if self._requests.changed():
@@ -237,7 +237,7 @@ class Capture(Part):
         """Forget the job; its request was withdrawn, replaced, or refused."""
         job, self._job = self._job, None
         if job and job.started is not None:
-            self._backend.call_soon(self._errors.defer_logging(self._stop_history))
+            self._backend.call_soon(self._stop_history)
 
     def _stop_history(self) -> None:
         with self._errors.suppress("capture"):

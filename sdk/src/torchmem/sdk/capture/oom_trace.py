@@ -52,7 +52,7 @@ class OomTrace(OomSnapshot):
     would be that of another OOM.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last ones are options
         self,
         history: RecordedHistory,
         sample: Path,
@@ -60,15 +60,18 @@ class OomTrace(OomSnapshot):
         clock: Callable[[], float] = time.monotonic,
         *,
         with_stacks: bool = False,
+        log_later: Callable[..., None] = log,
     ) -> None:
         """`with_stacks`: record fewer entries, with stacks, which show the lines that leak.
 
         At the exit of the interpreter, see `is_exiting`, the recording is left as it is.
+        `log_later` is `Errors.log_later`.
         """
         super().__init__(history.backend, sample)
         self._is_recording = False
         self._is_exiting = is_exiting
         self._with_stacks = with_stacks
+        self._log_later = log_later
         self._history = history
         self._path = sibling_path(sample, OOM_RECORDING_SUFFIX)
         self._clock = clock
@@ -78,7 +81,7 @@ class OomTrace(OomSnapshot):
         """Start recording, unless the script records or the allocator cannot."""
         self._is_recording = self._start()
         if not self._is_recording:
-            log(
+            self._log_later(
                 logging.WARNING,
                 'capture_on_oom="trace" needs PyTorch 2.11 and its native allocator, and a '
                 "script that records no memory history: a snapshot without a trace is kept.",

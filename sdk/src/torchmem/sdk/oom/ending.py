@@ -142,6 +142,10 @@ def in_excepthook() -> bool:
     return frame is not None
 
 
+def _ignore(error: BaseException, ends_process: bool) -> None:
+    """Do nothing about an uncaught error, as the session has ended."""
+
+
 class UncaughtErrors(Part):
     """Handles uncaught exceptions, before the hooks that were installed earlier.
 
@@ -188,6 +192,7 @@ class UncaughtErrors(Part):
         if threading.excepthook is self._thread_hook:
             threading.excepthook = self._previous_thread_hook
         self._exits.remove()
+        self._on_error = _ignore  # a hook that wraps one of these keeps it
 
     def in_main(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
         """Be `sys.excepthook`."""

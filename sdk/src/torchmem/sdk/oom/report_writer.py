@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.lines import without_parts
 from torchmem.explain.oom_report import OomReport, OomTrend, encode
+from torchmem.sample.native_threads import Lock
 from torchmem.sample.run_directory import (
     MAX_REPORT_BYTES,
     PROCESS_FORM,
@@ -25,8 +25,9 @@ from torchmem.sdk.observation import OomObservation
 from torchmem.sdk.oom.trend import RecentSamples
 from torchmem.sdk.publish.reserve import FULL, Reserve
 from torchmem.sdk.publish.sample_file import restore_directory
-from torchmem.sdk.safety.interruptions import ignore
+from torchmem.sdk.safety.interruptions import call_holding, ignore
 
+LOCK_SECONDS = 1.0
 MAX_REPORTS_PER_PROCESS = 8
 MAX_REPORTS_PER_USER = 64
 # OOMs that follow each other within this time share a file, which holds the newest.
@@ -50,7 +51,7 @@ class ReportWriter:
         self._clock = clock
         self._recent = RecentSamples(clock)
         # Reentrant: a signal handler of the script may run out of memory during a write.
-        self._lock = threading.RLock()
+        self._lock = Lock(reentrant=True)
         self._number = 0
         self._opened = 0.0
         self._pending: dict[int, OomReport] = {}
@@ -65,34 +66,44 @@ class ReportWriter:
         trend = self._recent.trend(observation.device)
         report = compose(observation, sample, trend)
         content = _encode(report)
-        with self._lock:  # several devices may fail at once, each in its own thread
-            self._store(content)
-            self._pending[self._number] = report
-            self._pending.pop(self._number - MAX_REPORTS_PER_PROCESS, None)
+        # Several devices may fail at once, each in its own thread.
+        self._locked(lambda: self._write(report, content))
+
+    def _write(self, report: OomReport, content: bytes) -> None:
+        self._store(content)
+        self._pending[self._number] = report
+        self._pending.pop(self._number - MAX_REPORTS_PER_PROCESS, None)
+
+    def _locked(self, call: Callable[[], None]) -> None:
+        call_holding(self._lock, LOCK_SECONDS, call)
 
     def add_tensors(self, read: Callable[[int], tuple[TensorGroup, ...]]) -> None:
         """Add tensors to the newest report if it has none; `read` gets the device's index.
 
         Raises OSError.
         """
-        with self._lock:
-            number = max(self._pending, default=0)
-            report = self._pending.get(number)
-            if report is not None and not report.tensors:
-                report = replace(report, tensors=read(report.device.index))
-                self._pending[number] = report
-                self._reserve.replace(self._path(number), _encode(report))
+        self._locked(lambda: self._add_tensors(read))
+
+    def _add_tensors(self, read: Callable[[int], tuple[TensorGroup, ...]]) -> None:
+        number = max(self._pending, default=0)
+        report = self._pending.get(number)
+        if report is not None and not report.tensors:
+            report = replace(report, tensors=read(report.device.index))
+            self._pending[number] = report
+            self._reserve.replace(self._path(number), _encode(report))
 
     def mark_survived(self, is_pending: Callable[[], bool]) -> None:
         """Mark in the reports that the process continued, if that is certain. Raises OSError."""
-        with self._lock:
-            while self._pending and not is_pending():
-                number, report = self._pending.popitem()
-                path = self._path(number)
-                with ignore(FileNotFoundError):
-                    modified = path.stat().st_mtime_ns
-                    self._reserve.replace(path, _encode(replace(report, survived=True)))
-                    os.utime(path, ns=(modified, modified))
+        self._locked(lambda: self._mark_survived(is_pending))
+
+    def _mark_survived(self, is_pending: Callable[[], bool]) -> None:
+        while self._pending and not is_pending():
+            number, report = self._pending.popitem()
+            path = self._path(number)
+            with ignore(FileNotFoundError):
+                modified = path.stat().st_mtime_ns
+                self._reserve.replace(path, _encode(replace(report, survived=True)))
+                os.utime(path, ns=(modified, modified))
 
     def _store(self, content: bytes) -> None:
         restore_directory(self._directory)

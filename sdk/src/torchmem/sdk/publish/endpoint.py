@@ -8,19 +8,23 @@ below ENDPOINT_BUDGET, however many requests come.
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import logging
-import select
 import socket
-import threading
 import time
 from collections.abc import Callable
+from typing import cast
 
+from torchmem.sample.native_threads import Lock, Thread, unpatched
 from torchmem.sdk.publish.descriptors import OwnSocket
 from torchmem.sdk.publish.page import Page, content_type, wants_openmetrics
 from torchmem.sdk.safety.cost import ENDPOINT_BUDGET, MAX_ENDPOINT_PAUSE_SECONDS
-from torchmem.sdk.safety.errors import Errors, log
+from torchmem.sdk.safety.errors import Errors
 from torchmem.sdk.settings import Settings
+
+# eventlet removes `select.poll`.
+select = unpatched("select")
 
 MAX_CONNECTIONS = 8
 MAX_REQUEST_BYTES = 8192
@@ -52,9 +56,9 @@ class Endpoint:
         self._connections: list[_Connection] = []
         self._ready: set[int] = set()
         self._resumes = 0.0
-        self._running = threading.Lock()  # held until `close`
+        self._running = Lock()  # held until `close`
         self._running.acquire()
-        self._thread = threading.Thread(target=self._run, name="torchmem-endpoint", daemon=True)
+        self._thread = Thread(self._run, "torchmem-http")
 
     @classmethod
     def open(cls, settings: Settings, local_rank: int, page: Page, errors: Errors) -> Endpoint:
@@ -69,7 +73,7 @@ class Endpoint:
             if port == 0:
                 raise
             endpoint = cls.listen(0, settings.address, page, errors)
-            log(
+            errors.log_later(
                 logging.WARNING,
                 "torchmem: cannot listen on port %d (%s), serving %s instead",
                 port,
@@ -94,7 +98,7 @@ class Endpoint:
         `kept` gets the endpoint before it serves, so that a forked child can close it.
         """
         hints = socket.SOCK_STREAM, 0, socket.AI_PASSIVE
-        family = socket.getaddrinfo(address, None, 0, *hints)[0][0]
+        family = _socket.getaddrinfo(address, None, 0, *hints)[0][0]  # no greenlet runs meanwhile
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         listener = socket.create_server(
             (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
@@ -114,8 +118,7 @@ class Endpoint:
         if self._running.locked():
             self._running.release()
         self._listener.end()  # wakes the thread
-        if self._thread.is_alive():
-            self._thread.join(JOIN_SECONDS)
+        self._thread.join(JOIN_SECONDS)
 
     def close_in_child(self) -> None:
         """Close the sockets that a forked child inherited.
@@ -224,7 +227,7 @@ class _Connection:
     @property
     def awaited(self) -> int:
         """What `poll` waits for."""
-        return select.POLLOUT if self._answer else select.POLLIN
+        return cast("int", select.POLLOUT if self._answer else select.POLLIN)
 
     def advance(self, answer: Answer) -> bool:
         """Receive and send what is possible now; return whether the connection is done."""

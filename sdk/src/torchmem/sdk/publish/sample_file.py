@@ -22,6 +22,7 @@ from torchmem.sample.capture_messages import (
 )
 from torchmem.sample.memory_map import MAP_SUFFIX
 from torchmem.sample.memory_map import REQUEST_SUFFIX as MAP_REQUEST_SUFFIX
+from torchmem.sample.native_threads import sleep
 from torchmem.sample.release_messages import RELEASE_SUFFIXES
 from torchmem.sample.run_directory import (
     MAX_ENTRIES,
@@ -156,7 +157,7 @@ def _turn(run_dir: Path) -> Iterator[None]:
     try:
         end = time.monotonic() + TURN_SECONDS
         while not _is_locked(descriptor) and time.monotonic() < end:
-            time.sleep(0.01)
+            sleep(0.01)
         yield
     finally:
         os.close(descriptor)

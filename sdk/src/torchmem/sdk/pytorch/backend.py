@@ -30,6 +30,7 @@ from torch.optim.optimizer import (
 from torchmem.allocator.backend import Device, HeldBlock, OomObserver, T, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo, without_collector
 from torchmem.allocator.tensor_groups import TensorGroup
+from torchmem.sample.native_threads import is_main_thread
 from torchmem.sample.sample import PinnedMemory
 from torchmem.sdk.pytorch.all_tensors import TensorWalk
 from torchmem.sdk.pytorch.allocator_reader import AllocatorReader
@@ -437,7 +438,7 @@ class TorchBackend:
         """
         if not is_interruption(error):
             return
-        if threading.current_thread() is not threading.main_thread():
+        if not is_main_thread():
             raise error
         try:
             self._pending.raise_after(error, callback)

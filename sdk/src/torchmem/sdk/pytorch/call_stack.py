@@ -52,12 +52,13 @@ def thread_stack(ident: int) -> CallStack:
 def thread_name() -> str | None:
     """Return the name of this thread; None in the main thread and in threads of C++.
 
-    `threading.current_thread` would add threads of C++ to Python's list for good.
+    `threading.current_thread` would add threads of C++ to Python's list for good, and
+    `threading.enumerate` takes a lock.
     """
-    ident = threading.get_ident()
-    known = (thread for thread in threading.enumerate() if thread.ident == ident)
-    thread = next(known, threading.main_thread())
-    return None if thread is threading.main_thread() else thread.name[:MAX_TEXT]
+    thread = threading._active.get(threading.get_ident())  # type: ignore[attr-defined]  # noqa: SLF001
+    if thread is None or thread is threading.main_thread():
+        return None
+    return str(thread.name)[:MAX_TEXT]
 
 
 def backward_node(torch: Any) -> str | None:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from threading import RLock
 from typing import Any, Literal, TypeVar
 
+from torchmem.sample.native_threads import Lock
 from torchmem.sdk.safety.interruptions import call_holding
 
 T = TypeVar("T")
@@ -44,7 +44,7 @@ class OwnRecording:
         self._torch = torch
         self._is_recording = is_recording
         self._wrapped: dict[str, tuple[Any, Any]] = {}
-        self._lock = RLock()  # reentrant for a signal handler that records
+        self._lock = Lock(reentrant=True)  # reentrant for a signal handler that records
 
     def start(self, kind: Kind, **arguments: object) -> bool:
         """Call `_record_memory_history`, unless something is being recorded already."""

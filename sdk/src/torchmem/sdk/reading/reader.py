@@ -50,9 +50,7 @@ class Reader:
         self._errors = errors
         self._cost = cost
         self._after_read = after_read
-        self._main_thread = MainThreadReader(
-            lambda call: recorder.backend.call_soon(errors.defer_logging(call))
-        )
+        self._main_thread = MainThreadReader(recorder.backend.call_soon)
         self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
         self._is_hurried = self._needs_map = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -11,6 +10,7 @@ from torchmem.allocator.fragmentation import measurement
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.sample.native_threads import Lock
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import DeviceSample, Layout, distinct_devices
 from torchmem.sdk.components.component_peaks import ComponentPeaks
@@ -61,7 +61,7 @@ class Recorder:
         self.snapshot_seconds: float | None = None
         self.oom_seconds: float | None = None
         self._records: dict[int, DeviceRecord] = {}
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._snapshot: RawSnapshot | None = None
 
     def read_settings(self) -> None:

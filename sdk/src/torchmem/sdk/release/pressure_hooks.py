@@ -67,9 +67,14 @@ class PressureHooks:
     hook is registered.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """`clock` returns monotonic seconds."""
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        log_later: Callable[..., None] = log,
+    ) -> None:
+        """`clock` returns monotonic seconds, `log_later` is `Errors.log_later`."""
         self._clock = clock
+        self._log_later = log_later
         self._hooks: list[PressureHook] = []
         self._current: _Call | None = None
         self._warned: _Call | None = None
@@ -154,7 +159,8 @@ class PressureHooks:
     def _drop(self, hook: PressureHook, fault: HookFault, reason: str) -> None:
         self.discard(hook)
         self.dropped[fault] += 1
-        log(logging.WARNING, "torchmem no longer calls the pressure hook %s: %s", hook.name, reason)
+        text = "torchmem no longer calls the pressure hook %s: %s"
+        self._log_later(logging.WARNING, text, hook.name, reason)
 
     def watch(self) -> None:
         """Warn once about a call that takes too long, while it lasts. For the background thread."""

@@ -7,11 +7,12 @@ background thread while the main thread waits, as at the prompt of a notebook.
 
 from __future__ import annotations
 
-import threading
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from torchmem.sample.native_threads import Lock
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.release_messages import (
@@ -73,7 +74,7 @@ class ReleaseRequests:
         self._clock = clock
         self._main_cpu = main_cpu or _main_thread_cpu
         self._job: _Job | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._was_served_here = False
 
     @property
@@ -91,7 +92,7 @@ class ReleaseRequests:
         is_idle = is_idle and not self._release.must_not_release
         self._was_served_here = False
         if call_if_free(self._lock, lambda: self._tick(is_idle, waits)):
-            self._release.backend.call_soon(self._errors.defer_logging(self._in_main_thread))
+            self._release.backend.call_soon(self._in_main_thread)
         return self._was_served_here
 
     def _tick(self, is_idle: bool, waits: bool) -> bool:
@@ -171,5 +172,10 @@ class ReleaseRequests:
 
 
 def _main_thread_cpu() -> float:
-    """Return the CPU time of the main thread in seconds."""
-    return time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0))
+    """Return the CPU time of the main thread in seconds.
+
+    The clock is Linux's for its thread (include/linux/posix-timers.h), whose identifier is that of
+    the process. `time.pthread_getcpuclockid` would read the memory at `main_thread().ident`, and
+    with gevent no thread is there.
+    """
+    return time.clock_gettime((~os.getpid() << 3) | 6)

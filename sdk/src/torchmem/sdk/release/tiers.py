@@ -6,10 +6,10 @@ To add a tier, declare it in `torchmem.sample.release_tiers`, and write a class 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from typing import ClassVar
 
+from torchmem.sample.native_threads import is_main_thread
 from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sdk.observation import Oom
 from torchmem.sdk.oom.ending import in_excepthook
@@ -19,7 +19,7 @@ from torchmem.sdk.release.device_release import (
     RECENT_WINDOWS,
     DeviceRelease,
 )
-from torchmem.sdk.safety.errors import Errors, log
+from torchmem.sdk.safety.errors import Errors
 
 # While memory is not short, cached segments only age; in effect nothing is collected.
 AGING_SHARE = 0.999
@@ -90,7 +90,7 @@ class Gradual(TierAction):
             self._is_possible = self.cache.backend.collect_above(shares)
             self._kept = shares if self._is_possible else {}
             if not self._is_possible:
-                log(
+                self.errors.log_later(
                     logging.WARNING,
                     "the tier gradual of release is off: it needs the native allocator without "
                     "expandable segments, PyTorch 2.6, and no garbage_collection_threshold of "
@@ -163,11 +163,8 @@ class Emergency(TierAction):
         failed = oom.failed
         if failed is None or self.cache.hooks.is_running:
             return
-        is_main = threading.get_ident() == threading.main_thread().ident
-        if is_main or (failed.origin and failed.origin.main_waits):
-            self.cache.backend.call_after_oom(
-                self.errors.defer_logging(lambda: self._after_oom(failed.requested))
-            )
+        if is_main_thread() or (failed.origin and failed.origin.main_waits):
+            self.cache.backend.call_after_oom(lambda: self._after_oom(failed.requested))
 
     def _after_oom(self, requested: int) -> None:
         with self.errors.suppress("release"):

@@ -6,7 +6,8 @@ Budgets are shares of wall time. The measurements are in docs/measurements/overh
 from __future__ import annotations
 
 import random
-import threading
+
+from torchmem.sample.native_threads import Lock
 
 # Defaults of the settings `interval`, `snapshot_interval` and `snapshot_budget`.
 INTERVAL_SECONDS = 1.0
@@ -131,11 +132,11 @@ class CpuMeter:
         self.step_seconds = 0.0
         self._seconds = 0.0
         # Reentrant: a signal handler may call `add` in the thread that holds the lock.
-        self._lock = threading.RLock()
+        self._lock = Lock(reentrant=True)
 
     def add(self, seconds: float) -> None:
         """Add what one thread has spent."""
-        with self._lock:
+        with self._lock.native:
             self._seconds += seconds
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, get_args
 
@@ -57,8 +56,7 @@ class Errors:
         stages: tuple[Stage, ...] = get_args(Stage)
         self.counts: dict[str, int] = dict.fromkeys(stages, 0)
         self._suppress = {stage: Suppress(self, stage) for stage in stages}
-        self._unlogged: deque[str] = deque()
-        self._deferring = 0
+        self._unlogged: deque[tuple[int, str, tuple[object, ...]]] = deque()
 
     def suppress(self, stage: Stage) -> Suppress:
         """Return a context manager that counts and logs an exception instead of raising it.
@@ -78,39 +76,31 @@ class Errors:
         return passes
 
     def count(self, stage: Stage, error: BaseException) -> None:
-        """Count one error; log the first of each stage."""
+        """Count one error; log the first of each stage, later."""
         self.counts[stage] += 1
         if self.counts[stage] == 1:
-            self._unlogged.append(
-                f"{stage} failed and was skipped ({type(error).__name__}: {error})"
-            )
-            if not self._deferring:
-                self.log_deferred()
+            text = f"{stage} failed and was skipped ({type(error).__name__}: {error})"
+            self.log_later(logging.WARNING, "torchmem: %s", text)
 
-    def defer_logging(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Wrap `call` so that its errors are logged by the next `log_deferred`, not by itself.
+    def log_later(self, level: int, message: str, *arguments: object) -> None:
+        """Have the next `log_deferred` log a message.
 
-        For calls that interrupt the script's own code in the main thread. The script may hold a
-        lock there that its logging handler waits for, such as that of a queue.Queue.
+        For calls inside the script's own code. A logging handler of the script may wait there for a
+        lock that the script holds, or let another greenlet run.
         """
-
-        def wrapper() -> None:
-            self._deferring += 1
-            try:
-                call()
-            finally:
-                self._deferring -= 1
-
-        return wrapper
+        self._unlogged.append((level, message, arguments))
 
     def log_deferred(self) -> None:
-        """Log every message that has not been logged yet."""
+        """Log every message that has not been logged yet.
+
+        For the background thread, and for calls that the script makes by name.
+        """
         while self._unlogged:
             try:
-                message = self._unlogged.popleft()
+                level, message, arguments = self._unlogged.popleft()
             except IndexError:  # another thread has logged the rest
                 return
-            log(logging.WARNING, "torchmem: %s", message)
+            log(level, message, *arguments)
 
 
 class Suppress:

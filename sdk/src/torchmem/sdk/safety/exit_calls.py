@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
+from torchmem.sample.native_threads import is_main_thread
 from torchmem.sdk.safety.interruptions import shield
 
 Exit = Callable[..., NoReturn]
@@ -66,7 +66,7 @@ class ExitCalls:
 
     def _note(self, arguments: tuple[Any, ...]) -> ExitCall:
         call, handled = ExitCall(), sys.exc_info()[1]
-        if threading.current_thread() is threading.main_thread():
+        if is_main_thread():
             code = arguments[0] if arguments else None
             self.is_error = not is_success(code) and not isinstance(handled, KeyboardInterrupt)
             self.handles_oom = self._is_oom(handled)

@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from queue import Empty
-from threading import Lock, RLock
 from types import CodeType, FrameType, TracebackType
 from typing import ParamSpec, TypeVar, cast
+
+from torchmem.sample.native_threads import Lock, ident
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -130,17 +131,20 @@ def ignore(*kinds: type[Exception]) -> Iterator[None]:
             raise
 
 
-def call_if_free(lock: Lock | RLock, call: Callable[[], T]) -> T | None:
+def call_if_free(lock: Lock, call: Callable[[], T]) -> T | None:
     """Call holding the lock, or return None at once if the lock is not free."""
     return _hold(lock, 0.0, lambda is_held: call() if is_held else None)
 
 
-def call_holding(lock: Lock | RLock, seconds: float, call: Callable[[], T]) -> T:
-    """Call holding the lock, or without it if it is not free within `seconds`."""
-    return _hold(lock, seconds, lambda _: call())
+def call_holding(lock: Lock, seconds: float, call: Callable[[], T]) -> T:
+    """Call holding the lock, or without it if it is not free within `seconds`.
+
+    It does not wait for this thread itself, which a signal handler or another greenlet interrupts.
+    """
+    return _hold(lock, 0.0 if lock.owner == ident() else seconds, lambda _: call())
 
 
-def _hold(lock: Lock | RLock, seconds: float, call: Callable[[bool], T]) -> T:
+def _hold(lock: Lock, seconds: float, call: Callable[[bool], T]) -> T:
     """Call with whether the lock is held. An interruption never leaves the lock held.
 
     CPython runs signal handlers at the start of a function, after a call, and before a backward
@@ -151,7 +155,10 @@ def _hold(lock: Lock | RLock, seconds: float, call: Callable[[bool], T]) -> T:
     held: list[bool] = []
     try:
         held += map(lock.acquire, (seconds > 0,), (seconds if seconds > 0 else -1,))
+        if held[0]:
+            lock.owner = ident()
         return call(held[0])
     finally:
         if held and held[0]:
+            lock.owner = None
             lock.release()

@@ -12,12 +12,12 @@ import ctypes
 import os
 import random
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from types import CodeType, FrameType
 
+from torchmem.sample.native_threads import Lock, sleep
 from torchmem.sdk.safety.interruptions import shield
 
 # A main thread that answers later came out of a long call, such as a backward pass. It would see
@@ -180,7 +180,7 @@ class MainThreadReader:
             self._pending = pending
             if not pending.wait(end - now) or pending.ran:
                 return pending.ran
-            time.sleep(self._random.uniform(0, RETRY_PAUSE_SECONDS))
+            sleep(self._random.uniform(0, RETRY_PAUSE_SECONDS))
             now = self._clock()
         return False
 
@@ -211,8 +211,8 @@ class _PendingRead:
         self._read = read
         self._clock = clock
         self._pid = os.getpid()
-        self._claimed = threading.Lock()
-        self._unfinished = threading.Lock()
+        self._claimed = Lock()
+        self._unfinished = Lock()
         self._unfinished.acquire()
 
     def run(self) -> None:

@@ -4,6 +4,7 @@
  * do is prepared there: the memory at the start, settings, limits. Here is what runs for each
  * instruction. tests/simulator/test_compiled.py compares the two. */
 
+#include <setjmp.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -13,8 +14,9 @@ typedef uint64_t u64;
 typedef int64_t i64;
 
 enum { MALLOC, TRY_MALLOC, FREE, FREE_LATER, COMPLETE, EMPTY_CACHE, RELEASE_POOL, EMPTY_POOL };
-/* Why `replay_run` returned. UNSUPPORTED: the Python modules would raise, or memory ran out. */
-enum { DONE, OOM, REJECTED, UNSUPPORTED };
+/* Why `replay_run` returned. UNSUPPORTED: the Python modules would raise. NO_MEMORY: malloc failed,
+ * and the replay can only be freed. */
+enum { DONE, OOM, REJECTED, UNSUPPORTED, NO_MEMORY };
 
 #define MIB (1ull << 20)
 #define MIN_BLOCK_SIZE 512ull
@@ -130,12 +132,20 @@ static void recycle(Replay *replay, Block *block)
     replay->unused = block;
 }
 
+/* Where the functions that Python calls go on when memory runs out. */
+static _Thread_local jmp_buf out_of_memory;
+
+static void *checked(void *memory)
+{
+    if (!memory)
+        longjmp(out_of_memory, 1);
+    return memory;
+}
+
 static Block *new_block(Replay *replay)
 {
     if (!replay->unused) {
-        struct Chunk *chunk = malloc(sizeof *chunk);
-        if (!chunk)
-            abort();
+        struct Chunk *chunk = checked(malloc(sizeof *chunk));
         chunk->following = replay->chunks;
         replay->chunks = chunk;
         for (int i = 0; i < CHUNK; i++) {
@@ -174,10 +184,9 @@ static void *grown(void *array, size_t count, size_t *room, size_t size)
 {
     if (count < *room)
         return array;
-    *room = *room ? 2 * *room : 16;
-    array = realloc(array, *room * size);
-    if (!array)
-        abort();
+    size_t more = *room ? 2 * *room : 16;
+    array = checked(realloc(array, more * size));
+    *room = more;
     return array;
 }
 
@@ -267,9 +276,7 @@ static Stream *of_stream(Pool *pool, i64 number)
     while (stream && stream->number != number)
         stream = stream->following;
     if (!stream) {
-        stream = calloc(1, sizeof *stream);
-        if (!stream)
-            abort();
+        stream = checked(calloc(1, sizeof *stream));
         stream->number = number;
         *pool->end = stream;
         pool->end = &stream->following;
@@ -1042,6 +1049,8 @@ int replay_run(Replay *replay, const uint8_t *operations, const i64 *numbers, co
                const u64 *sizes, const i64 *streams, const int32_t *owners, size_t first,
                size_t count, size_t *place)
 {
+    if (setjmp(out_of_memory))
+        return NO_MEMORY;
     for (size_t i = first; i < count; i++) {
         int reason = execute(replay, operations[i], numbers[i], slots[i], sizes[i], streams[i],
                              owners[i]);
@@ -1056,18 +1065,24 @@ int replay_run(Replay *replay, const uint8_t *operations, const i64 *numbers, co
     return DONE;
 }
 
-void replay_sample(Replay *replay, i64 number)
+int replay_sample(Replay *replay, i64 number)
 {
+    if (setjmp(out_of_memory))
+        return NO_MEMORY;
     sample(replay, number);
+    return DONE;
 }
 
 /* Checks what follows each instruction, for one that failed and does not end the replay. */
-void replay_go_on(Replay *replay, i64 number)
+int replay_go_on(Replay *replay, i64 number)
 {
+    if (setjmp(out_of_memory))
+        return NO_MEMORY;
     if (stranded_bytes(replay) > replay->stranded)
         count_stranded(replay, number);
     if (number >= replay->sample_at)
         sample(replay, number);
+    return DONE;
 }
 
 const Counts *replay_counts(Replay *replay)
@@ -1102,10 +1117,14 @@ static void write_block(List *all, BlockState *states, size_t place, const Pool 
     };
 }
 
-/* Returns all blocks, segment by segment. `*states` is to be freed by `replay_forget`. */
+/* Returns all blocks, segment by segment. `*states` is to be freed by `replay_forget`; it is NULL if
+ * memory ran out. */
 size_t replay_blocks(Replay *replay, BlockState **states)
 {
     List all = {0};
+    *states = NULL;
+    if (setjmp(out_of_memory))
+        return 0;
     for (struct Chunk *chunk = replay->chunks; chunk; chunk = chunk->following)
         for (int i = 0; i < CHUNK; i++) {
             Block *head = &chunk->blocks[i];
@@ -1113,9 +1132,7 @@ size_t replay_blocks(Replay *replay, BlockState **states)
                 for (; head; head = head->next)
                     append(&all, head);
         }
-    *states = calloc(all.count + 1, sizeof **states);
-    if (!*states)
-        abort();
+    *states = checked(calloc(all.count + 1, sizeof **states));
     for (size_t i = 0; i < all.count; i++)
         write_block(&all, *states, i, replay->pools);
     free(all.blocks);
@@ -1130,9 +1147,7 @@ void replay_forget(BlockState *states)
 static void load(Replay *replay, const BlockState *states, size_t count, const i64 *held,
                  size_t held_count)
 {
-    Block **blocks = calloc(count + 1, sizeof *blocks);
-    if (!blocks)
-        abort();
+    Block **blocks = checked(calloc(count + 1, sizeof *blocks));
     for (size_t i = 0; i < count; i++)
         blocks[i] = new_block(replay);
     for (size_t i = 0; i < count; i++) {
@@ -1169,27 +1184,50 @@ static void load(Replay *replay, const BlockState *states, size_t count, const i
     free(blocks);
 }
 
+void replay_free(Replay *replay)
+{
+    for (int i = 0; replay->pools && i < 2 * replay->settings.pools; i++)
+        for (Stream *stream = replay->pools[i].streams, *next; stream; stream = next) {
+            next = stream->following;
+            free(stream->unmapped);
+            free(stream);
+        }
+    for (struct Chunk *chunk = replay->chunks, *next; chunk; chunk = next) {
+        next = chunk->following;
+        free(chunk);
+    }
+    free(replay->pools);
+    free(replay->private_pools);
+    free(replay->freeable);
+    free(replay->slots);
+    free(replay->points);
+    free(replay);
+}
+
 /* `held`: pairs of a slot and the place of the block that it refers to. `calls`: how often free blocks were searched for in each pool. `use_counts`: the users of each
- * private pool. The blocks that wait must be in the order of their queue. */
+ * private pool. The blocks that wait must be in the order of their queue. Returns NULL if memory ran
+ * out. */
 Replay *replay_new(const Settings *settings, const BlockState *states, size_t count,
                    const i64 *held, size_t held_count, size_t slots, const u64 *reserved,
                    const u64 *allocated, const i64 *inactive_split, const u64 *calls,
                    const u64 *use_counts, const u64 *private_reserved)
 {
-    Replay *replay = calloc(1, sizeof *replay);
-    if (!replay)
-        abort();
+    Replay *volatile kept = NULL;
+    if (setjmp(out_of_memory)) {
+        if (kept)
+            replay_free(kept);
+        return NULL;
+    }
+    Replay *replay = kept = checked(calloc(1, sizeof *replay));
     replay->settings = *settings;
     replay->seed = 2463534242u;
     replay->counts.worst_event = -1;
     replay->stranded_offset = settings->stranded_offset;
     size_t pools = (size_t)settings->pools;
-    replay->pools = calloc(2 * pools, sizeof *replay->pools);
-    replay->private_pools = calloc(pools, sizeof *replay->private_pools);
-    replay->freeable = calloc(pools, sizeof *replay->freeable);
-    replay->slots = calloc(slots + 1, sizeof *replay->slots);
-    if (!replay->pools || !replay->private_pools || !replay->freeable || !replay->slots)
-        abort();
+    replay->pools = checked(calloc(2 * pools, sizeof *replay->pools));
+    replay->private_pools = checked(calloc(pools, sizeof *replay->private_pools));
+    replay->freeable = checked(calloc(pools, sizeof *replay->freeable));
+    replay->slots = checked(calloc(slots + 1, sizeof *replay->slots));
     for (size_t i = 0; i < 2 * pools; i++) {
         Pool *pool = &replay->pools[i];
         pool->end = &pool->streams;
@@ -1208,24 +1246,4 @@ Replay *replay_new(const Settings *settings, const BlockState *states, size_t co
     replay->allocated_peak = allocated[0] + allocated[1];
     load(replay, states, count, held, held_count);
     return replay;
-}
-
-void replay_free(Replay *replay)
-{
-    for (int i = 0; i < 2 * replay->settings.pools; i++)
-        for (Stream *stream = replay->pools[i].streams, *next; stream; stream = next) {
-            next = stream->following;
-            free(stream->unmapped);
-            free(stream);
-        }
-    for (struct Chunk *chunk = replay->chunks, *next; chunk; chunk = next) {
-        next = chunk->following;
-        free(chunk);
-    }
-    free(replay->pools);
-    free(replay->private_pools);
-    free(replay->freeable);
-    free(replay->slots);
-    free(replay->points);
-    free(replay);
 }
