@@ -71,7 +71,8 @@ class View:
 
     def _matches(self, rank: Rank) -> bool:
         wanted = self.filter.casefold()
-        return wanted in rank.run.casefold() or wanted in (rank.launch or "")
+        is_launch = "-" in wanted and (rank.launch or "").startswith(wanted)
+        return is_launch or wanted in rank.run.casefold()
 
 
 def is_live(rank: Rank) -> bool:
