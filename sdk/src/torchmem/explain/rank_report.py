@@ -35,6 +35,12 @@ _ENDINGS: Mapping[State, str] = {
 }
 
 
+HOW_TO_COUNT_STEPS = (
+    "In a loop without an optimizer of torch.optim, call session.step() after each step, in a "
+    "server session.request()."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """What is known about one subject, in a few words."""
@@ -260,6 +266,8 @@ def _events(sample: Sample, device: DeviceSample, now: float) -> Iterator[Fact]:
         last = steps.last_timestamp
         newest = "" if last is None else f", the last one {_ago(last, now)}"
         yield Fact("steps", f"{steps.count:,}{each}{newest}")
+    else:
+        yield Fact("steps", f"none counted. {HOW_TO_COUNT_STEPS}")
     if counters.alloc_retries is not None:
         yield Fact("flushes", f"{counters.alloc_retries:,} of the whole cache, to retry a request")
     if counters.ooms is not None:

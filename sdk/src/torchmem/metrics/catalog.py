@@ -296,7 +296,9 @@ PROCESS_STATE = _group.gauge(
 PROCESS_START = _group.gauge(
     "torchmem_process_start_timestamp_seconds", "When the process started, in Unix seconds."
 )
-STEPS = _group.counter("torchmem_steps_total", "Optimizer steps finished.")
+STEPS = _group.counter(
+    "torchmem_steps_total", "Optimizer steps finished; absent until one was counted."
+)
 STEP_DURATION = _group.histogram(
     "torchmem_step_duration_seconds", "Time between the ends of consecutive optimizer steps."
 )

@@ -295,6 +295,8 @@ def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...
 class Steps:
     """Optimizer steps: their number, the time between them, and the samples that were reported.
 
+    `count` is unknown while it is 0: the SDK sees the optimizers of torch.optim and what the script
+    reports, and other programs step without either.
     `duration_counts` has one entry for each of STEP_DURATION_BOUNDS and one for longer steps.
     `last_timestamp` is the end of the latest step. `progress_timestamp` is the latest time at which
     a pass of the loop began or ended, such as an evaluation batch. Both are in Unix seconds.

@@ -88,6 +88,10 @@ LAUNCH_LABELS = {
     ADVICE_VARIABLE: ADVICE_LABEL,
 }
 
+# In `sys.argv[0]` of the processes of torch.compile (torch/_inductor: compile_worker/__main__.py,
+# __autotune_main__.py), and of those that they fork or spawn.
+COMPILE_SCRIPTS = "/torch/_inductor/"
+
 
 def identify(
     settings: Settings, environment: Mapping[str, str], versions: Mapping[str, str]
@@ -136,6 +140,14 @@ def placed(
     launchers = _launched_rank(environment).launchers
     found = met_launch(LaunchedProcess(environment, process.hostname, launchers, world_size))
     return replace(process, rank=rank, world_size=world_size, launch=found or process.launch)
+
+
+def is_compile_process() -> bool:
+    """Return whether torch.compile started this process, to compile kernels or to time them.
+
+    It inherits the rank of the process for which it works, and may allocate GPU memory.
+    """
+    return COMPILE_SCRIPTS in (sys.argv[0] if sys.argv else "")
 
 
 def is_multiprocessing_child() -> bool:
