@@ -87,6 +87,18 @@ def exporter(run_dir: Path) -> Exporter:
     return Exporter(FakeNvml.of(), RunDirectory(run_dir))
 
 
+@needs_root
+def test_nobody_publishes_a_rank_of_another_users_launch(shared_dir: Path) -> None:
+    """The label `launch` names the owner of the file, whatever launch the file claims."""
+    claimed = encode(ended(0, launch=f"{VICTIM}-3f9a2c71"))
+    for user in (VICTIM, ATTACKER):
+        give(user, shared_dir / str(user), rank0=claimed)
+
+    shown = scrape(exporter(shared_dir)).by("launch", "torchmem_process_state", state="exited")
+
+    assert shown.keys() == {f"{VICTIM}-3f9a2c71", f"{ATTACKER}-3f9a2c71"}
+
+
 JUNK: dict[str, bytes] = {
     "malformed": b"{",
     "expired": encode(ended(0)),

@@ -104,12 +104,13 @@ def heading(
     process = sample.process
     of = f" of {process.world_size}" if process.world_size else ""
     script = f" ({process.script})" if process.script else ""
+    launch = f", launch {process.launch}" if process.launch else ""
     state = sample.ended or live_state(sample, now)
     on = gpu_name(device.index, device.uuid, gpu)
     versions = (f"{name} {text}" for name, text in process.versions.items() if name != "python")
     return (
         f"run {process.run}{script}, rank {process.rank}{of}: {state}",
-        f"pid {process.pid} on {process.hostname}, seen {_ago(sample.timestamp, now)}",
+        f"pid {process.pid} on {process.hostname}{launch}, seen {_ago(sample.timestamp, now)}",
         "  ".join(filter(None, (on, device.name, *versions))),
     )
 

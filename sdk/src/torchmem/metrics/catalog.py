@@ -34,7 +34,7 @@ class MetricSpec:
 
 CATALOG: dict[str, MetricSpec] = {}
 
-RANK = ("rank", "pid", "run")
+RANK = ("rank", "pid", "run", "launch")
 GPU = ("gpu", "uuid")
 DEVICE = (*GPU, *RANK)
 
@@ -495,8 +495,8 @@ NVML_PROCESS_UTILIZATION = _group.gauge(
 )
 NVML_PROCESS_INFO = _group.info(
     "nvml_process_info",
-    "Name, user, container, pod, Slurm job, systemd unit, rank and run of a process on the GPU, "
-    "where visible.",
+    "Name, user, container, pod, Slurm job, systemd unit, rank, run and launch of a process on the "
+    "GPU, where visible.",
     "pid",
 )
 NVML_UNATTRIBUTED_MEMORY = _group.gauge(

@@ -69,14 +69,14 @@ class ProcessView:
 
     @property
     def labels(self) -> Labels:
-        """Values of the labels rank, pid, run."""
+        """Values of the labels rank, pid, run, launch."""
         process = self.sample.process
-        return str(process.rank), str(self.pid), process.run
+        return str(process.rank), str(self.pid), process.run, process.launch or ""
 
     def device_labels(self, device: DeviceSample) -> Labels:
-        """Return the values of the labels gpu, uuid, rank, pid, run.
+        """Return the values of the labels gpu, uuid, rank, pid, run, launch.
 
-        gpu and uuid are empty, which Prometheus treats as absent, when unknown.
+        gpu, uuid and launch are empty, which Prometheus treats as absent, when unknown.
         """
         uuid = device.uuid or ""
         return self.gpus.get(uuid, ""), uuid, *self.labels

@@ -437,7 +437,8 @@ class Monitor:
     def _state(self, draft: Draft) -> Sample:
         recorder, settings = self._recorder, self._settings
         # The script may create its process group after CUDA, and destroy it before the end.
-        self._process = placed(self.process, settings, self._backend.world())
+        environment, world = self._context.environment, self._backend.world()
+        self._process = placed(self.process, settings, environment, world)
         return Sample(
             timestamp=time.time(),
             process=self._process,
