@@ -7,9 +7,12 @@ CUDA_VENV ?= .venv-cuda
 CUDA_TORCH ?= torch===2.13.0
 # Training frameworks that examples/ and tests/allocator_tier/test_frameworks.py need. Ray is left
 # out: its test, which takes half a minute, is skipped without it.
-FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16.0 deepspeed==0.19.8
+FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16.0 deepspeed==0.19.8 \
+	fastai==2.8.12
 # Their greenlets share a thread: tests/allocator_tier/test_greenlets.py. 13 MB.
 GREENLETS := gevent==26.9.0 eventlet==0.41.3
+# Other monitoring agents; tests/allocator_tier/test_agents.py runs them beside torchmem.
+AGENTS := newrelic==14.1.0 ddtrace==4.16.0 opentelemetry-distro==0.66b2
 # The inference engine, and the trainer that has it in its own process.
 SERVING := vllm==0.33.0 trl==1.16.0
 SGLANG := sglang==0.5.23
@@ -103,8 +106,16 @@ $(CUDA_VENV)/.dev: pyproject.toml
 	@$(call install,$(CUDA_VENV),$(CUDA_TORCH) numpy $(FRAMEWORKS) $(NOTEBOOKS) $(GREENLETS) --editable .[dev])
 	@touch $@
 
-test-allocator: $(CUDA_VENV)/.dev programs  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 6 GB of disk.
-	$(CUDA_VENV)/bin/python -m pytest tests/allocator_tier -m allocator --numprocesses 2 --dist loadfile \
+# Each of them changes how Python starts, so they have an environment of their own on top of that one.
+$(CUDA_VENV)/agents/.installed: $(CUDA_VENV)/.dev
+	@$(call install,$(CUDA_VENV)/agents,$(AGENTS))
+	@packages=$$($(CUDA_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+		echo "import site; site.addsitedir('$$packages')" > $$(echo $(CUDA_VENV)/agents/lib/python3*/site-packages)/cuda.pth
+	@touch $@
+
+test-allocator: $(CUDA_VENV)/.dev programs  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 7 GB of disk.
+	@$(MAKE) $(CUDA_VENV)/agents/.installed || echo "The tests beside other agents are skipped: they cannot be installed."
+	$(CUDA_VENV)/bin/python -m pytest tests/allocator_tier tests/sdk/test_memory_log.py -m allocator --numprocesses 2 --dist loadfile \
 		--no-loadscope-reorder $(ARGS)
 
 # What is installed beside the training, with the oldest and the newest releases that pyproject.toml allows.

@@ -102,7 +102,11 @@ def monitored(folder: str) -> tuple[sdk.Session, SimulatedBackend]:
     """Return a session with a port."""
     gpu = SimulatedGpu(1 << 30, context_bytes=0, uuid="GPU-1")
     backend = SimulatedBackend([DeviceCachingAllocator(gpu)])
-    return sdk.instrument(backend=backend, port=0, run_dir=Path(folder)), backend
+    session = sdk.instrument(backend=backend, port=0, run_dir=Path(folder))
+    session.step()
+    while session.url is None:
+        time.sleep(0.01)
+    return session, backend
 
 
 def main() -> None:

@@ -8,6 +8,9 @@ The tests run plain, with TORCHMEM=1, and under `torchmem run`. Files with a tes
 differ run again in each way. A test is changed if both of its outcomes with torchmem differ from
 both of its plain ones in one of the ways, and unstable otherwise; the exit code is 1 if a test is
 changed. Suites that use CUDA run on phantom GPUs, and none of them reaches the network.
+
+With `--agent newrelic` the tests run below that agent in each way, so that the plain outcomes are
+those of the agent alone. It is in the environment of PYTHON, and sends nothing.
 """
 
 from __future__ import annotations
@@ -114,13 +117,30 @@ for name, value in [*globals().items()]:
         del globals()[name]
 """
 METHODS = ("fork", "spawn", "forkserver")
+# The commands of other agents, which change how Python starts, as `torchmem run` does.
+AGENTS = {
+    "newrelic": ("newrelic-admin", "run-program"),
+    "ddtrace": ("ddtrace-run",),
+    "opentelemetry": ("opentelemetry-instrument",),
+}
+SILENT = {
+    "NEW_RELIC_DEVELOPER_MODE": "true",
+    "NEW_RELIC_HOST": "127.0.0.1",
+    "DD_TRACE_AGENT_URL": "http://127.0.0.1:9",
+    "DD_INSTRUMENTATION_TELEMETRY_ENABLED": "false",
+    "DD_REMOTE_CONFIGURATION_ENABLED": "false",
+    "OTEL_TRACES_EXPORTER": "none",
+    "OTEL_METRICS_EXPORTER": "none",
+    "OTEL_LOGS_EXPORTER": "none",
+}
 
 
 def main() -> None:
     """Run a suite in each way; print the numbers of outcomes, and each test that differs."""
     arguments = parse_arguments()
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(arguments.python, arguments.suite, arguments.checkout.absolute(), Path(folder))
+        checkout = arguments.checkout.absolute()
+        job = Job(arguments.python, arguments.suite, checkout, Path(folder), arguments.agent)
         first = {way: job.run(way, arguments.tests) for way in WAYS}
         print_table(first)
         differing = differences(first)
@@ -140,6 +160,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--suite", choices=[*SUITES, CPYTHON], required=True)
     add("--checkout", type=Path, default=Path(), help="checkout of the project")
     add("--python", default=sys.executable, help="Python of the environment with torchmem")
+    add("--agent", choices=[*AGENTS], help="run each way below this agent")
     add("--tests", nargs="*", default=[], help="these tests instead of those of the suite")
     return parser.parse_args()
 
@@ -152,13 +173,14 @@ class Job:
     suite: str
     checkout: Path
     folder: Path
+    agent: str | None = None
 
     def run(self, way: str, tests: list[str]) -> Outcomes:
         """Return the outcomes of these tests, or of all tests of the suite, in one way."""
         report = self.folder / "report.xml"
         report.unlink(missing_ok=True)
         done = subprocess.run(
-            [*_prefix(self.python, way), self.python, *self._arguments(report, tests)],
+            [*self._prefix(way), self.python, *self._arguments(report, tests)],
             cwd=self.folder if self.suite == CPYTHON else self.checkout,
             env=environment(way, self.folder),
             stdin=subprocess.DEVNULL,
@@ -171,6 +193,13 @@ class Job:
             output = done.stdout.decode(errors="replace")[-4000:]
             sys.exit(f"{way}: no report, exit code {done.returncode}:\n{output}")
         return read_outcomes(report)
+
+    def _prefix(self, way: str) -> list[str]:
+        hook = [self.python, "-m", "torchmem.cli", "run", "--"] if way == RUN else []
+        if self.agent is None:
+            return hook
+        program, *words = AGENTS[self.agent]
+        return [*hook, str(Path(self.python).with_name(program)), *words]
 
     def files(self, names: Iterable[str], tests: list[str]) -> list[str]:
         """Return those of the tests that run that contain the tests with these names."""
@@ -202,10 +231,6 @@ class Job:
         return str(self.folder)
 
 
-def _prefix(python: str, way: str) -> list[str]:
-    return [python, "-m", "torchmem.cli", "run", "--"] if way == RUN else []
-
-
 def environment(way: str, folder: Path) -> dict[str, str]:
     """Return the environment of a way; no test reaches the network."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TORCHMEM")}
@@ -214,6 +239,7 @@ def environment(way: str, folder: Path) -> dict[str, str]:
     run_dir.mkdir(exist_ok=True)
     return {
         **kept,
+        **SILENT,
         **switch,
         "TORCHMEM_RUN_DIR": str(run_dir),
         "HF_HUB_OFFLINE": "1",

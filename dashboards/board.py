@@ -45,7 +45,8 @@ class Variable:
 
     A `hidden` variable has no effect here; it keeps the selection for the next dashboard. `single`
     is the initial value of a variable that holds one value only, `typed` that of a text box.
-    Without `all`, the first value is selected at first.
+    Without `all`, the first value is selected at first; `every` is what stands for all of them, ""
+    for their list. Without `sort`, the values keep the order of the query.
     """
 
     name: str
@@ -56,6 +57,8 @@ class Variable:
     single: str | None = None
     typed: str | None = None
     all: bool = True
+    every: str = ".*"
+    sort: bool = True
 
 
 def _label_values(spec: MetricSpec, label: str, *filtered_by: str) -> str:
@@ -78,12 +81,47 @@ def _runs_or_none() -> str:
     return f"query_result({none} or {runs})"
 
 
+def _launch_starts(runs: str) -> str:
+    """Return when the newest rank of each launch started, also if all of them have ended."""
+    started = f'{catalog.PROCESS_START.name}{{run=~"{runs}"}}[$__range]'
+    return f"max by (run, launch) (last_over_time({started}))"
+
+
+def _named_newest() -> str:
+    """Return the value that stands for the newest launch; it is later than all of them."""
+    return f'label_replace(vector(1e12), "launch", "{NEWEST}", "", "")'
+
+
 _UUID_AND_TEXT = '/uuid="(?<value>[^"]+)".*where="(?<text>[^"]+)"/'
 
 _RUN = Variable("run", "Run", _label_values(catalog.PROCESS_STATE, "run"))
 _RANK = Variable("rank", "Rank", _label_values(catalog.PROCESS_STATE, "rank", "run", "instance"))
 _NODE = Variable("node", "Node", _label_values(catalog.PROCESS_STATE, "instance", "run"))
 _GPU = Variable("gpu", "GPU", _gpus(catalog.RESERVED_PEAK, "instance", "run"), _UUID_AND_TEXT)
+# All launches, for dashboards of several runs.
+_LAUNCHES = Variable("launches", "Launch", _label_values(catalog.PROCESS_STATE, "launch", "run"))
+# A dashboard of one run shows the newest launch, unless others are selected: `launches` is what it
+# shows. A launch starts with its newest rank. The run that it is compared with has one, too.
+NEWEST = "newest"
+_LAUNCH = Variable(
+    "launch",
+    "Launch",
+    f"query_result(sort_desc({_launch_starts('$run')} or {_named_newest()}))",
+    '/launch="([^"]+)"/',
+    all=False,
+    sort=False,
+)
+_STARTS = _launch_starts("$run|$compare")
+_SELECTED = append_matcher(_STARTS, 'launch=~"$launch"')
+_OF_RUN_NEWEST = f"({_STARTS} == on (run) group_left () max by (run) ({_STARTS}))"
+CHOSEN_LAUNCHES = Variable(
+    "launches",
+    "Launches shown",
+    f"query_result({_SELECTED} or {_OF_RUN_NEWEST} unless on (run) {_SELECTED})",
+    '/launch="([^"]+)"/',
+    hidden=True,
+    every="",
+)
 COMPARE = Variable("compare", "Compare with run", _runs_or_none(), '/run="([^"]+)"/', single="none")
 # The ranks for which a panel is repeated.
 _SHOWN = 8
@@ -105,10 +143,16 @@ PRICE_VARIABLE = Variable("price", "$ per GPU-hour", "", typed="0")
 PRICE = "(${price}+0)"
 
 # From left to right; each variable filters those to its right.
-ONE_RUN_VARIABLES = (replace(_RUN, all=False), _NODE, _GPU, _RANK)
-TRAINING_VARIABLES = (_RUN, _NODE, _GPU, _RANK)
-NODE_VARIABLES = (replace(_RUN, hidden=True), _ANY_NODE, _ANY_GPU, replace(_RANK, hidden=True))
-ALL_VARIABLES = (_RUN, _ANY_NODE, _ANY_GPU, _RANK)
+ONE_RUN_VARIABLES = (replace(_RUN, all=False), _LAUNCH, _NODE, _GPU, _RANK)
+TRAINING_VARIABLES = (_RUN, _LAUNCHES, _NODE, _GPU, _RANK)
+NODE_VARIABLES = (
+    replace(_RUN, hidden=True),
+    replace(_LAUNCHES, hidden=True),
+    _ANY_NODE,
+    _ANY_GPU,
+    replace(_RANK, hidden=True),
+)
+ALL_VARIABLES = (_RUN, _LAUNCHES, _ANY_NODE, _ANY_GPU, _RANK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +213,7 @@ ADVICE_MARK = Mark(
 _DROPPED = select(catalog.HOOKS_DROPPED)
 HOOK_MARK = Mark(
     "Pressure hook dropped",
-    f"sum by (run, rank, fault) ({_DROPPED} - {_DROPPED} offset 1m) > 0",
+    f"sum by (run, launch, rank, fault) ({_DROPPED} - {_DROPPED} offset 1m) > 0",
     "{{run}} rank {{rank}} no longer calls a pressure hook: {{fault}}",
     colors.ATTENTION,
 )
@@ -224,7 +268,8 @@ _AT = (
 LINK_TO_RUNBOOK = ("Open the runbook", f"{_AT}/${{__value.raw}}.md")
 
 LINK_TO_RUN = link(TRAINING, "Training memory", run="Run")
-LINK_TO_RANK = link(TRAINING, "Training memory", run="Run", rank="Rank")
+LINK_TO_LAUNCH = link(TRAINING, "Training memory", run="Run", launch="Launch")
+LINK_TO_RANK = link(TRAINING, "Training memory", run="Run", launch="Launch", rank="Rank")
 LINK_TO_NODE = link(NODE, "GPU node", node="Node")
 
 
@@ -285,7 +330,8 @@ def _variable(variable: Variable) -> builders.QueryVariable | builders.TextBoxVa
     builder = builders.QueryVariable(variable.name).label(variable.label)
     builder.query(variable.query).regex(variable.regex).datasource(DATASOURCE)
     builder.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)
-    builder.sort(models.VariableSort.NATURAL_ASC)
+    if variable.sort:
+        builder.sort(models.VariableSort.NATURAL_ASC)
     if variable.hidden:
         builder.hide(models.VariableHide.HIDE_VARIABLE)
     if variable.single is not None:
@@ -293,7 +339,8 @@ def _variable(variable: Variable) -> builders.QueryVariable | builders.TextBoxVa
         return builder.current(models.VariableOption(selected=True, text=single, value=single))
     if not variable.all:
         return builder.multi(True)
-    return builder.multi(True).include_all(True).all_value(".*").current(ALL)
+    builder.multi(True).include_all(True).current(ALL)
+    return builder.all_value(variable.every) if variable.every else builder
 
 
 def _cleaned(board: Json) -> Json:

@@ -400,7 +400,8 @@ class Column:
 
     `names` are displayed instead of values. The background of a cell is by name in `colors`, or by
     number in `levels`. `link` is the title and URL that a click opens. A `bar` fills the cell in
-    proportion to a value from 0 to `highest`. A label is always text.
+    proportion to a value from 0 to `highest`. A label is always text. Links of other columns read
+    an `unseen` one.
     """
 
     heading: str
@@ -417,7 +418,10 @@ class Column:
     wrap: bool = False
     centered: bool = False
     decimals: int | None = None
+    unseen: bool = False
 
+
+LAUNCH_OF_LINKS = Column("Launch", label="launch", unseen=True)
 
 # The only value of a cell, by the name of Grafana's reducer.
 _AGGREGATION = "lastNotNull"
@@ -510,6 +514,9 @@ def _column_style(column: Column) -> list[dashboard_models.DynamicConfigValue]:
     if column.link:
         title, url = column.link
         style["links"] = [{"title": title, "url": url}]
+    if column.unseen:
+        style["custom.hidden"] = True  # before Grafana 12.3
+        style["custom.hideFrom"] = {"legend": False, "tooltip": False, "viz": True}
     if column.centered:
         style["custom.align"] = "center"
     if column.decimals is not None:

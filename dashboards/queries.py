@@ -14,7 +14,13 @@ from torchmem.metrics.catalog import CATALOG, GPU, RANK, MetricSpec
 from torchmem.rules import counters
 
 # Dashboard variables by the label that they filter; `instance` is on every scraped series.
-FILTERS = {"instance": "$node", "uuid": "$gpu", "run": "$run", "rank": "$rank"}
+FILTERS = {
+    "instance": "$node",
+    "uuid": "$gpu",
+    "run": "$run",
+    "launch": "$launches",
+    "rank": "$rank",
+}
 
 # Matchers of the alerts of torchmem, without the one that always fires.
 TORCHMEM_ALERTS = 'alertname=~"Torchmem.*",severity!="none"'
@@ -23,9 +29,9 @@ TORCHMEM_ALERTS = 'alertname=~"Torchmem.*",severity!="none"'
 PROCESS = ("job", "instance", *RANK)
 DEVICE_ROW = ("instance", *GPU, *RANK)
 GPU_ROW = ("instance", *GPU)
-RANK_ROW = ("run", "rank", "instance")
-RUN_ROW = ("run",)
-RUN_RANK = ("run", "rank")
+RANK_ROW = ("run", "launch", "rank", "instance")
+RUN_ROW = ("run", "launch")
+RUN_RANK = ("run", "launch", "rank")
 
 # Lines of single ranks in a panel; more cannot be told apart.
 MAX_LINES = 10
@@ -73,13 +79,14 @@ def of_ranks(expression: str, how: str = "max") -> str:
 
     A rank is the same after a restart: the newest process continues its line, and a death ends it.
     """
-    return f"{how} by (run, rank) ({live(expression)})"
+    return f"{how} by (run, launch, rank) ({live(expression)})"
 
 
 def newest(expression: str) -> str:
     """Keep only the newest process of each rank; it may have ended."""
     written = select(catalog.SAMPLE_TIMESTAMP)
-    last = f"{written} == on (run, rank) group_left () max by (run, rank) ({written})"
+    rank = ", ".join(RUN_RANK)
+    last = f"{written} == on ({rank}) group_left () max by ({rank}) ({written})"
     return f"{expression} and on ({', '.join(PROCESS)}) ({last})"
 
 
@@ -176,7 +183,7 @@ EXHAUSTION = select(recorded.EXHAUSTION)
 RETRIES_IN_10_MINUTES = f"sum({select(recorded.RETRIES_10M)})"
 # Grafana's time axis counts in milliseconds since 1970. One mark for ranks that fail together.
 LAST_OOM_MILLISECONDS = f"1000 * {select(catalog.LAST_OOM_TIMESTAMP)}"
-NEWEST_OOM_OF_RUN = f"topk by (run) (1, {LAST_OOM_MILLISECONDS})"
+NEWEST_OOM_OF_RUN = f"topk by (run, launch) (1, {LAST_OOM_MILLISECONDS})"
 
 
 # --- GPUs
@@ -253,4 +260,4 @@ def _threat(alert: str, cause: str | None) -> str:
 def threats() -> str:
     """Return the alert of each rank, firing or pending, and the cause that it suspects."""
     every = [_threat(alert, cause) for alert, cause in THREATS.items()]
-    return " or on (run, rank) ".join(every)
+    return " or on (run, launch, rank) ".join(every)

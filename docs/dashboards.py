@@ -17,8 +17,8 @@ HEAD = """\
 
 This page lists the question that each panel answers. Grafana shows the same text behind the ⓘ of
 the panel. `docker compose up -d` and `make stack` provision all dashboards. All dashboards have the
-same variables for run, node, GPU and rank. They link to each other and keep the selection and the
-time range.
+same variables for run, launch, node, GPU and rank. *Training memory* shows the newest launch of its
+run, unless you select others. They link to each other and keep the selection and the time range.
 
 To save them in your own Grafana (11, 12 or 13), give it the token of a service account with the
 role Editor:

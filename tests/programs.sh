@@ -63,17 +63,21 @@ END
     chmod +x "$FOLDER/bin/$1"
 }
 
+# A program that finds its data by this path alone gets another path of the same length: a descriptor that its start opens.
+write_start_with_data() { # program, path of its data below .programs
+    [ -x "$FOLDER/usr/bin/$1" ] || return 0
+    path=/proc/self/fd/9
+    while [ ${#path} -le ${#2} ]; do path=$path/; done
+    LC_ALL=C sed -i "s|/$2|$path|" "$FOLDER/usr/bin/$1"
+    write_start "$1" "usr/bin/$1" "exec 9<\"\$root/$2\""
+}
+
 write_starts() {
     LIBRARIES=usr/lib/$(cd "$FOLDER/usr/lib" && printf '%s\n' *-linux-gnu* | head -n 1)
     mkdir -p "$FOLDER/bin"
-    # Debian's Alertmanager reads its templates from this path alone, so it gets another one of the same length: that of a
-    # descriptor that its start opens.
-    templates=/usr/share/prometheus/alertmanager/
-    if [ -e "$FOLDER/usr/bin/prometheus-alertmanager" ]; then
-        LC_ALL=C sed -i "s|$templates|/proc/self/fd/9////////////////////|" "$FOLDER/usr/bin/prometheus-alertmanager"
-    fi
-    write_start prometheus-alertmanager usr/bin/prometheus-alertmanager "exec 9<\"\$root$templates\""
-    for program in prometheus promtool amtool victoria-metrics vmalert nm; do
+    write_start_with_data prometheus-alertmanager usr/share/prometheus/alertmanager
+    write_start_with_data prometheus usr/share/prometheus/web
+    for program in promtool amtool victoria-metrics vmalert nm; do
         write_start "$program" "usr/bin/$program"
     done
     # Open MPI looks for ssh, though it starts nothing on other machines.

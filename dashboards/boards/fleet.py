@@ -7,9 +7,9 @@ from dashboards import recorded
 from dashboards.board import (
     ALL_VARIABLES,
     FLEET,
+    LINK_TO_LAUNCH,
     LINK_TO_NODE,
     LINK_TO_RANK,
-    LINK_TO_RUN,
     LINK_TO_RUNBOOK,
     OOM_MARK,
     PRICE,
@@ -20,6 +20,7 @@ from dashboards.board import (
 from dashboards.boards import fleet_report
 from dashboards.boards.fleet_subjects import NODES, OVER_TIME
 from dashboards.panels import (
+    LAUNCH_OF_LINKS,
     RANKS_BY_STATE,
     Column,
     Panel,
@@ -62,7 +63,7 @@ MAX_RANKS = 20
 MAX_WASTEFUL = 20
 MIN_WASTED_GPU_HOURS = 0.01
 
-ALERT_ROW = ("severity", "alertname", "run", "rank", "instance", "gpu")
+ALERT_ROW = ("severity", "alertname", "run", "launch", "rank", "instance", "gpu")
 
 
 def _alerts_of_torchmem(selector: str) -> str:
@@ -156,6 +157,7 @@ def _alerts() -> Panel:
         Column("Severity", _severity(), names=ranked, colors=colors, width=90, centered=True),
         Column("Alert", label="alertname", link=LINK_TO_RUNBOOK, width=240),
         Column("Run", label="run", link=LINK_TO_RANK),
+        LAUNCH_OF_LINKS,
         Column("Rank", label="rank", width=60),
         Column("Node", label="instance", link=LINK_TO_NODE),
         Column("GPU", label="gpu", width=60),
@@ -190,6 +192,7 @@ def _least_headroom() -> Panel:
     stranded = row(DEVICE_ROW, STRANDED_SHARE)
     columns = [
         Column("Run", label="run", link=LINK_TO_RANK),
+        LAUNCH_OF_LINKS,
         Column("Rank", label="rank", width=50),
         Column("Node", label="instance", link=LINK_TO_NODE),
         _bar("Headroom", among(DEVICE_ROW, share, listed), levels.HEADROOM, width=95),
@@ -254,13 +257,13 @@ def _of_run(spec: MetricSpec) -> str:
 def _ranks_in(states: str) -> str:
     """Return the ranks of each run in one of the states, which are separated by |."""
     ranks = append_matcher(select(recorded.NEWEST_STATE), f'state=~"{states}"')
-    return f"count by (run) ({ranks})"
+    return f"count by (run, launch) ({ranks})"
 
 
 def _runs() -> Panel:
     text = Text(
         "Runs",
-        "How is each run doing? Alive counts ranks that are running or stalled. Failed counts "
+        "How is each launch doing? Alive counts ranks that are running or stalled. Failed counts "
         "ranks that failed with an exception, ran out of memory, or were killed in the last 15 "
         "minutes. Fullest GPU: the most that one rank has reserved. Headroom is that of its worst "
         "rank. Slack: the share of the reserved memory "
@@ -269,10 +272,11 @@ def _runs() -> Panel:
         NO_RUN,
     )
     known, failed = _ranks_in(".*"), _ranks_in("failed|oom|killed")
-    ooms = f"sum by (run) ({ooms_in_range()})"
+    ooms = f"sum by (run, launch) ({ooms_in_range()})"
     retries = f"60 * {_of_run(recorded.RUN_RETRIES)}"
     columns = [
-        Column("Run", label="run", link=LINK_TO_RUN),
+        Column("Run", label="run", link=LINK_TO_LAUNCH),
+        Column("Launch", label="launch", width=130),
         Column("Alive", _ranks_in("running|stalled"), width=80),
         Column("Failed", f"{failed} or 0 * {known}", levels=levels.ANY_HAS_FAILED, width=80),
         Column("Fullest GPU", _of_run(recorded.RUN_RESERVED_MAX), unit=Unit.BYTES),

@@ -7,7 +7,7 @@ from dashboards.board import LINK_TO_RUN
 from dashboards.boards.oom import ONSET_NAMES
 from dashboards.colors import ANY_IS_WRONG, Levels
 from dashboards.panels import Column, Panel, Query, Text, Unit, joined_table, stat_panel
-from dashboards.queries import RUN_ROW, WASTED_GPU_HOURS, select, with_texts
+from dashboards.queries import WASTED_GPU_HOURS, select, with_texts
 
 from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
 from torchmem.fleet.report import MIN_FREE
@@ -127,10 +127,10 @@ def _room() -> Panel:
     need = _extreme("max", recorded.RUN_PEAK_NEED)
     total = _extreme("min", recorded.RUN_DEVICE_TOTAL)
     step = _extreme("max", recorded.RUN_STEP_PEAK)
-    died = f"last_over_time({select(recorded.OOM_END, over='$__range')})"
+    died = _of_user(f"last_over_time({select(recorded.OOM_END, over='$__range')})")
 
     def of_others(expression: str) -> str:
-        return f"{expression} unless on (run) {died}"
+        return f"{expression} unless on (run, uid) {died}"
 
     factor = f"1 + ({1 - MIN_FREE:g} * {total} - {need}) / {step} >= 1"
     columns = [
@@ -139,13 +139,18 @@ def _room() -> Panel:
         Column("Of the GPU", of_others(f"{need} / {total}"), unit=Unit.RATIO, bar=True),
         Column("Batch times", of_others(f"({factor})"), unit=Unit.COUNT, decimals=1),
     ]
-    table = joined_table(text, columns, sort="Of the GPU")
+    table = joined_table(text, columns, sort="Of the GPU", hidden=("uid",))
     return table.span(10).height(7).min_width(60)
 
 
 def _extreme(which: str, spec: MetricSpec) -> str:
-    over = select(spec, over="$__range")
-    return f"{which} by ({', '.join(RUN_ROW)}) ({which}_over_time({over}))"
+    values = f"{which}_over_time({select(spec, over='$__range')})"
+    return f"{which} by (run, uid) ({_of_user(values)})"
+
+
+def _of_user(expression: str) -> str:
+    """Add the label uid: a launch begins with the user's ID, and two users can have one run."""
+    return f'label_replace({expression}, "uid", "$1", "launch", "(.*)-.*")'
 
 
 PANELS: list[Panel] = [

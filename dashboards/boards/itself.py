@@ -371,7 +371,7 @@ SDK: list[Panel] = [
         ),
         [
             Query(
-                f"sum by (run, rank, stage) ({select(catalog.SDK_ERRORS)}) > 0",
+                f"sum by (run, launch, rank, stage) ({select(catalog.SDK_ERRORS)}) > 0",
                 f"{RUN_RANK}: {{{{stage}}}}",
             )
         ],

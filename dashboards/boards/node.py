@@ -37,6 +37,7 @@ from dashboards.gpus import (
     value,
 )
 from dashboards.panels import (
+    LAUNCH_OF_LINKS,
     NAME_WIDTH,
     Column,
     Panel,
@@ -62,7 +63,7 @@ from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
 NO_PROCESS = "No process uses a GPU here"
 NOTHING = "–"  # where the table above already says that there is no GPU
 PROCESS_ROW = (*GPU_ROW, "pid")
-PROCESS_FACTS = ("name", "user", "run", "rank", "slurm_job_id", "owner")
+PROCESS_FACTS = ("name", "user", "run", "launch", "rank", "slurm_job_id", "owner")
 
 _SHIPPED_XIDS = f"round(increase({value('xid_errors_total', '$__range')}))"
 _DRIVERS = f"count by (driver_version, cuda_version) ({value('driver_info')})"
@@ -148,8 +149,10 @@ def _rows() -> tuple[str, str]:
 
 def _largest_rank() -> str:
     """Return run and rank of the process that reserves most on each GPU."""
-    reserved = f"sum by ({', '.join(GPU_ROW)}, run, rank) ({_of_any_rank(catalog.RESERVED)})"
-    return row(GPU_ROW, f"topk by (instance, uuid) (1, {reserved})", "run", "rank")
+    reserved = (
+        f"sum by ({', '.join(GPU_ROW)}, run, launch, rank) ({_of_any_rank(catalog.RESERVED)})"
+    )
+    return row(GPU_ROW, f"topk by (instance, uuid) (1, {reserved})", "run", "launch", "rank")
 
 
 def _words(
@@ -188,6 +191,7 @@ def _gpus() -> Panel:
         _words("Throttled", throttling(), THROTTLING, width=110),
         *_errors(),
         Column("Run", rank, label="run", link=LINK_TO_RANK, width=NAME_WIDTH),
+        LAUNCH_OF_LINKS,
         Column("Rank", rank, label="rank", width=60),
     ]
     return joined_table(text, columns, sort="GPU", hidden=GPU_ROW).height(11).min_width(80)
@@ -256,6 +260,7 @@ def _processes() -> Panel:
         Column("Name", facts, label="name"),
         Column("User", facts, label="user"),
         Column("Run", facts, label="run", link=LINK_TO_RANK),
+        LAUNCH_OF_LINKS,
         Column("Rank", facts, label="rank", width=60),
         Column("Slurm job", facts, label="slurm_job_id"),
         Column("Pod or unit", facts, label="owner"),

@@ -20,6 +20,7 @@ from dashboards.board import (
     link,
 )
 from dashboards.panels import (
+    LAUNCH_OF_LINKS,
     NAME_WIDTH,
     PARTS_EXPLAINED,
     RANK,
@@ -42,6 +43,7 @@ from dashboards.queries import (
     PROCESS,
     RANK_ROW,
     RETRIES_PER_MINUTE,
+    RUN_RANK,
     among,
     append_matcher,
     newest,
@@ -100,15 +102,15 @@ def _of_failed_rows(expression: str) -> str:
 # The time of the newest OOM of each series within the range, the same at each point in time, so
 # that lines also show the time before it; and the run with the newest one.
 _OOM = f"last_over_time({select(catalog.LAST_OOM_TIMESTAMP, over='$__range')} @ end())"
-_NEWEST_RUN = f"topk(1, max by (run) ({_OOM}))"
-_OOM_OF_NEWEST_RUN = f"({_OOM} and on (run) {_NEWEST_RUN})"
+_NEWEST_RUN = f"topk(1, max by (run, launch) ({_OOM}))"
+_OOM_OF_NEWEST_RUN = f"({_OOM} and on (run, launch) {_NEWEST_RUN})"
 
 
 def _of_ooms(expression: str, labels: tuple[str, ...]) -> str:
     return among(labels, expression, f"max by ({', '.join(labels)}) {_OOM_OF_NEWEST_RUN}")
 
 
-_FAILED_RANKS = f"max by (run, rank) {_OOM_OF_NEWEST_RUN}"
+_FAILED_RANKS = f"max by (run, launch, rank) {_OOM_OF_NEWEST_RUN}"
 
 
 def _lines(text: Text, expression: str, unit: str, *, lowest: bool = False) -> timeseries.Panel:
@@ -218,8 +220,12 @@ _REMEDY = (
 )
 _LINE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, _LAST_SEEN, 'line')})"
 _TIME = f"({row(DEVICE_ROW, _OOM_MILLISECONDS)} or {_of_failed_rows(_LAST_SAMPLE)})"
-_STORY = link(OOM, "the time around this error", at="When", run="Run", rank="Rank")
-_RANK = link(TRAINING, "Training memory at this time", at="When", run="Run", rank="Rank")
+_STORY = link(
+    OOM, "the time around this error", at="When", run="Run", launches="Launch", rank="Rank"
+)
+_RANK = link(
+    TRAINING, "Training memory at this time", at="When", run="Run", launch="Launch", rank="Rank"
+)
 
 
 def _bytes(heading: str, query: str) -> Column:
@@ -240,6 +246,7 @@ FAILED = joined_table(
     [
         Column("When", _TIME, unit=Unit.AGO, link=_STORY, width=110),
         Column("Run", label="run", width=NAME_WIDTH),
+        LAUNCH_OF_LINKS,
         Column("Rank", label="rank", link=_RANK, width=50),
         Column(
             "State",
@@ -304,7 +311,9 @@ def _states() -> Panel:
         for index, state in enumerate(STATE_NUMBERS)
     )
     of_newest = newest(f"max without (state) ({' or '.join(numbered)})")
-    query = Query(f"max by (run, rank) ({of_newest}) and on (run) {_NEWEST_RUN}", RANK)
+    query = Query(
+        f"max by (run, launch, rank) ({of_newest}) and on (run, launch) {_NEWEST_RUN}", RANK
+    )
     names = {index: (state, STATES[state]) for index, state in enumerate(STATE_NUMBERS)}
     return state_timeline(text, query, names)
 
@@ -361,14 +370,14 @@ def _settings() -> Panel:
         NO_OOM,
     )
     names = {"expandable_segments": "Expandable segments", LAST_PARSED: "As last parsed"}
-    query = row(RANK_ROW, _of_ooms(seen(catalog.ALLOCATOR_INFO), ("run", "rank")), *names)
+    query = row(RANK_ROW, _of_ooms(seen(catalog.ALLOCATOR_INFO), RUN_RANK), *names)
     columns = [
         Column("Run", label="run"),
         Column("Rank", label="rank", width=60),
         Column("Node", label="instance"),
         *(Column(heading, query, label=name) for name, heading in names.items()),
     ]
-    return joined_table(text, columns).height(7)
+    return joined_table(text, columns, hidden=("launch",)).height(7)
 
 
 BOARD = Board(

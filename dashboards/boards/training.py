@@ -5,6 +5,7 @@ from __future__ import annotations
 from dashboards import colors as levels
 from dashboards import recorded
 from dashboards.board import (
+    CHOSEN_LAUNCHES,
     COMPARE,
     LINK_TO_NODE,
     LINK_TO_RUNBOOK,
@@ -19,6 +20,7 @@ from dashboards.board import (
 )
 from dashboards.boards import run_comparison, training_memory, training_serving, training_speed
 from dashboards.panels import (
+    LAUNCH_OF_LINKS,
     NAME_WIDTH,
     PARTS_EXPLAINED,
     RANK,
@@ -174,7 +176,7 @@ _LISTED = f"({row(DEVICE_ROW, f'{_LEAST} or {_SOON} or {_ENDED} or {_WHY}')})"
 # Ranks without an alert have these columns too; their link opens the list of runbooks.
 _NONE = f'label_replace(0 * {_LISTED}, "cause", "none", "", "")'
 _FINE = f'label_replace({_NONE}, "alertname", "README", "", "")'
-_REMEDY = with_texts(f"{_WHY} or on (run, rank) {_FINE}", "remedy", "cause", REMEDIES)
+_REMEDY = with_texts(f"{_WHY} or on (run, launch, rank) {_FINE}", "remedy", "cause", REMEDIES)
 
 
 def _listed(expression: str) -> str:
@@ -222,7 +224,7 @@ DANGER = joined_table(
         Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
     ],
     sort="Of the GPU",
-    hidden=("run", "pid"),
+    hidden=("run", "launch", "pid"),
 )
 
 
@@ -267,6 +269,7 @@ def _processes() -> Panel:
     joined = f"{devices} + on ({', '.join(PROCESS)}) group_left (state) {state}"
     columns = [
         Column("Rank", label="rank", width=60),
+        LAUNCH_OF_LINKS,
         Column("State", row(DEVICE_ROW, joined, "state"), label="state", colors=STATES, width=80),
         Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
         Column("GPU", label="gpu", width=50),
@@ -279,7 +282,7 @@ def _processes() -> Panel:
             "Newest OOM",
             newest_oom,
             unit=Unit.AGO,
-            link=link(OOM, "After an OOM", at="Newest OOM", rank="Rank"),
+            link=link(OOM, "After an OOM", at="Newest OOM", launches="Launch", rank="Rank"),
         ),
         Column("Requested", of_device(catalog.LAST_OOM_REQUESTED), unit=Unit.BYTES),
     ]
@@ -310,14 +313,14 @@ SETTINGS = joined_table(
         Column("Ignored by PyTorch", _IGNORED, label="setting"),
     ],
     sort="Rank",
-    hidden=("run",),
+    hidden=("run", "launch"),
 )
 
 BOARD = Board(
     TRAINING,
     "Training memory",
     "The GPU memory of one training run, rank by rank: will it run out, when, why, and what to do.",
-    (*ONE_RUN_VARIABLES, COMPARE, SHOWN_RANKS),
+    (*ONE_RUN_VARIABLES, COMPARE, CHOSEN_LAUNCHES, SHOWN_RANKS),
     (
         Row("Will it run out of memory?", ANSWER),
         Row("Where is the memory?", training_memory.MEMORY, collapsed=True),

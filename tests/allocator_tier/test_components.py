@@ -74,6 +74,7 @@ def _run(script: str, folder: Path, *arguments: str) -> Any:
 LOOP = """
 def serve(metric):
     import urllib.request
+    while not session.url: time.sleep(0.01)
     text = urllib.request.urlopen(session.url).read().decode()
     rows = [line for line in text.splitlines() if line.startswith(metric + "{")]
     return {row.split('component="')[1].split('"')[0]: float(row.split()[-1]) for row in rows}
@@ -114,6 +115,51 @@ def test_a_recording_of_the_script_is_left_alone(run: Callable[..., Any], record
     done = run(LOOP + RECORDINGS[recording] + "\nprint(session.errors.counts['components'])")
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
+IN_BACKWARD = """
+session = sdk.instrument(interval=1e-6, port=0)
+model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]).cuda()
+optimizers = {weight: torch.optim.AdamW([weight]) for weight in model.parameters()}
+def update(weight):
+    optimizers[weight].step()
+    optimizers[weight].zero_grad()
+for weight in model.parameters(): weight.register_post_accumulate_grad_hook(update)
+def step(): model(torch.randn(8, 64, device="cuda")).mean().backward()
+"""
+
+
+def test_optimizers_in_backward_run_as_without_torchmem(
+    run: Callable[..., Any], series: Callable[..., Any]
+) -> None:
+    """PyTorch prints nothing, no recording is left, and each backward pass counts as a step."""
+    done = run(
+        IN_BACKWARD
+        + """
+for _ in range(20): step()
+session.close()
+print(torch._C._cuda_isHistoryEnabled(), session.errors.counts["components"])
+"""
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "False 0\n", "")
+    assert [count for _, count in series("torchmem_steps_total")] == [20.0]
+
+
+def test_a_history_may_begin_in_one_backward_pass_and_end_in_another(
+    run: Callable[..., Any],
+) -> None:
+    """A capture of such a training prints nothing either."""
+    done = run("""
+from torchmem.sdk.pytorch.backend import TorchBackend
+backend = TorchBackend()
+def record(_): backend.stop_history() if backend.owns_history() else backend.start_history(1000)
+weight = torch.ones(4, device="cuda", requires_grad=True)
+weight.register_post_accumulate_grad_hook(record)
+for _ in range(4): weight.sum().backward()
+""")
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_a_rank_with_pending_memory_is_exported(

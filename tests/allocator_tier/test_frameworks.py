@@ -67,6 +67,15 @@ model = torch.nn.Linear(8, 8)
 train_loader = DataLoader(TensorDataset(torch.randn(18, 8)), batch_size=4)
 validation_loader = DataLoader(TensorDataset(torch.randn(6, 8)), batch_size=4)
 """
+FASTAI = """
+import pickle, torch
+from fastai.callback.training import GradientAccumulation
+from fastai.data.core import DataLoaders
+from fastai.learner import Learner
+model, loss = torch.nn.Linear(8, 8), torch.nn.MSELoss()
+pairs = [(torch.randn(8), torch.randn(8)) for _ in range(24)]
+loaders = DataLoaders.from_dsets(pairs[:18], pairs[18:], bs=4, device="cuda", num_workers=0)
+"""
 ACCELERATE = (
     LOADERS
     + """
@@ -269,6 +278,15 @@ def test_lightning(tmp_path: Path) -> None:
     [sample] = samples(tmp_path, done)
 
     assert summary(sample) == (3, 18, "tiny", {"train", "evaluate"})
+
+
+def test_fastai(tmp_path: Path) -> None:
+    """Two epochs of four batches, of which two make a step of fastai's own optimizer."""
+    requires("fastai")
+    exported = "copy = pickle.loads(pickle.dumps(learner.cbs))\n"
+    [sample] = samples(tmp_path, job(tmp_path, FASTAI + snippet("fastai") + exported))
+
+    assert summary(sample) == (4, 32, "tiny", {"train", "evaluate"})
 
 
 def test_accelerate(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_two_nodes_and_a_second_start(job: Job) -> None:
-    """Ranks of two nodes are one run; after an elastic restart only the new ranks count.
+    """Ranks of two nodes are one launch, also after an elastic restart; only the new ranks count.
 
     torchrun stops the other ranks by SIGTERM. They are `killed`, and fire no alert.
     """
@@ -113,6 +113,7 @@ def test_two_nodes_and_a_second_start(job: Job) -> None:
     restarts = job.labels("torchmem_process_info and on (pid) rank:torchmem_process_state:live")
     assert sorted(labels["torchelastic_restart_count"] for labels in restarts) == ["0", "1", "1"]
     assert pids(second) == pids(restarts)
+    assert len({labels["launch"] for labels in (*first, *second)}) == 1
 
 
 def pids(series: Sequence[dict[str, str]]) -> set[str]:
@@ -238,6 +239,7 @@ def test_ranks_of_open_mpi(tmp_path: Path) -> None:
     launch(node, *MPIRUN, "-np", "2", before=SDK_LINE, **job_script)
 
     assert ranks_of(node) == TWO_RANKS
+    assert len({sample["process"]["launch"] for sample in node.samples()}) == 1
 
 
 def test_a_process_group_decides(tmp_path: Path) -> None:

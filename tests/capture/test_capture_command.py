@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.publishing import own_process, own_sample, publish, user_directory
@@ -16,6 +17,7 @@ from support.users import as_user, needs_root
 from support.waiting import until
 
 from torchmem.capture.processes import START, ProcessFilter, find_process
+from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import RESERVE_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import encode
 
@@ -170,7 +172,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
     (user_directory(tmp_path / "run") / f"f{SAMPLE_SUFFIX}").mkdir()
     both = f"rank 0 of run day (pid {own.pid}), rank 0 of run night (pid {own.pid})"
     ended = f"rank 5 of run night (pid {own.pid})"
-    several = f"several processes match: {both}; select one with --rank, --run or --pid."
+    several = f"several processes match: {both}; select one with --rank, --run, --launch or --pid."
     missing = f"the run directory /no does not exist: {START}"
     expected = {
         "--rank 9": f"no process in {tmp_path}/run matches; running processes: {both}.",
@@ -187,6 +189,24 @@ def test_mistakes_are_one_sentence(tmp_path: Path) -> None:
         arguments: process.stderr for arguments, process in done.items()
     }
     assert {process.returncode for process in done.values()} == {2}
+
+
+def test_of_two_launches_of_a_run_the_newest_is_selected(tmp_path: Path) -> None:
+    """The name of a run selects the launch that started last, and never ranks of both."""
+    uid = os.geteuid()
+    old, new = f"{uid}-aaaaaaaa", f"{uid}-bbbbbbbb"
+    for launch, rank, start in ((old, 0, 100.0), (old, 1, 101.0), (new, 0, 200.0)):
+        process = own_process(rank=rank, run="night", launch=launch, start_timestamp=start)
+        publish(tmp_path, own_sample(process=process), f"{launch}-{rank}{SAMPLE_SUFFIX}")
+
+    def launch_of(**selected: Any) -> str | None:
+        return find_process(tmp_path, ProcessFilter(**selected)).process.launch
+
+    assert launch_of(run="night") == new
+    assert launch_of(run="night", rank=0) == new
+    assert launch_of(launch=old, rank=0) == old
+    with pytest.raises(UsageError, match="several processes match"):
+        launch_of(rank=0)
 
 
 def test_a_second_capture_is_refused(train: Train, tmp_path: Path) -> None:

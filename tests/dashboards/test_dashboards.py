@@ -89,21 +89,23 @@ def _cells(position: dict[str, int]) -> list[tuple[int, int]]:
 
 @each_board
 def test_the_variables_filter_from_left_to_right(board: Json) -> None:
-    """Data source, run, node, GPU and rank can be selected; the last four allow several values.
+    """Data source, run, launch, node, GPU and rank can be selected; all but one allow several.
 
-    Training memory is about one run; the others begin with all of them.
+    Training memory is about one run and its newest launch; the others begin with all of them.
     """
     variables = board["templating"]["list"]
-    assert [variable["name"] for variable in variables[:5]] == [
+    is_of_one_run = "training-memory" in board["uid"]
+    assert [variable["name"] for variable in variables[:6]] == [
         "datasource",
         "run",
+        "launch" if is_of_one_run else "launches",
         "node",
         "gpu",
         "rank",
     ]
-    assert all(variable["multi"] for variable in variables[1:5])
-    without_all = {item["name"] for item in variables[1:5] if not item["includeAll"]}
-    assert without_all == ({"run"} if "training-memory" in board["uid"] else set())
+    assert all(variable["multi"] for variable in variables[1:6])
+    without_all = {item["name"] for item in variables[1:6] if not item["includeAll"]}
+    assert without_all == ({"run", "launch"} if is_of_one_run else set())
     for index, variable in enumerate(variables):
         if variable.get("hide"):
             continue
@@ -113,7 +115,7 @@ def test_the_variables_filter_from_left_to_right(board: Json) -> None:
 
 def test_two_runs_can_be_compared() -> None:
     """Training memory has one more variable: a single run, initially none."""
-    compare = BOARDS["training-memory"]["templating"]["list"][5]
+    compare = BOARDS["training-memory"]["templating"]["list"][6]
     assert (
         compare["name"],
         compare["multi"],

@@ -197,7 +197,7 @@ def test_a_rank_is_one_line(name: str) -> None:
     for target in PANELS[name]["targets"]:
         assert "{{pid}}" not in target["legendFormat"]
         if "rank #{{rank}}" in target["legendFormat"]:
-            assert re.match(r"(max|min) by \(run, rank\) \(", target["expr"])
+            assert re.match(r"(max|min) by \(run, launch, rank\) \(", target["expr"])
 
 
 @pytest.mark.parametrize("name", ["training-memory", "oom"])

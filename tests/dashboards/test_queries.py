@@ -9,7 +9,13 @@ from support import promql
 from support.dashboards import BOARDS, PANELS, QUERIES, filled_in
 
 each_query = pytest.mark.parametrize(("name", "expression"), QUERIES.items(), ids=QUERIES)
-FILTERS = {"instance": "$node", "uuid": "$gpu", "run": "$run", "rank": "$rank"}
+FILTERS = {
+    "instance": "$node",
+    "uuid": "$gpu",
+    "run": "$run",
+    "launch": "$launches",
+    "rank": "$rank",
+}
 
 
 @each_query
@@ -25,7 +31,10 @@ def test_a_query_follows_the_variables(name: str, expression: str) -> None:
     The join with live ranks is an exception: the other side is filtered already.
     """
     board = BOARDS[name.partition(":")[0]]
-    visible = {f"${item['name']}" for item in board["templating"]["list"] if not item.get("hide")}
+    variables = board["templating"]["list"]
+    visible = {f"${item['name']}" for item in variables if not item.get("hide")}
+    if "$launch" in visible:  # what it selects is in the other one
+        visible.add("$launches")
     filters = {label for label, variable in FILTERS.items() if variable in visible}
     known = promql.series()
     for series, labels in promql.selectors(filled_in(expression, "x")):

@@ -70,14 +70,15 @@ def test_repeated_interrupts(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_terminal_ends_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["xterm-256color", "dumb"])
+def test_a_closed_terminal_ends_it(kind: str, tmp_path: Path) -> None:
     """A demo whose terminal is closed ends, and leaves no file."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         [*DEMO, "--ranks", "1"],
         stdout=theirs,
         stderr=subprocess.PIPE,
-        env=os.environ | {"TMPDIR": str(tmp_path)},
+        env=os.environ | {"TMPDIR": str(tmp_path), "TERM": kind},
     ) as demo:
         os.close(theirs)
         assert b"in a browser" in os.read(ours, 1000)

@@ -27,6 +27,7 @@ from torchmem.exporter.gpus import GpuFault, GpuIdentity, Versions
 from torchmem.exporter.nvml import NvmlDownError
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
+from torchmem.sample.sample import Steps
 
 GPU = FakeGpu(GpuIdentity(0, "GPU-1", "H100", "00000000:01:00.0", "580.1"))
 
@@ -167,6 +168,18 @@ def test_settings_of_running_processes_are_shown(place: Place) -> None:
     assert in_force == checks["settings in effect"].found
     ignored = {"settings ignored": "expandable_segments has no effect in night"}
     assert ignored == problems(iter(checks.values()))
+
+
+def test_a_process_without_a_counted_step_is_a_note(place: Place) -> None:
+    """It says how to count; where steps are counted, nothing is said of them."""
+    assert place.run_dir is not None
+    publish(place.run_dir, own_sample(settings_ignored={}))
+    assert "steps" not in by_subject(node.checks(place))
+    publish(place.run_dir, own_sample(settings_ignored={}, steps=Steps()))
+    check = by_subject(node.checks(place))["steps"]
+
+    assert (check.status, check.found) == ("note", "none counted in night")
+    assert "session.step()" in (check.next_step or "")
 
 
 def test_a_sample_that_is_not_valid_costs_only_its_settings(place: Place) -> None:

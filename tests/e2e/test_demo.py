@@ -253,7 +253,11 @@ def test_on_a_terminal_the_page_stays() -> None:
     address = f"127.0.0.1:{free_port()}"
     ours, theirs = pty.openpty()
     arguments = [*DEMO, "--ranks", "1", "--duration", "6", "--listen", address]
-    with os.fdopen(ours, "rb") as screen, subprocess.Popen(arguments, stdout=theirs) as process:
+    terminal = os.environ | {"TERM": "xterm-256color"}
+    with (
+        os.fdopen(ours, "rb") as screen,
+        subprocess.Popen(arguments, stdout=theirs, env=terminal) as process,
+    ):
         os.close(theirs)  # so that reading fails when the demo ends
         try:
             assert f"Open http://{address} in" in screen.readline().decode()

@@ -75,13 +75,14 @@ def test_target_as_the_client_reaches_it(url: str | None, client: str, target: s
 
 
 def test_labels_identify_the_process() -> None:
-    """Ranks, run and pid are labels for relabeling, and all values are strings."""
+    """Ranks, run, launch and pid are labels for relabeling, and all values are strings."""
     (group,) = groups("http://0.0.0.0:9000/metrics")
 
     assert group["labels"] == {
         "__meta_torchmem_rank": "0",
         "__meta_torchmem_local_rank": "0",
         "__meta_torchmem_run": "night",
+        "__meta_torchmem_launch": "1000-3f9a2c71",
         "__meta_torchmem_pid": "77",
     }
 

@@ -118,6 +118,19 @@ IMPOSSIBLE = {
 }
 
 
+@pytest.mark.parametrize(
+    "launch",
+    ["", "3f9a2c71", "1000-3F9A2C71", "1000-3f9a2c71\n", "-1-3f9a2c71", "01-3f9a2c71", "x" * 150],
+)
+def test_a_launch_without_the_form_of_one_is_unknown(
+    open_exporter: OpenExporter, run_dir: Path, launch: str
+) -> None:
+    """A label `launch` that no SDK writes is absent, and the rank's series are complete."""
+    publish(run_dir, own_sample(process=own_process(launch=launch)))
+
+    assert scrape(open_exporter()).by("launch", "torchmem_steps_total").keys() == {""}
+
+
 @pytest.mark.parametrize("reason", IMPOSSIBLE)
 def test_an_impossible_value_is_left_out_and_counted_once(
     open_exporter: OpenExporter, run_dir: Path, reason: str

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support.needs import needs
 
+
+@needs("cc")
 def test_nothing_grows(root: Path) -> None:
     """Objects, memory, files and threads do not grow, and no series outlives its source.
 

@@ -225,7 +225,7 @@ def may_unshare() -> bool:
     """Return whether this user may create a pid namespace."""
     return (
         subprocess.run(
-            ["unshare", "--pid", "--fork", "true"], capture_output=True, check=False
+            ["unshare", "--pid", "--fork", "--mount-proc", "true"], capture_output=True, check=False
         ).returncode
         == 0
     )

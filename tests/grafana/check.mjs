@@ -11,8 +11,12 @@ import { createGenerator } from "ts-json-schema-generator";
 const require = createRequire(import.meta.url);
 const VERSIONS = ["grafana-11", "grafana-12", "grafana-13"];
 // Keys that Grafana reads but its types lack: data sources add their own keys to an annotation.
-// Properties of overrides that older versions do not have: Grafana leaves out what it does not know.
-const NEWER = { "custom.wrapText": ["grafana-11"] };
+// Properties of overrides that these versions do not have: Grafana leaves out what it does not know.
+const UNKNOWN = {
+  "custom.wrapText": ["grafana-11"],
+  "custom.hideFrom": ["grafana-11"],
+  "custom.hidden": ["grafana-12", "grafana-13"], // before 12.3
+};
 const ANNOTATION_KEYS = ["expr", "titleFormat", "textFormat", "useValueForTime"];
 
 class Types {
@@ -93,7 +97,7 @@ function* findings(types, board) {
       yield* errors(`${where} custom`, types.panel(panel.type, "FieldConfig").some, custom);
     }
     for (const { id, value } of panel.fieldConfig.overrides.flatMap((override) => override.properties)) {
-      if (NEWER[id]?.includes(types.version)) continue;
+      if (UNKNOWN[id]?.includes(types.version)) continue;
       const own = id.startsWith("custom.");
       const validator = own ? types.panel(panel.type, "FieldConfig") : types.dashboard("FieldConfig");
       yield* errors(`${where} override ${id}`, validator.some, { [id.replace("custom.", "")]: value });

@@ -83,10 +83,12 @@ def test_the_head_leads_to_the_rank_that_died(node: Page) -> None:
         ("out of memory", ["rank 5 run-0"]),
         ("state:oom run-1", []),
         ("run:run-0 7", ["rank 7 run-0"]),
+        ("launch:1000-3f9a rank:9", ["rank 9 run-1"]),
+        ("launch:3f9a", []),
     ],
 )
 def test_search(node: Page, search: str, found: list[str]) -> None:
-    """Words match run, rank and state; Esc shows all ranks again."""
+    """Words match run, rank and state, and a launch by its name; Esc shows all ranks again."""
     node.press("/")
     for key in search:
         node.press(key if key != " " else "Space")

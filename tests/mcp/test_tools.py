@@ -81,7 +81,7 @@ def test_an_unknown_argument_is_an_error(on_node: Assistant) -> None:
     )
     assert (
         on_node.error("rank_report", rank=3, host="node1")
-        == "unknown argument 'host' of rank_report: it takes rank, run, pid."
+        == "unknown argument 'host' of rank_report: it takes rank, run, launch, pid."
     )
 
 
@@ -110,7 +110,8 @@ def test_ranks_are_listed_with_a_verdict(on_node: Assistant) -> None:
     text, data = on_node.answer("list_ranks")
     (row,) = [row for row in data["ranks"] if row["run"] == "nightly"]
 
-    assert re.search(r"^nightly +3 +\d+ +- +running +40\.00 GiB +60\.00 GiB", text, re.MULTILINE)
+    line = r"^nightly +(?:\d+-[0-9a-f]{8}|-) +3 +\d+ +- +running +40\.00 GiB +60\.00 GiB"
+    assert re.search(line, text, re.MULTILINE)
     assert f"rank 3 of run nightly, GPU -: {row['verdict'][0]}\n" in text
     assert (row["rank"], row["state"], row["headroom_bytes"]) == (3, "running", 9 << 30)
     assert [row["run"] for row in on_node.data("list_ranks", run="eval")["ranks"]] == ["eval"]

@@ -16,6 +16,7 @@ from torchmem.explain.call_stack import CallStack, Frame, Origin
 from torchmem.explain.verdict import Circumstances
 from torchmem.exporter.sample_files import Published
 from torchmem.host.procfs import pid_namespace
+from torchmem.sample.launch import launch_of
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import (
     LIVE_STATES,
@@ -189,6 +190,7 @@ class Trainer:
             | ({"slurm_job_user": life.user, "slurm_job_account": life.team} if life.user else {}),
             {"torch": "2.13.0", "cuda": "13.0", "python": "3.12.9", "backend": "native"},
             life.start,
+            launch_of(1000, [life.run]),
         )
         seconds = self._last_step - life.start
         sample = Sample(

@@ -112,7 +112,7 @@ def test_a_request_from_the_future_is_no_other_release(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ([], "name the processes to ask: --gpu, --run, --rank or --pid."),
+        ([], "name the processes to ask: --gpu, --run, --launch, --rank or --pid."),
         (["--rank", "99"], "no running process in {} matches"),
         (["--gpu", "GPU-9"], "no running process in {} matches"),
         (

@@ -27,7 +27,7 @@ from torchmem.report import html
 from torchmem.report.text import WIDTH, page
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import REPORT_SUFFIX
-from torchmem.sample.sample import Sample
+from torchmem.sample.sample import Sample, Steps
 
 GOLDEN = Path(__file__).parent / "golden"
 NOW = 1_700_000_203.0
@@ -75,6 +75,7 @@ BY_NAME = {
         driver_free_bytes=70 * GIB,
         layout=replace(DEVICE.layout, headroom_bytes=70 * GIB, headroom_flush_bytes=70 * GIB),
     ),
+    "uncounted": replace(FULL, steps=Steps()),
     "bare": replace(
         FULL,
         devices=(replace(DEVICE, allocator=None, layout=None, last_oom=None, components={}),),

@@ -12,7 +12,7 @@ from support.samples import UUID, full_sample, samples
 
 from torchmem.metrics.catalog import CATALOG
 from torchmem.metrics.families import ProcessView, families
-from torchmem.sample.sample import STATES, Sample
+from torchmem.sample.sample import STATES, Sample, Steps
 
 EXPORTERS = {
     "torchmem_outside_allocator_bytes",
@@ -78,6 +78,14 @@ def test_unknown_is_absent(sample: Sample) -> None:
     """No value is NaN, infinite or negative; an unknown value has no series."""
     for metric in families([ProcessView(sample, 1, "running", {})]):
         assert all(0 <= row.value < float("inf") for row in metric.samples)
+
+
+def test_steps_are_absent_until_one_was_counted() -> None:
+    """Programs whose steps the SDK cannot see have no count, and not one of 0."""
+    view = ProcessView(replace(full_sample(), steps=Steps()), 4242, "running", {})
+    counted = ("torchmem_steps_total", "torchmem_step_duration_seconds")
+
+    assert not [name for name in scrape(Collector(view)).series if name.startswith(counted)]
 
 
 def test_bytes_by_pool_sum_to_the_total() -> None:

@@ -358,6 +358,7 @@ def test_a_session_serves_requests(
 ) -> None:
     """A session sees a request and serves it while the script steps."""
     session = open_session(backend, interval=0.01)
+    backend.step()
     sample = until(lambda: list(tmp_path.rglob(f"*{SAMPLE_SUFFIX}")))[0]
     answer = sibling_path(sample, ANSWER_SUFFIX)
     sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(0.001)))

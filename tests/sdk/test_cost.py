@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import until
 
 from torchmem.sdk.safety.cost import (
     BACK_OFF_SECONDS,
@@ -28,6 +29,7 @@ from torchmem.sdk.safety.cost import (
 )
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import Settings
+from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 
 DAY = 86_400.0
@@ -133,10 +135,14 @@ def settled_cpu_seconds(session: Session) -> float:
 
 
 def test_the_own_account_is_what_the_training_thread_spent(
-    backend: SimulatedBackend, open_session: Callable[..., Session]
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Callable[..., Session],
 ) -> None:
     """CPU seconds cover every call of the hook, and nothing that the script did in between."""
+    allocator.malloc(1)
     session = open_session(backend, port=0)
+    until(lambda: session.url)
     before = settled_cpu_seconds(session)
     started = time.thread_time()
     for _ in range(2000):

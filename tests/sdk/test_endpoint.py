@@ -238,8 +238,9 @@ def test_idle_clients_take_neither_descriptors_nor_threads(
 import resource, subprocess, urllib.request
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
-session = sdk.instrument(backend=backend, port=0)
+session = sdk.instrument(backend=backend, port=0, interval=0.01)
 backend.step()
+while not session.url: time.sleep(0.01)
 client = subprocess.Popen([sys.executable, "-c", '''
 import resource, socket, sys
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -281,7 +282,7 @@ import socket, urllib.request
 session = sdk.instrument(backend=backend, port=0, leader_port={free_port()}, interval=2)
 backend.step()
 leader = lambda: glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/leader.lock")
-while not leader(): time.sleep(0.01)
+while not (leader() and session.url): time.sleep(0.01)
 old = session.url
 time.sleep(0.5)  # between two publications: a file that is being written would be closed twice
 os.closerange(3, 100)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from torchmem.sample.sample import Process
-from torchmem.sdk.identity import identify, placed, script_name
+from torchmem.sdk.identity import identify, placed
+from torchmem.sdk.program import script_name
 from torchmem.sdk.settings import Settings
 
 # What each launcher was seen to set, without the variables that say nothing about the place.
@@ -166,14 +168,20 @@ def test_the_script_names_the_run(path: str, expected: str) -> None:
     ("session", "run", "script"),
     [
         ("work/finetune.ipynb", "finetune", "finetune.ipynb"),
-        ("console-1-0f3a", "python", None),
-        ("", "python", None),
+        ("console-1-0f3a", "experiments", None),
+        ("", "experiments", None),
     ],
 )
 def test_a_notebook_names_the_run(
-    session: str, run: str, script: str | None, monkeypatch: pytest.MonkeyPatch
+    session: str,
+    run: str,
+    script: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In a notebook the run has its name, and never that of the kernel's launcher."""
+    """In a notebook the run has its name, else that of its folder, never that of the launcher."""
+    (tmp_path / "experiments").mkdir()
+    monkeypatch.chdir(tmp_path / "experiments")
     launcher = "/venv/lib/python3.11/site-packages/ipykernel_launcher.py"
     monkeypatch.setattr("sys.argv", [launcher, "-f", "kernel.json"])
     process = identify(Settings(), {"JPY_SESSION_NAME": session}, {})
@@ -210,11 +218,14 @@ def test_torch_distributed_is_the_truth() -> None:
 
     The local rank stays: torch.distributed does not know it.
     """
-    process = identify(Settings(), KUBEFLOW | LIGHTNING, {})
+    environment = KUBEFLOW | LIGHTNING
+    process = identify(Settings(), environment, {})
 
-    assert process == placed(process, Settings(), None)
-    assert replace(process, rank=6, world_size=16) == placed(process, Settings(), (6, 16))
-    assert _place(placed(process, Settings(rank=1), (6, 16))) == (1, 16)
+    assert process == placed(process, Settings(), environment, None)
+    assert replace(process, rank=6, world_size=16) == placed(
+        process, Settings(), environment, (6, 16)
+    )
+    assert _place(placed(process, Settings(rank=1), environment, (6, 16))) == (1, 16)
 
 
 def _place(process: Process) -> tuple[int, int | None]:

@@ -140,10 +140,7 @@ with mlflow.start_run():
     assert int(milliseconds) > 1e12
 
 
-@pytest.mark.skipif(
-    find_spec("torch") is None or find_spec("tensorboard") is None,
-    reason="needs pip install torch tensorboard",
-)
+@pytest.mark.allocator
 def test_tensorboard(run_script: Run, tmp_path: Path) -> None:
     """TensorBoard reads the scalars from the event file; a closed writer opens no other."""
     folder = tmp_path / "events"

@@ -293,12 +293,12 @@ def test_an_unwritable_directory_does_no_harm(
 ) -> None:
     """Without a writable directory the OutOfMemoryError is unchanged, and everything is counted."""
     (tmp_path / "file").touch()
-    session = open_session(backend, run_dir=tmp_path / "file" / "run", port=0)
+    session = open_session(backend, run_dir=tmp_path / "file" / "run", port=0, interval=0.01)
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(2048 * MIB)
 
-    assert session.url is not None
-    with urllib.request.urlopen(session.url, timeout=60) as answer:  # noqa: S310 - loopback
+    url = until(lambda: session.url)
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - loopback
         text = answer.read().decode()
     assert [value for cause, value in oom_counts(text).items() if cause == "capacity"] == [1.0]
     assert session.errors.counts["report"] == 1

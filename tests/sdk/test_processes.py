@@ -62,9 +62,9 @@ class Cuda(SimulatedBackend):
     def is_initialized(self):  # PyTorch returns False in a forked child
         return os.getpid() == self.process and super().is_initialized()
 backend = Cuda([allocator])
-session = sdk.instrument(backend=backend, port=0)
+session = sdk.instrument(backend=backend, port=0, interval=0.01)
 backend.step()
-url = session.url
+while not (url := session.url): time.sleep(0.01)
 pid = os.fork()
 if pid == 0:
     backend.step()

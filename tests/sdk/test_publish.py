@@ -153,11 +153,10 @@ def scrape(url: str) -> set[str]:
 
 def test_port_zero_serves_this_process(backend: SimulatedBackend, open_session: Opener) -> None:
     """`port=0` opens a free port on loopback that serves only this rank's series."""
-    session = open_session(backend, port=0)
+    session = open_session(backend, port=0, interval=0.01)
     backend.step()
 
-    assert session.url is not None
-    names = scrape(session.url)
+    names = scrape(until(lambda: session.url))
     assert "torchmem_reserved_bytes" in names
     assert not any(name.startswith(("python_", "process_")) for name in names)
 
@@ -167,9 +166,10 @@ def test_the_port_counts_up_with_the_local_rank(
 ) -> None:
     """Rank 3 of a node listens on port + 3."""
     base = free_port() - 3
-    session = open_session(backend, {"LOCAL_RANK": "3"}, port=base)
+    session = open_session(backend, {"LOCAL_RANK": "3"}, port=base, interval=0.01)
+    backend.step()
 
-    assert session.url == f"http://127.0.0.1:{base + 3}/metrics"
+    assert until(lambda: session.url) == f"http://127.0.0.1:{base + 3}/metrics"
 
 
 def test_a_taken_port_falls_back(backend: SimulatedBackend, open_session: Opener) -> None:
@@ -179,10 +179,11 @@ def test_a_taken_port_falls_back(backend: SimulatedBackend, open_session: Opener
         taken.listen()
         port = taken.getsockname()[1]
 
-        session = open_session(backend, port=port)
-        assert session.url is not None
-        assert str(port) not in session.url
-        assert "torchmem_process_info" in scrape(session.url)
+        session = open_session(backend, port=port, interval=0.01)
+        backend.step()
+        url = until(lambda: session.url)
+        assert str(port) not in url
+        assert "torchmem_process_info" in scrape(url)
 
 
 def test_the_textfile_is_complete_and_removed_at_the_end(

@@ -104,6 +104,7 @@ def test_a_process_group_created_after_cuda_gives_the_rank(
     """The rank in torch.distributed is published once it is known, and kept to the end."""
     backend = Distributed([allocator])
     session = open_session(backend, {"RANK": "1"}, interval=0.01)
+    allocator.malloc(MIB)
     until(lambda: _ranks(published()) == [1])
     backend.group = (5, 8)
     until(lambda: _ranks(published()) == [5])

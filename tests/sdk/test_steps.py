@@ -22,27 +22,71 @@ Opener = Callable[..., Session]
 Published = Callable[[], list[dict[str, Any]]]
 
 
+class Optimizer:
+    """Something that steps, and that can be forgotten."""
+
+
+def _iterations(order: str) -> int:
+    """Return the iterations in these steps; each letter is an optimizer that stays alive."""
+    counter, optimizers = Iterations(), {letter: Optimizer() for letter in order}
+    return sum(counter.begun(optimizers[letter]) for letter in order)
+
+
 @given(st.integers(1, 20), st.integers(1, 20))
 def test_optimizers_that_take_turns_count_one_iteration_together(
     optimizers: int, iterations: int
 ) -> None:
     """However many optimizers step once per iteration, the iterations are counted."""
-    counter = Iterations()
+    turns = "".join(map(chr, range(97, 97 + optimizers)))
 
-    begun = sum(
-        counter.begins(optimizer) for _ in range(iterations) for optimizer in range(optimizers)
-    )
-
-    assert iterations == begun
+    assert iterations == _iterations(turns * iterations)
 
 
-def test_a_new_optimizer_takes_over() -> None:
-    """If a later training phase creates its own optimizer, at most one step is not counted."""
-    counter = Iterations()
+@given(st.lists(st.integers(2, 9), min_size=1, max_size=9))
+def test_phases_with_an_optimizer_each_lose_no_step(lengths: list[int]) -> None:
+    """Optimizers that are kept, and step twice or more one after the other, count all steps."""
+    phases = "".join(chr(97 + index) * length for index, length in enumerate(lengths))
 
-    begun = [counter.begins(optimizer) for optimizer in (1, 1, 1, 2, 2, 2)]
+    assert sum(lengths) == _iterations(phases)
 
-    assert begun == [True, True, True, False, True, True]
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=9))
+def test_a_new_optimizer_takes_over(lengths: list[int]) -> None:
+    """After the previous optimizer is gone, the first step of a new one counts."""
+    counter, begun = Iterations(), 0
+    for length in lengths:
+        optimizer = Optimizer()
+        begun += sum(counter.begun(optimizer) for _ in range(length))
+
+    assert sum(lengths) == begun
+
+
+@pytest.mark.parametrize(
+    ("order", "iterations"),
+    [("dddddg" * 4, 20), ("gddddd" * 4, 20), ("dgg" * 4, 8), ("ddg" * 4, 8), ("aaabbbaaa", 9)],
+)
+def test_optimizers_with_different_numbers_of_steps(order: str, iterations: int) -> None:
+    """In an uneven loop the optimizer that steps most often counts, as in a Wasserstein GAN."""
+    assert iterations == _iterations(order)
+
+
+def test_an_optimizer_that_joins_a_loop_adds_no_step() -> None:
+    """A second optimizer that steps from the third iteration on does not count by itself."""
+    assert _iterations("aa" + "ab" * 3) == 5
+
+
+def test_phases_are_counted_with_their_times(
+    backend: SimulatedBackend, open_session: Opener, published: Published
+) -> None:
+    """The step that shows only later that it began an iteration has its duration, too."""
+    session = open_session(backend)
+    for optimizer in (1, 2, 3):
+        for _ in range(4):
+            backend.step(optimizer=optimizer)
+    session.close()
+
+    steps = published()[0]["steps"]
+    assert (steps["count"], sum(steps["duration_counts"])) == (12, 11)
 
 
 def test_a_gan_steps_once_an_iteration(

@@ -51,7 +51,7 @@ def test_the_settings_of_the_documentation(
     allocator.malloc(30 << 20)
     allocator.free(block)
     backend.step()
-    url = session.url or ""
+    url = until(lambda: session.url)
     until(lambda: "torchmem_headroom_bytes" in page(url).series)
     text = (root / "docs" / "integrations.md").read_text().split("```ini\n")[1].split("```")[0]
     (tmp_path / "wandb").mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -93,6 +94,7 @@ def _normalized_line(line: str, pid: int) -> str:
     for label in VOLATILE_LABELS.get(name, ()):
         line = re.sub(rf'\b{label}="[^"]*",?', "", line)
     line = re.sub(r"e\+0(\d\d)$", r"e+\1", line)  # an old prometheus-client: e+010
+    line = line.replace(f'launch="{os.geteuid()}-', 'launch="UID-')
     return line.replace(f'pid="{pid}"', 'pid="PID"')
 
 

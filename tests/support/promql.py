@@ -39,7 +39,7 @@ FACTS = {
     "nvml_gpu_info": {"name", "pci_bus_id"},
     "nvml_mig_info": {"mig_uuid", "profile"},
     "nvml_process_info": {
-        *("name", "uid", "user", "rank", "run", "slurm_job_id"),
+        *("name", "uid", "user", "rank", "run", "launch", "slurm_job_id"),
         *("namespace", "pod", "pod_uid"),
     },
 }

@@ -299,6 +299,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         labels={"slurm_job_id": "77"},
         versions={"torch": "2.13.0"},
         start_timestamp=1_700_000_000.0,
+        launch="1000-3f9a2c71",
     )
     durations = tuple([0] * 4 + [9] + [0] * (len(STEP_DURATION_BOUNDS) - 4))
     return Sample(

@@ -18,6 +18,7 @@ from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
 from torchmem.explain.verdict import Circumstances
 from torchmem.metrics import catalog
 from torchmem.metrics.families import ProcessView, families, family
+from torchmem.sample.launch import launch_of
 from torchmem.sample.sample import DeviceSample, Process, Sample, SelfCost, State, Steps
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import FailedAllocation
@@ -171,11 +172,15 @@ class Rank:
         """The process id."""
         return 1000 + self.rank
 
+    @property
+    def _launch(self) -> str:
+        return launch_of(0, [self.name])
+
     def _sample(self) -> Sample:
         durations = (*Steps().duration_counts[:-1], self.steps)
         sample = Sample(
             timestamp=self.now,
-            process=Process(self.pid, None, None, "n", self.name, self.rank),
+            process=Process(self.pid, None, None, "n", self.name, self.rank, launch=self._launch),
             devices=self.recorder.samples(),
             steps=Steps(self.steps, durations, self.now),
             cost=SelfCost(2e-5, 2e-3, self.now * 1e-4),
@@ -205,7 +210,7 @@ class Rank:
             catalog.NVML_UTILIZATION, [((*gpu, "gpu"), 0.9 if state == "running" else 0.0)]
         )
         if state == "running":
-            outside = (*gpu, str(self.rank), str(self.pid), self.name)
+            outside = (*gpu, str(self.rank), str(self.pid), self.name, self._launch)
             yield family(catalog.OUTSIDE_ALLOCATOR, [(outside, own - reserved)])
 
 

@@ -89,6 +89,7 @@ def _labels(process: Process, pid: int) -> dict[str, str]:
         "rank": process.rank,
         "local_rank": process.local_rank,
         "run": process.run,
+        "launch": process.launch,
         "pid": pid,
     }
     return {

@@ -43,6 +43,7 @@ from torchmem.exporter.plain_files import PlainFile, texts_hash
 from torchmem.exporter.rejections import Reason, Refusals, RejectedSampleError
 from torchmem.exporter.user_directories import FileVersion, list_files
 from torchmem.host.process_table import ProcessKey, ProcessTable, process_key, process_state
+from torchmem.sample.launch import owned_launch
 from torchmem.sample.run_directory import (
     DEFAULT_TTL_SECONDS,
     MAX_SAMPLE_BYTES,
@@ -389,7 +390,8 @@ class RunDirectory:
             plain = PlainFile.of(data)
             sample, faults = decode_possible(data, plain)
             self.faults.update(fault.reason for fault in faults)
-            return version, _File(version, not_after(sample, now), now, texts_hash(data, plain))
+            sample = not_after(_owned(sample, version.uid), now)
+            return version, _File(version, sample, now, texts_hash(data, plain))
         except RejectedSampleError as error:
             self._reject(version, error.reason)
         except FileNotFoundError:
@@ -505,6 +507,15 @@ def _remove_old(directory: int, version: FileVersion) -> None:
     if not version.directory:
         with contextlib.suppress(OSError):
             os.unlink(version.name, dir_fd=directory)
+
+
+def _owned(sample: Sample, uid: int) -> Sample:
+    """Return the sample in a launch of its file's owner, whatever the file says."""
+    process = sample.process
+    launch = owned_launch(process.launch, uid)
+    if launch == process.launch:
+        return sample
+    return replace(sample, process=replace(process, launch=launch))
 
 
 def not_after(sample: Sample, now: float) -> Sample:

@@ -114,7 +114,7 @@ def _first_step(report: OomReport, _: OnsetEvidence) -> str:
     free = report.driver_free_bytes + report.cached_free_bytes
     missing = (report.oom.requested_bytes or 0) - free
     where = " in the backward pass" if report.origin and report.origin.backward is not None else ""
-    step = f"Step {report.steps.count + 1}" if report.steps.count else "The first step"
+    step = f"Step {report.steps.count + 1}" if report.steps.count else "A step"
     if missing <= 0:
         return f"{step} does not fit{where}"
     return f"{step} does not fit{where}: it needs at least {format_size(missing)} more"

@@ -348,7 +348,7 @@ def preceding_events(report: OomReport) -> tuple[str, ...]:
 def _steps(report: OomReport) -> str:
     steps = report.steps
     if not steps.count or steps.last_timestamp is None:
-        return "No step had finished."
+        return "No step was counted."
     ago = format_seconds(report.oom.timestamp - steps.last_timestamp)
     return (
         f"{steps.count:,} step{'s' * (steps.count != 1)} had finished, the last one {ago} earlier."

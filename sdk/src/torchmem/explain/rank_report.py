@@ -35,6 +35,12 @@ _ENDINGS: Mapping[State, str] = {
 }
 
 
+HOW_TO_COUNT_STEPS = (
+    "In a loop without an optimizer of torch.optim, call session.step() after each step, in a "
+    "server session.request()."
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """What is known about one subject, in a few words."""
@@ -96,12 +102,13 @@ def heading(
     process = sample.process
     of = f" of {process.world_size}" if process.world_size else ""
     script = f" ({process.script})" if process.script else ""
+    launch = f", launch {process.launch}" if process.launch else ""
     state = sample.ended or live_state(sample, now)
     on = gpu_name(device.index, device.uuid, gpu)
     versions = (f"{name} {text}" for name, text in process.versions.items() if name != "python")
     return (
         f"run {process.run}{script}, rank {process.rank}{of}: {state}",
-        f"pid {process.pid} on {process.hostname}, seen {_ago(sample.timestamp, now)}",
+        f"pid {process.pid} on {process.hostname}{launch}, seen {_ago(sample.timestamp, now)}",
         "  ".join(filter(None, (on, device.name, *versions))),
     )
 
@@ -257,6 +264,8 @@ def _events(sample: Sample, device: DeviceSample, now: float) -> Iterator[Fact]:
         last = steps.last_timestamp
         newest = "" if last is None else f", the last one {_ago(last, now)}"
         yield Fact("steps", f"{steps.count:,}{each}{newest}")
+    else:
+        yield Fact("steps", f"none counted. {HOW_TO_COUNT_STEPS}")
     if counters.alloc_retries is not None:
         yield Fact("flushes", f"{counters.alloc_retries:,} of the whole cache, to retry a request")
     if counters.ooms is not None:

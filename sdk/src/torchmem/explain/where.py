@@ -20,7 +20,8 @@ def where(report: OomReport) -> Iterator[str]:
     origin = report.origin
     if origin is None or not (origin.stack.frames or origin.main_stack):
         return
-    yield f"Where the memory was requested ({', '.join(_circumstances(report, origin))})"
+    circumstances = ", ".join(_circumstances(report, origin))
+    yield f"Where the memory was requested{circumstances and f' ({circumstances})'}"
     yield from _frames(origin.stack)
     if origin.main_stack and (origin.stack.own is None or origin.backward is not None):
         yield f"  {_thread(origin)} requested it while the main thread was at"
@@ -28,7 +29,8 @@ def where(report: OomReport) -> Iterator[str]:
 
 
 def _circumstances(report: OomReport, origin: Origin) -> Iterator[str]:
-    yield f"step {report.steps.count + 1:,}"
+    if report.steps.count:
+        yield f"step {report.steps.count + 1:,}"
     if origin.phase:
         yield f"phase {origin.phase}"
     if origin.thread:

@@ -34,7 +34,7 @@ class MetricSpec:
 
 CATALOG: dict[str, MetricSpec] = {}
 
-RANK = ("rank", "pid", "run")
+RANK = ("rank", "pid", "run", "launch")
 GPU = ("gpu", "uuid")
 DEVICE = (*GPU, *RANK)
 
@@ -296,7 +296,9 @@ PROCESS_STATE = _group.gauge(
 PROCESS_START = _group.gauge(
     "torchmem_process_start_timestamp_seconds", "When the process started, in Unix seconds."
 )
-STEPS = _group.counter("torchmem_steps_total", "Optimizer steps finished.")
+STEPS = _group.counter(
+    "torchmem_steps_total", "Optimizer steps finished; absent until one was counted."
+)
 STEP_DURATION = _group.histogram(
     "torchmem_step_duration_seconds", "Time between the ends of consecutive optimizer steps."
 )
@@ -493,8 +495,8 @@ NVML_PROCESS_UTILIZATION = _group.gauge(
 )
 NVML_PROCESS_INFO = _group.info(
     "nvml_process_info",
-    "Name, user, container, pod, Slurm job, systemd unit, rank and run of a process on the GPU, "
-    "where visible.",
+    "Name, user, container, pod, Slurm job, systemd unit, rank, run and launch of a process on the "
+    "GPU, where visible.",
     "pid",
 )
 NVML_UNATTRIBUTED_MEMORY = _group.gauge(

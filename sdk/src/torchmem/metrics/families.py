@@ -69,14 +69,14 @@ class ProcessView:
 
     @property
     def labels(self) -> Labels:
-        """Values of the labels rank, pid, run."""
+        """Values of the labels rank, pid, run, launch."""
         process = self.sample.process
-        return str(process.rank), str(self.pid), process.run
+        return str(process.rank), str(self.pid), process.run, process.launch or ""
 
     def device_labels(self, device: DeviceSample) -> Labels:
-        """Return the values of the labels gpu, uuid, rank, pid, run.
+        """Return the values of the labels gpu, uuid, rank, pid, run, launch.
 
-        gpu and uuid are empty, which Prometheus treats as absent, when unknown.
+        gpu, uuid and launch are empty, which Prometheus treats as absent, when unknown.
         """
         uuid = device.uuid or ""
         return self.gpus.get(uuid, ""), uuid, *self.labels
@@ -389,7 +389,7 @@ def _process_families(views: Sequence[ProcessView], *, all_series: bool) -> Iter
     states = [(view.labels, view.state) for view in views]
     yield keyed_family(catalog.PROCESS_STATE, states, _state_set)
     yield value_family(catalog.PROCESS_START, rows, lambda s: s.process.start_timestamp)
-    yield value_family(catalog.STEPS, rows, lambda s: s.steps.count)
+    yield value_family(catalog.STEPS, rows, lambda s: s.steps.count or None)
     yield _step_durations(rows, all_series=all_series)
     yield value_family(catalog.SAMPLES, rows, lambda s: s.steps.samples)
     yield value_family(catalog.SAMPLE_TIMESTAMP, rows, lambda s: s.timestamp)
@@ -432,7 +432,7 @@ def _process_facts(sample: Sample) -> dict[str, str]:
 
 
 def _step_durations(rows: Sequence[tuple[Labels, Sample]], *, all_series: bool) -> Metric:
-    steps = [(labels, sample.steps) for labels, sample in rows]
+    steps = [(labels, sample.steps) for labels, sample in rows if sample.steps.count]
     known = [(labels, s.duration_counts, s.duration_sum_seconds) for labels, s in steps]
     bounds = STEP_DURATION_BOUNDS if all_series else STEP_DURATION_PAGE_BOUNDS
     return _histogram(catalog.STEP_DURATION, STEP_DURATION_BOUNDS, bounds, known)

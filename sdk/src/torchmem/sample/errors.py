@@ -2,6 +2,7 @@
 
 TorchmemError           base of the errors below; the command exits with code 1
 ├── UsageError          a flag, setting or file is wrong; the command exits with code 2
+├── WorkerError         a process of torchmem's own has failed, not the input; exit code 2
 └── MissingExtraError   the command needs an optional extra that is not installed; exit code 2
 """
 
@@ -21,6 +22,10 @@ class UsageError(TorchmemError):
     """A flag, a setting or an input file cannot be used as given."""
 
     exit_code = 2
+
+
+class WorkerError(UsageError):
+    """A process that does a part of torchmem's work has failed; the input is not to blame."""
 
 
 class MissingExtraError(UsageError):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torchmem.sample.engine import Engine, too_long
+from torchmem.sample.launch import is_launch
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
@@ -294,6 +295,8 @@ def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...
 class Steps:
     """Optimizer steps: their number, the time between them, and the samples that were reported.
 
+    `count` is unknown while it is 0: the SDK sees the optimizers of torch.optim and what the script
+    reports, and other programs step without either.
     `duration_counts` has one entry for each of STEP_DURATION_BOUNDS and one for longer steps.
     `last_timestamp` is the end of the latest step. `progress_timestamp` is the latest time at which
     a pass of the loop began or ended, such as an evaluation batch. Both are in Unix seconds.
@@ -367,6 +370,7 @@ class Process:
     `pid` is valid in the pid namespace `pid_namespace` (inode of /proc/self/ns/pid). `start_ticks`
     is field 22 of /proc/PID/stat (clock ticks since boot), which together with the pid identifies
     the process even after the pid is reused; `start_timestamp` is the same in Unix seconds.
+    `launch` is the same for all ranks of one launch (`torchmem.sample.launch`); None if unknown.
     `labels` holds scheduler IDs such as slurm_job_id; `versions` holds the versions of torch, cuda
     and python, and the allocator backend.
     """
@@ -383,6 +387,7 @@ class Process:
     labels: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     start_timestamp: float | None = None
+    launch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,7 +450,8 @@ def possible(
 def is_consistent(sample: Sample) -> bool:
     """Return whether `possible` finds no contradiction; numbers are not checked."""
     parts = ((device, device.layout, device.run_history) for device in sample.devices)
-    return all(_contradictions(part) == {} for device in parts for part in device if part)
+    found = (part for device in parts for part in device if part)
+    return all(_contradictions(part) == {} for part in (sample.process, *found))
 
 
 def _contradictions(value: object) -> Mapping[str, Any] | None:
@@ -457,6 +463,8 @@ def _contradictions(value: object) -> Mapping[str, Any] | None:
         return {} if value.is_consistent else None
     if isinstance(value, Engine):
         return too_long(value)
+    if isinstance(value, Process):
+        return {} if is_launch(value.launch) else {"launch": None}
     if isinstance(value, DeviceSample):
         names = ("components", "component_peaks")
         return {name: {} for name in names if len(getattr(value, name)) > MAX_COMPONENTS}

@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from torchmem.allocator.settings import ADVICE_LABEL, ADVICE_VARIABLE
 from torchmem.host.procfs import own_start_ticks, pid_namespace, start_time
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import Process
+from torchmem.sdk.launch import LaunchedProcess, launch, met_launch
+from torchmem.sdk.program import RAY_WORKER, program
 from torchmem.sdk.safety.interruptions import ignore
 from torchmem.sdk.settings import Settings
 
@@ -41,14 +42,6 @@ LAUNCHERS = (
     Launcher("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
 )
 
-# `sys.argv[0]` without a script.
-NO_SCRIPT = {"", "-c", "-m"}
-
-# `sys.argv[0]` in a notebook, and the variable in which Jupyter Server 2 gives its path.
-KERNEL_LAUNCHERS = {"ipykernel_launcher.py", "colab_kernel_launcher.py"}
-NOTEBOOK_VARIABLE = "JPY_SESSION_NAME"
-NOTEBOOK_SUFFIX = ".ipynb"
-
 # Names that people give to a job, and that stay the same from launch to launch: Slurm, PBS, LSF,
 # and Grid Engine, whose variable is also the usual one for the name of a Kubernetes Job.
 RUN_VARIABLES = ("SLURM_JOB_NAME", "PBS_JOBNAME", "LSB_JOBNAME", "JOB_NAME")
@@ -66,6 +59,7 @@ UNNAMED_JOBS = {
     "ray",
     "sh",
     "stdin",
+    "submitit",
     "torchmem",
     "torchrun",
     "uv",
@@ -94,41 +88,48 @@ LAUNCH_LABELS = {
     ADVICE_VARIABLE: ADVICE_LABEL,
 }
 
-# `sys.argv[0]` of a process that runs tasks and actors of Ray.
-RAY_WORKER = "ray/_private/workers/default_worker.py"
+# In `sys.argv[0]` of the processes of torch.compile (torch/_inductor: compile_worker/__main__.py,
+# __autotune_main__.py), and of those that they fork or spawn.
+COMPILE_SCRIPTS = "/torch/_inductor/"
 
 
 def identify(
     settings: Settings, environment: Mapping[str, str], versions: Mapping[str, str]
 ) -> Process:
     """Return the identity of the calling process; without a launcher it is rank 0."""
-    place = _launched_place(environment)
-    script = _script(environment)
-    is_ray = script.endswith(RAY_WORKER)
-    ray = _ray_context() if is_ray else None
-    ticks = own_start_ticks()
+    rank = _launched_rank(environment)
+    found, ray = program(environment), _ray_context()
+    ticks, hostname = own_start_ticks(), socket.gethostname()
+    place = LaunchedProcess(environment, hostname, rank.launchers, rank.world_size)
     return Process(
         pid=os.getpid(),
         pid_namespace=pid_namespace(),
         start_ticks=ticks,
         start_timestamp=None if ticks is None else start_time(ticks, time.time()),
-        hostname=socket.gethostname(),
-        run=settings.run or _job_name(environment) or _ray_name(ray) or script_name(script),
-        rank=place.rank if settings.rank is None else settings.rank,
-        local_rank=place.local_rank,
-        world_size=place.world_size,
+        hostname=hostname,
+        run=settings.run or _job_name(environment) or _ray_name(ray) or found.name,
+        launch=launch(place, _ray_job(ray)),
+        rank=rank.rank if settings.rank is None else settings.rank,
+        local_rank=rank.local_rank,
+        world_size=rank.world_size,
         # Its folder and its arguments are not published.
-        script=Path(script).name if script not in NO_SCRIPT and not is_ray else None,
+        script=found.script,
         labels=_launch_labels(environment) | _ray_labels(ray),
         versions={"python": platform.python_version(), **versions},
     )
 
 
-def placed(process: Process, settings: Settings, world: tuple[int, int] | None) -> Process:
+def placed(
+    process: Process,
+    settings: Settings,
+    environment: Mapping[str, str],
+    world: tuple[int, int] | None,
+) -> Process:
     """Return the process with its rank and world size in torch.distributed.
 
     They replace the launcher's, and exist without a launcher too, as in
     torch.multiprocessing.spawn. The setting `rank` takes precedence. `world` is `Backend.world()`.
+    Without a launcher's id, where the ranks have met identifies the launch.
     """
     if world is None:
         return process
@@ -136,7 +137,17 @@ def placed(process: Process, settings: Settings, world: tuple[int, int] | None) 
     rank = rank if settings.rank is None else settings.rank
     if (rank, world_size) == (process.rank, process.world_size):
         return process
-    return replace(process, rank=rank, world_size=world_size)
+    launchers = _launched_rank(environment).launchers
+    found = met_launch(LaunchedProcess(environment, process.hostname, launchers, world_size))
+    return replace(process, rank=rank, world_size=world_size, launch=found or process.launch)
+
+
+def is_compile_process() -> bool:
+    """Return whether torch.compile started this process, to compile kernels or to time them.
+
+    It inherits the rank of the process for which it works, and may allocate GPU memory.
+    """
+    return COMPILE_SCRIPTS in (sys.argv[0] if sys.argv else "")
 
 
 def is_multiprocessing_child() -> bool:
@@ -149,13 +160,16 @@ def is_multiprocessing_child() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Rank:
+    """What launchers say; `launchers` are the variables of those that say so, the nearest first."""
+
     rank: int
     local_rank: int | None
     world_size: int | None
+    launchers: tuple[str, ...]
 
 
-def _launched_place(environment: Mapping[str, str]) -> _Place:
+def _launched_rank(environment: Mapping[str, str]) -> _Rank:
     """Return the innermost launcher's values.
 
     Missing values come from launchers that set the same rank, or no rank.
@@ -163,11 +177,14 @@ def _launched_place(environment: Mapping[str, str]) -> _Place:
     said = {launcher: _number(environment, launcher.rank) for launcher in LAUNCHERS}
     rank = _first(said.values()) or 0
     agreeing = [launcher for launcher, number in said.items() if number in {rank, None}]
-    return _Place(
-        rank,
-        _first(_number(environment, launcher.local_rank) for launcher in agreeing),
-        _first(_number(environment, launcher.world_size) for launcher in agreeing),
+    local_rank = _first(_number(environment, launcher.local_rank) for launcher in agreeing)
+    size = _first(_number(environment, launcher.world_size) for launcher in agreeing)
+    same = (
+        launcher.rank
+        for launcher, number in said.items()
+        if number == rank and _number(environment, launcher.world_size) in {size, None}
     )
+    return _Rank(rank, local_rank, size, tuple(same))
 
 
 def _first(numbers: Iterable[int | None]) -> int | None:
@@ -188,8 +205,9 @@ def _launch_labels(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ray_context() -> Any:
-    """Return Ray's runtime context, or None where Ray is not running."""
-    ray: Any = sys.modules.get("ray")
+    """Return the runtime context of a process of Ray, or None in any other."""
+    is_worker = bool(sys.argv) and sys.argv[0].endswith(RAY_WORKER)
+    ray: Any = sys.modules.get("ray") if is_worker else None
     with ignore(Exception):
         # Otherwise `get_runtime_context` may start a cluster.
         if ray is not None and ray.is_initialized():
@@ -202,6 +220,14 @@ def _ray_name(context: Any) -> str | None:
     with ignore(Exception):
         return str(context.get_task_function_name()).partition(".")[0] if context else None
     return None
+
+
+def _ray_job(context: Any) -> tuple[str, ...]:
+    """Return the cluster and the job, which has no other script."""
+    with ignore(Exception):
+        if context:
+            return "ray", str(context.gcs_address), str(context.get_job_id())
+    return ()
 
 
 def _ray_labels(context: Any) -> dict[str, str]:
@@ -221,24 +247,3 @@ def _command(name: str) -> str:
     """Return the name in lower case, without the version of Python."""
     command = name.lower()
     return "python" if command.rstrip("0123456789.") == "python" else command
-
-
-def script_name(path: str) -> str:
-    """Return the name of a run after its script: `train` for train.py or `python -m train`.
-
-    It is "python" without a script, as with `python -c`, and "ray" in a worker process of Ray.
-    """
-    if path.endswith(RAY_WORKER):
-        return "ray"
-    script = Path(path)
-    name = script.parent.name if script.stem == "__main__" else script.stem
-    return "python" if path in NO_SCRIPT else name or "python"
-
-
-def _script(environment: Mapping[str, str]) -> str:
-    """Return `sys.argv[0]`; in a notebook its path, or "" if that is unknown."""
-    first = sys.argv[0] if sys.argv else ""
-    if Path(first).name not in KERNEL_LAUNCHERS:
-        return first
-    notebook = environment.get(NOTEBOOK_VARIABLE, "")
-    return notebook if notebook.endswith(NOTEBOOK_SUFFIX) else ""

@@ -24,7 +24,7 @@ from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
 from torchmem.sample.validity import Checked
 from torchmem.sdk.context import Context
 from torchmem.sdk.draft import Draft, Finished
-from torchmem.sdk.identity import identify, placed
+from torchmem.sdk.identity import identify, is_compile_process, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
 from torchmem.sdk.part import Part, Parts, Wish
@@ -66,6 +66,7 @@ class Monitor:
     def __init__(self, context: Context, build: Build) -> None:
         self.oom_pending = False
         self.is_step_watched = False
+        self._is_rank = False
         self._context = context
         self._build = build
         self._settings = context.settings
@@ -110,6 +111,17 @@ class Monitor:
         return self.file.path
 
     @property
+    def is_rank(self) -> bool:
+        """Whether the process has allocated GPU memory or worked on a step, or tried to.
+
+        Helpers such as loaders, agents and launchers may initialize CUDA, too, and inherit the
+        rank of the process that they help. Nothing is published of them.
+        """
+        if not self._is_rank:
+            self._is_rank = self._clock.has_begun or self._recorder.has_allocated
+        return self._is_rank
+
+    @property
     def is_dying(self) -> bool:
         """Whether the process may die of the newest OOM, or has."""
         return self.oom_pending and self._ended != "exited"
@@ -126,6 +138,8 @@ class Monitor:
         An exception that interrupts it leaves the rest to the next call, that is, to the next step.
         """
         if not self._to_start or self._ended or self._pid not in {None, os.getpid()}:
+            return
+        if is_compile_process():
             return
         self._pid = os.getpid()
         self._clock.require_full_step()
@@ -250,7 +264,9 @@ class Monitor:
         self._watch(is_watched=self._components.has_optimizers)
         count = self._clock.count
         is_called = any(part.wants(count) == "call" for part in self._parts.wishing)
-        if self.is_step_watched and not is_called:
+        # Optimizers that step in the backward pass free each gradient before the next one exists.
+        is_in_backward = self._backend.backward_node() is not None
+        if self.is_step_watched and not is_called and not is_in_backward:
             with self._errors.suppress("components"):
                 self._recorder.record_next_step()
 
@@ -367,7 +383,7 @@ class Monitor:
     ) -> None:
         """Read, publish, and call the parts, in this order: each may be the last that succeeds."""
         started, spent, oom = time.perf_counter(), time.thread_time(), Oom(failed, None)
-        self.oom_pending = True
+        self.oom_pending = self._is_rank = True
         self._clock.require_full_step()
         with self._errors.suppress("setup"):
             self._recorder.read_settings()
@@ -381,8 +397,8 @@ class Monitor:
         self._cost.add(time.thread_time() - spent)
 
     def publish(self, *, routine: bool = False) -> None:
-        """Write the current state to all outputs; a `routine` publication only where it is due."""
-        if self.file is None:
+        """Write a rank's current state to all outputs; a `routine` one only where it is due."""
+        if self.file is None or not self.is_rank:
             return
         with self._errors.suppress("publish"):
             write = partial(self._write, self.file, routine=routine)
@@ -421,7 +437,8 @@ class Monitor:
     def _state(self, draft: Draft) -> Sample:
         recorder, settings = self._recorder, self._settings
         # The script may create its process group after CUDA, and destroy it before the end.
-        self._process = placed(self.process, settings, self._backend.world())
+        environment, world = self._context.environment, self._backend.world()
+        self._process = placed(self.process, settings, environment, world)
         return Sample(
             timestamp=time.time(),
             process=self._process,

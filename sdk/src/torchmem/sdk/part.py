@@ -77,7 +77,8 @@ class Part:
     def at_publish(self, sample: Sample, *, routine: bool) -> None:
         """Use a sample that is published.
 
-        `routine` is False at an OOM, in a signal handler, and at the end.
+        `routine` is True in the background thread, once in each `interval`; False at an OOM, in a
+        signal handler, and at the end. A process that is no rank is not published.
         """
 
     def at_oom(self, oom: Oom) -> None:

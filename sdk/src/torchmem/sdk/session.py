@@ -36,7 +36,7 @@ from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 from torchmem.sdk.safety.errors import Errors, log
 from torchmem.sdk.safety.interruptions import ignore, is_interruption, shield
 from torchmem.sdk.settings import Settings, SettingsKeywords, resolve
-from torchmem.sdk.steps import Iterations
+from torchmem.sdk.steps import Iterations, nothing
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -50,10 +50,6 @@ def build_parts(context: Context, monitor: Monitor) -> Iterable[Part]:
     from torchmem.sdk.parts import build
 
     return build(context, monitor)
-
-
-def _nothing() -> None:
-    """Stand for a reference to an object that is gone."""
 
 
 def _without_keeping(method: Callable[[], None]) -> Callable[[], None]:
@@ -91,11 +87,7 @@ class Session:
         self._backend = backend
         self._environment = environment
         self._iterations = Iterations()
-        # The optimizer of the latest step, and whether its next step begins an iteration.
-        self._stepped: Callable[[], object] = _nothing
-        self._is_alone = False
-        # The optimizer whose next step is one of the loop's, without another look at it.
-        self._only: Callable[[], object] = _nothing
+        self._forget_optimizers()
         self._explicit_steps = False
         # Weak: if training fails, a framework's callback never ends its pass.
         self._open: list[ref[Iteration]] = []
@@ -117,6 +109,15 @@ class Session:
             self._uncaught.remove()
             self._monitor.abandon()
             raise
+
+    def _forget_optimizers(self) -> None:
+        # The optimizer of the latest step, and whether its next step begins an iteration.
+        self._stepped: Callable[[], object] = nothing
+        self._is_alone = False
+        # When an optimizer last stepped in an iteration that another one had begun.
+        self._joined = 0.0
+        # The optimizer whose next step is one of the loop's, without another look at it.
+        self._only: Callable[[], object] = nothing
 
     def _new_context(self) -> Context:
         return Context(
@@ -143,7 +144,7 @@ class Session:
 
     @property
     def url(self) -> str | None:
-        """Address of this process's /metrics. None before CUDA is initialized or without a port."""
+        """Address of this process's /metrics. None without a port, or before it is published."""
         port = self._monitor.part(OwnPort)
         return port.url if port else None
 
@@ -172,7 +173,7 @@ class Session:
 
     @shield
     def _step_by_hand(self, now: float, samples: int | None) -> None:
-        self._explicit_steps, self._only = True, _nothing
+        self._explicit_steps, self._only = True, nothing
         self._count_step(now, samples)
 
     def iteration(
@@ -340,7 +341,7 @@ class Session:
     @shield
     def _begin_iteration(self, iteration: Iteration) -> None:
         self._open.append(ref(iteration))
-        self._only = _nothing
+        self._only = nothing
         self._context.clock.note_progress(waits=False)
 
     @shield
@@ -403,7 +404,7 @@ class Session:
 
     @property
     def newest(self) -> Sample | None:
-        """The newest published sample; None before CUDA is initialized. Reading it is free."""
+        """The newest published sample; None before the first allocation. Reading it is free."""
         return self._monitor.newest
 
     def at_close(self, callback: Callable[[], None]) -> None:
@@ -524,7 +525,7 @@ class Session:
             self._open, self._closers = [], []
             parents, self._context = self._monitor, self._new_context()
             self._cost, self._clock = self._context.cost, self._context.clock
-            self._stepped = self._only = _nothing
+            self._forget_optimizers()
             self._monitor = Monitor(self._context, self._parts)
             parents.close_in_child()
 
@@ -548,29 +549,36 @@ class Session:
         self._monitor.oom_pending = False
         if self._stepped() is not optimizer:
             self._note_optimizer(optimizer)
-        if not self._explicit_steps and (
-            (self._is_alone and not self._open) or self._begins_step(optimizer)
-        ):
-            self._count_step(now, None)
-            is_only = self._is_alone and not self._open
-            self._only = self._stepped if is_only else _nothing
+        if self._explicit_steps:
+            return
+        begun = 1 if self._is_alone and not self._open else self._begun(optimizer)
+        if begun == 0:
+            self._joined = now
+            return
+        if begun > 1:
+            self._clock.tick(self._joined)
+        self._count_step(now, None)
+        is_only = self._is_alone and not self._open
+        self._only = self._stepped if is_only else nothing
 
     def _note_optimizer(self, optimizer: object) -> None:
         """Note an optimizer that did not make the latest step."""
         self._context.components.see(optimizer)
-        self._is_alone, self._only = False, _nothing
+        self._is_alone, self._only = False, nothing
         with ignore(TypeError):  # of an object that allows no weak references
             self._stepped = ref(optimizer)
 
-    def _begins_step(self, optimizer: object) -> bool:
+    def _begun(self, optimizer: object) -> int:
+        """Return the number of steps to count at this step of an optimizer."""
         passes = (each() for each in reversed(self._open))
         iteration = next((each for each in passes if each and each.made_step), None)
         if iteration is None:
-            begins = self._iterations.begins(id(optimizer))
-            self._is_alone = begins and self._stepped() is optimizer
-            return begins
+            begun = self._iterations.begun(optimizer)
+            is_loop = begun > 0 and self._iterations.is_loop
+            self._is_alone = is_loop and self._stepped() is optimizer
+            return begun
         begins, iteration.has_counted = not iteration.has_counted, True
-        return begins
+        return int(begins)
 
     def _count_step(self, now: float, samples: int | None) -> None:
         """Call the monitor, and count what this step cost, and those that were only noted."""
@@ -611,10 +619,10 @@ _ended: tuple[Sample, Path] | None = None
 def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKeywords]) -> Session:
     """Monitor this process's GPU memory. Call it once, before or after CUDA starts.
 
-    A second call returns the running session. Before CUDA is initialized, no thread is started, no
-    file is written, and CUDA is not called. Settings are keywords or `TORCHMEM_*` environment
-    variables; see `torchmem.sdk.settings.Settings`. `backend` replaces PyTorch, for simulations and
-    tests.
+    A second call returns the running session. Before CUDA is initialized, no thread is started, and
+    CUDA is not called. Before GPU memory is allocated or a step ends, no file is written. Settings
+    are keywords or `TORCHMEM_*` environment variables; see `torchmem.sdk.settings.Settings`.
+    `backend` replaces PyTorch, for simulations and tests.
 
     Raises UsageError for a misspelled setting or an invalid value, and nothing else. Without
     PyTorch, or if anything else fails, the session is idle and one warning is logged.

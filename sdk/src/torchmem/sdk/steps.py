@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from time import perf_counter
+from weakref import ref
 
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import STEP_DURATION_BOUNDS, Steps
@@ -22,22 +23,43 @@ class Iterations:
 
     An iteration starts when an optimizer that has already stepped in the current one steps again.
     Together, the two optimizers of a GAN therefore count as one iteration, as do the hundreds of
-    an optimizer-in-backward.
+    an optimizer-in-backward. A later phase of training with an optimizer of its own starts one,
+    too: its first step if the optimizer before it is gone, else its first two with the second.
+
+    `is_loop`: whether the current iteration began with an optimizer that stepped again.
     """
 
     def __init__(self) -> None:
-        self._stepped: set[int] = set()
+        self.is_loop = False
+        self._stepped: dict[int, Callable[[], object]] = {}
+        self._latest: Callable[[], object] = nothing
 
-    def begins(self, optimizer: int) -> bool:
-        """Return whether the step of this optimizer, identified by a number, starts an iteration.
+    def begun(self, optimizer: object) -> int:
+        """Return how many iterations this step of an optimizer shows to have begun: 0, 1 or 2.
 
-        Call it once for each step, in order.
+        Call it for each step, in order; while only one optimizer steps in a loop, it may be left
+        out. 2 means that the previous step, for which it returned 0, began one as well.
         """
-        if self._stepped and optimizer not in self._stepped:
-            self._stepped.add(optimizer)
-            return False
-        self._stepped = {optimizer}
-        return True
+        previous, self._latest = self._latest(), _reference(optimizer)
+        repeats = self._stepped.get(id(optimizer), nothing)() is optimizer
+        if self._stepped and not repeats and previous is not None:
+            self._stepped[id(optimizer)] = self._latest
+            return 0
+        has_own_loop = self.is_loop and previous is optimizer and len(self._stepped) > 1
+        self._stepped, self.is_loop = {id(optimizer): self._latest}, repeats
+        return 2 if has_own_loop else 1
+
+
+def nothing() -> None:
+    """Stand for a reference to an object that is gone."""
+
+
+def _reference(optimizer: object) -> Callable[[], object]:
+    """Return a weak reference, or a strong one to a number, as simulations have."""
+    try:
+        return ref(optimizer)
+    except TypeError:
+        return lambda: optimizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +138,11 @@ class StepClock:
         """Steps so far."""
         counted, ends = self._state
         return counted.count + len(ends)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step was counted, or a pass of a loop began."""
+        return self.progress is not None or self.last is not None
 
     @property
     def last(self) -> float | None:

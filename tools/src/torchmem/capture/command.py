@@ -50,7 +50,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
     add("--rank", type=int, metavar="N", help="global rank of the process")
-    add("--run", metavar="NAME", dest="run_name", help="name of its run")
+    add(
+        "--run",
+        metavar="NAME",
+        dest="run_name",
+        help="name of its run; of several launches, the newest",
+    )
+    add("--launch", metavar="ID", help="its launch, as in the label `launch`")
     add("--pid", type=int, metavar="N", help="its process id")
     add("--seconds", type=float, default=20.0, metavar="S", help="recording time (default 20)")
     add("--out", type=Path, metavar="FILE", help="output file (default rankN-TIME.pickle)")
@@ -62,7 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.seconds <= MAX_SECONDS:
         raise UsageError(f"--seconds must be above 0 and at most {MAX_SECONDS:g}.")
     directory = arguments.run_dir or run_directory(os.environ)
-    selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
+    selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid, arguments.launch)
     process = find_process(directory, selected)
     out = arguments.out or Path(
         f"rank{process.process.rank}-{time.strftime('%Y%m%d-%H%M%S')}.pickle"

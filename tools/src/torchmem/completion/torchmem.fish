@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top oom report release capture whatif snapshot compare preflight mcp doctor rules dashboards fleet manifests completion
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --bisect --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --jobs --kubelet-socket --listen --local-world-size --markdown --match --matrix --max-peak-increase --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --resume --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --bisect --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --jobs --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-peak-increase --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --resume --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -116,7 +116,8 @@ complete -c torchmem -n '_shtab_torchmem_using oom; and test $_shtab_torchmem_np
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a report -d 'show what holds a running rank'"'"'s memory, what threatens it, and what to set'
 complete -c torchmem -n '_shtab_torchmem_using report' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using report' -l rank -x -d 'global rank of the process'
-complete -c torchmem -n '_shtab_torchmem_using report' -l run -x -d 'name of its run'
+complete -c torchmem -n '_shtab_torchmem_using report' -l run -x -d 'name of its run; of several launches, the newest'
+complete -c torchmem -n '_shtab_torchmem_using report' -l launch -x -d 'its launch, as in the label `launch`'
 complete -c torchmem -n '_shtab_torchmem_using report' -l pid -x -d 'its process id'
 complete -c torchmem -n '_shtab_torchmem_using report' -l json -d 'print the sample, the threats and the advice as JSON'
 complete -c torchmem -n '_shtab_torchmem_using report' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'write the report as a page (- for stdout)'
@@ -125,7 +126,8 @@ complete -c torchmem -n '_shtab_torchmem_using report' -l thresholds -xka "(__fi
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a release -d 'make running processes return unused memory to the driver'
 complete -c torchmem -n '_shtab_torchmem_using release' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using release' -l gpu -x -d 'processes on this GPU: NVML'"'"'s index, or the start of its UUID'
-complete -c torchmem -n '_shtab_torchmem_using release' -l run -x -d 'all ranks of this run'
+complete -c torchmem -n '_shtab_torchmem_using release' -l run -x -d 'all ranks of this run'"'"'s newest launch'
+complete -c torchmem -n '_shtab_torchmem_using release' -l launch -x -d 'all ranks of this launch, as in the label `launch`'
 complete -c torchmem -n '_shtab_torchmem_using release' -l rank -x -d 'only this global rank'
 complete -c torchmem -n '_shtab_torchmem_using release' -l pid -x -d 'only this process'
 complete -c torchmem -n '_shtab_torchmem_using release' -l hooks -x -d 'also call the script'"'"'s pressure hooks for this much memory (default 0)'
@@ -134,7 +136,8 @@ complete -c torchmem -n '_shtab_torchmem_using release' -l run-dir -xka "(__fish
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a capture -d 'record the memory history of a running process and save the snapshot'
 complete -c torchmem -n '_shtab_torchmem_using capture' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using capture' -l rank -x -d 'global rank of the process'
-complete -c torchmem -n '_shtab_torchmem_using capture' -l run -x -d 'name of its run'
+complete -c torchmem -n '_shtab_torchmem_using capture' -l run -x -d 'name of its run; of several launches, the newest'
+complete -c torchmem -n '_shtab_torchmem_using capture' -l launch -x -d 'its launch, as in the label `launch`'
 complete -c torchmem -n '_shtab_torchmem_using capture' -l pid -x -d 'its process id'
 complete -c torchmem -n '_shtab_torchmem_using capture' -l seconds -x -d 'recording time (default 20)'
 complete -c torchmem -n '_shtab_torchmem_using capture' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'output file (default rankN-TIME.pickle)'

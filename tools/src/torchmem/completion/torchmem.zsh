@@ -40,7 +40,8 @@ _shtab_torchmem_defaults_added=0
 _shtab_torchmem_capture_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--rank[global rank of the process]:N:"
-  "--run[name of its run]:NAME:"
+  "--run[name of its run\; of several launches, the newest]:NAME:"
+  "--launch[its launch, as in the label \`launch\`]:ID:"
   "--pid[its process id]:N:"
   "--seconds[recording time (default 20)]:S:"
   "--out[output file (default rankN-TIME.pickle)]:FILE:_files"
@@ -222,7 +223,8 @@ _shtab_torchmem_preflight_defaults_added=0
 _shtab_torchmem_release_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--gpu[processes on this GPU\: NVML\'s index, or the start of its UUID]:N:"
-  "--run[all ranks of this run]:NAME:"
+  "--run[all ranks of this run\'s newest launch]:NAME:"
+  "--launch[all ranks of this launch, as in the label \`launch\`]:ID:"
   "--rank[only this global rank]:N:"
   "--pid[only this process]:N:"
   "--hooks[also call the script\'s pressure hooks for this much memory (default 0)]:GIB:"
@@ -236,7 +238,8 @@ _shtab_torchmem_release_defaults_added=0
 _shtab_torchmem_report_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--rank[global rank of the process]:N:"
-  "--run[name of its run]:NAME:"
+  "--run[name of its run\; of several launches, the newest]:NAME:"
+  "--launch[its launch, as in the label \`launch\`]:ID:"
   "--pid[its process id]:N:"
   "--json[print the sample, the threats and the advice as JSON]"
   "--html[write the report as a page (- for stdout)]:FILE:_files"

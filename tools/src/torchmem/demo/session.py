@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -136,11 +137,19 @@ def _ended_by_signals() -> Iterator[None]:
         with interrupted_by(*END_SIGNALS):
             yield
     except KeyboardInterrupt:
-        with suppress(OSError):
+        try:
             print("Stopped.", flush=True)
+        except OSError:
+            _drop_output()
     except OSError as error:  # a terminal that is gone accepts no text
         if error.errno != errno.EIO:
             raise
+        _drop_output()
+
+
+def _drop_output() -> None:
+    """Drop what stdout still holds: Python would write it at its end, and fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run_ranks(plan: DemoPlan, ranks: RankProcesses, url: str, note: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torchmem.capture.processes import TrainingProcess, training_processes
 from torchmem.doctor.check import Check
+from torchmem.explain.rank_report import HOW_TO_COUNT_STEPS
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, find_files, is_user_directory
 from torchmem.sample.sample import Process, Sample, read_sample
@@ -29,6 +30,7 @@ def checks(directory: Path) -> Iterator[Check]:
     samples = [sample for item in running if (sample := read_sample(item.sample, item.uid))]
     yield from _in_force(samples)
     yield from _ignored(samples)
+    yield from _uncounted(samples)
 
 
 def running(directory: Path) -> list[Process]:
@@ -54,7 +56,7 @@ def _none(directory: Path) -> Check:
         "processes",
         "note",
         f"none of your processes has published here{others} ({users} user directories)",
-        "A process publishes after sdk.instrument(), once it uses CUDA.",
+        "A process publishes after sdk.instrument(), once it allocates GPU memory.",
     )
 
 
@@ -83,6 +85,13 @@ def _ignored(samples: Sequence[Sample]) -> Iterator[Check]:
             f"{name} has no effect in {runs}",
             "See the runbook TorchmemAllocatorSettingIgnored.",
         )
+
+
+def _uncounted(samples: Sequence[Sample]) -> Iterator[Check]:
+    """Yield how to count the steps of runs of which none was counted."""
+    runs = {sanitize_text(sample.process.run) for sample in samples if not sample.steps.count}
+    if runs:
+        yield Check("steps", "note", f"none counted in {_listed(runs)}", HOW_TO_COUNT_STEPS)
 
 
 def _listed(names: set[str]) -> str:

@@ -37,7 +37,10 @@ class OomEnd:
 
 @dataclass(frozen=True, slots=True)
 class RunProcess:
-    """One process of a run: Unix times of its start and its last sample, and its last state."""
+    """One process of a run: Unix times of its start and its last sample, and its last state.
+
+    `launch` is the label, "" if it has none.
+    """
 
     job: str
     run: str
@@ -48,6 +51,17 @@ class RunProcess:
     steps: float | None = None
     kill_cause: str | None = None
     oom: OomEnd | None = None
+    launch: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Job, run and launch."""
+        return self.job, self.run, self.launch
+
+    @property
+    def uid(self) -> str:
+        """The ID of the user, with which a launch begins."""
+        return self.launch.partition("-")[0]
 
     def outcome(self, now: float) -> Outcome:
         """Return how it ended, as seen at the time `now`."""
@@ -62,7 +76,7 @@ class RunProcess:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """The processes of a run from one start to the next."""
+    """The processes of a launch from one start to the next."""
 
     processes: Sequence[RunProcess]
 
@@ -109,17 +123,21 @@ class Launch:
 
 
 def launches(processes: Iterable[RunProcess]) -> Iterator[list[Launch]]:
-    """Yield the launches of each run, the oldest first.
+    """Yield the launches of each run of a user, the oldest first.
 
-    A launch ends where one of its ranks starts again.
+    Two users can have runs of the same name. A launch ends where one of its ranks starts again.
     """
 
-    def run(process: RunProcess) -> tuple[str, str]:
-        return process.job, process.run
+    def run(process: RunProcess) -> tuple[str, str, str]:
+        return process.job, process.run, process.uid
 
-    ordered = sorted(processes, key=lambda process: (run(process), process.start, process.rank))
+    def launch(process: RunProcess) -> str:
+        return process.launch
+
+    ordered = sorted(processes, key=lambda it: (run(it), it.launch, it.start, it.rank))
     for _, of_run in groupby(ordered, run):
-        yield [Launch(group) for group in _starts(of_run)]
+        groups = (group for _, each in groupby(of_run, launch) for group in _starts(each))
+        yield sorted(map(Launch, groups), key=lambda launch: launch.start)
 
 
 def _starts(ordered: Iterable[RunProcess]) -> Iterator[list[RunProcess]]:

@@ -15,9 +15,9 @@ from torchmem.sample.errors import UsageError
 Labels = Mapping[str, str]
 Key = tuple[str, ...]
 
-RUN = ("job", "run")
-OWNER = ("job", "run", "user", "team")
-PROCESS = ("job", "instance", "rank", "pid", "run")
+LAUNCH = ("job", "run", "launch")
+OWNER = (*LAUNCH, "user", "team")
+PROCESS = ("job", "instance", "rank", "pid", "run", "launch")
 CLUSTER = ("job",)
 
 Progress = Callable[[str, int, int], None]
@@ -26,7 +26,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """GPU-hours by job, run, user and team, in all and by window."""
+    """GPU-hours by job, run, launch, user and team, in all and by window."""
 
     by_owner: Mapping[Key, float]
     by_window: Mapping[Window, float]
@@ -43,7 +43,7 @@ class Past:
 
     GPU-hours: `used` by ranks, `lost` to restarts after OOMs, `stranded`, `idle` while their memory
     was held; `all_gpus`, `all_idle` and `all_wasted` with what belongs to no run or user. `need`,
-    `step_peak` and `device_total` are bytes of one GPU by job and run.
+    `step_peak` and `device_total` are bytes of one GPU by job, run and launch.
     """
 
     window: Window
@@ -94,9 +94,9 @@ class StoreReader:
             self._hours(series.ALL_GPUS, CLUSTER).total,
             self._hours(series.ALL_IDLE, CLUSTER).total,
             self._hours(series.ALL_WASTED, CLUSTER).total,
-            self._merged(RUN, series.highest(self._select(series.NEED)), max),
-            self._merged(RUN, series.highest(self._select(series.STEP_PEAK)), max),
-            self._merged(RUN, series.lowest(self._select(series.DEVICE_TOTAL)), min),
+            self._merged(LAUNCH, series.highest(self._select(series.NEED)), max),
+            self._merged(LAUNCH, series.highest(self._select(series.STEP_PEAK)), max),
+            self._merged(LAUNCH, series.lowest(self._select(series.DEVICE_TOTAL)), min),
             self.store.is_partial,
         )
 
@@ -148,6 +148,7 @@ class StoreReader:
             return RunProcess(
                 job=key[0],
                 run=key[4],
+                launch=key[5],
                 rank=key[2],
                 start=started[key][1] if key in started else last,
                 seen=last,

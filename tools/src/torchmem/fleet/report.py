@@ -142,8 +142,8 @@ class FleetReport:
 
 def report(past: Past) -> FleetReport:
     """Return the report of a past."""
-    by_run = _bills(past, lambda key: key[1:])
-    endings = list(_endings(past, {bill.run: bill for bill in reversed(by_run)}))
+    by_run = _bills(past, lambda key: (key[1], *key[3:]))
+    endings = list(_endings(past, _owners(past)))
     hours = (past.used, past.lost, past.stranded, past.idle)
     stranded = past.all_wasted - past.all_idle
     return FleetReport(
@@ -154,8 +154,8 @@ def report(past: Past) -> FleetReport:
         _rest(past.all_idle, past.idle.total),
         _rest(stranded, past.stranded.total),
         by_run,
-        _bills(past, lambda key: ("", key[2], "")),
-        _bills(past, lambda key: ("", "", key[3])),
+        _bills(past, lambda key: ("", key[3], "")),
+        _bills(past, lambda key: ("", "", key[4])),
         list(_days(past)),
         endings,
         _savings(endings),
@@ -171,7 +171,7 @@ def _rest(whole: float, known: float) -> float:
 
 
 def _bills(past: Past, group: Callable[[Key], Key]) -> list[Bill]:
-    """Return the bills of groups of job, run, user and team, the most wasteful one first."""
+    """Return the bills of groups of OWNER, the most wasteful one first."""
     hours = (past.used, past.lost, past.stranded, past.idle)
     sums: dict[Key, list[float]] = defaultdict(lambda: [0.0] * len(hours))
     for number, each in enumerate(hours):
@@ -179,6 +179,12 @@ def _bills(past: Past, group: Callable[[Key], Key]) -> list[Bill]:
             sums[group(key)][number] += value
     bills = [Bill(*key, *values) for key, values in sums.items() if any(values)]  # type: ignore[arg-type]
     return sorted(bills, key=lambda bill: (-bill.wasted, -bill.used, bill.run, bill.user))
+
+
+def _owners(past: Past) -> Mapping[Key, Key]:
+    """Return user and team of each launch, by job, run and launch: those of most GPU-hours."""
+    hours = sorted(past.used.by_owner.items(), key=lambda item: item[1])
+    return {key[:3]: key[3:] for key, _ in hours}
 
 
 def _days(past: Past) -> Iterator[Day]:
@@ -196,24 +202,24 @@ def _by_date(hours: Hours) -> dict[str, float]:
     return found
 
 
-def _endings(past: Past, bills: Mapping[str, Bill]) -> Iterator[Ending]:
+def _endings(past: Past, owners: Mapping[Key, Key]) -> Iterator[Ending]:
     """Yield how each launch ended; the newest end comes first."""
     found = []
     for of_run in launches(past.processes):
         following: list[Launch | None] = [*of_run[1:], None]
         for launch, after in zip(of_run, following, strict=True):
-            found.append(_ending(past, launch, after, bills))
+            found.append(_ending(past, launch, after, owners))
     yield from sorted(found, key=lambda ending: -ending.end)
 
 
-def _ending(past: Past, launch: Launch, after: Launch | None, bills: Mapping[str, Bill]) -> Ending:
-    run, oom = launch.processes[0].run, launch.oom
-    bill = bills.get(run)
+def _ending(past: Past, launch: Launch, after: Launch | None, owners: Mapping[Key, Key]) -> Ending:
+    first, oom = launch.processes[0], launch.oom
+    user, team = owners.get(first.key, ("", ""))
     killed = (process.kill_cause for process in launch.processes if process.kill_cause)
     return Ending(
-        run,
-        bill.user if bill else "",
-        bill.team if bill else "",
+        first.run,
+        user,
+        team,
         launch.start,
         launch.end,
         launch.outcome(past.window.end),
@@ -260,16 +266,36 @@ def saved_by(ending: Ending) -> str | None:
 
 def _fits(past: Past, bills: Sequence[Bill], endings: Sequence[Ending]) -> list[Fit]:
     """Return runs with room, those that use most GPU-hours first; none that ran out of memory."""
-    out = {ending.run for ending in endings if ending.outcome == "oom"}
-    stepped = {process.run for process in past.processes if (process.steps or 0) >= MIN_STEPS}
-    found = []
-    for key, need in past.need.items():
-        run, total = key[1], past.device_total.get(key)
-        bill = next((bill for bill in bills if bill.run == run), None)
-        if total and bill and run in stepped - out:
-            found.append(_fit(bill, need, total, past.step_peak.get(key)))
+    owners = _owners(past)
+
+    def of_owner(launch: Key) -> Key:
+        return launch[1], *owners.get(launch, ("", ""))
+
+    out = {(end.run, end.user, end.team) for end in endings if end.outcome == "oom"}
+    stepped = {of_owner(it.key) for it in past.processes if (it.steps or 0) >= MIN_STEPS}
+    need, step = (_worst(each, of_owner, max) for each in (past.need, past.step_peak))
+    totals = _worst(past.device_total, of_owner, min)
+    found = [
+        _fit(bill, need[key], totals[key], step.get(key))
+        for bill in bills
+        if (key := (bill.run, bill.user, bill.team)) in stepped - out
+        and key in need.keys() & totals
+    ]
     fitting = (fit for fit in found if fit.gpu or fit.batch_factor)
     return sorted(fitting, key=lambda fit: (-fit.gpu_hours, fit.run))
+
+
+def _worst(
+    values: Mapping[Key, float],
+    of_owner: Callable[[Key], Key],
+    merge: Callable[[float, float], float],
+) -> dict[Key, float]:
+    """Return one value for all launches of a run, user and team."""
+    found: dict[Key, float] = {}
+    for key, value in values.items():
+        owner = of_owner(key)
+        found[owner] = merge(found.get(owner, value), value)
+    return found
 
 
 def _fit(bill: Bill, need: float, total: float, step: float | None) -> Fit:

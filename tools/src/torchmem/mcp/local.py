@@ -68,6 +68,7 @@ class LocalNode:
         found = known and ["Recordings of this rank, for read_snapshot", *known]
         data = {
             "run": sample.process.run,
+            "launch": process.process.launch,
             "rank": sample.process.rank,
             "devices": [_holder_data(sample, device) for device in sample.devices],
             "recordings": [path for path, _ in recordings],
@@ -172,6 +173,7 @@ def _summary(path: Path, found: OomReport) -> dict[str, Any]:
         "file": str(path),
         "time": record.timestamp,
         "run": process.run,
+        "launch": process.launch,
         "rank": process.rank,
         "cause": record.cause,
         "detail": record.detail,

@@ -24,7 +24,7 @@ from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample, State
 from torchmem.top.node import Gpu, Node, Rank
 from torchmem.top.view import is_live
 
-HEADER = ("run", "rank", "pid", "GPU", "state", "allocated", "reserved", "headroom", "FI")
+HEADER = ("run", "launch", "rank", "pid", "GPU", "state", "allocated", "reserved", "headroom", "FI")
 NO_RANKS = "No ranks: start one with `torchmem run -- python train.py`."
 
 
@@ -37,6 +37,7 @@ class RankRow:
     """
 
     run: str
+    launch: str | None
     rank: int | None
     world_size: int | None
     pid: int | None
@@ -57,7 +58,7 @@ def answer(rows: Iterable[RankRow], source: str, run: str | None) -> ToolAnswer:
     """Return the ranks of a run, or of all, those that have ended last."""
     chosen = sorted(
         (row for row in rows if run in {None, row.run}),
-        key=lambda row: (not row.is_live, row.run, row.rank or 0, row.gpu or 0),
+        key=lambda row: (not row.is_live, row.run, row.launch or "", row.rank or 0, row.gpu or 0),
     )
     threatened = [f"  {_who(row)}: {row.verdict[0]}" for row in chosen if row.verdict]
     table = list(aligned([HEADER, *map(_cells, chosen)])) if chosen else [NO_RANKS]
@@ -74,6 +75,7 @@ def _cells(row: RankRow) -> Sequence[str]:
     ratio = row.fragmentation_ratio
     return (
         row.run,
+        row.launch or "-",
         _text(row.rank),
         _text(row.pid),
         _text(row.gpu),
@@ -117,6 +119,7 @@ def _local(  # noqa: PLR0913, PLR0917 - what a row is made of
     state = process_state(sample, status, now, now - sample.timestamp)
     return RankRow(
         run=sample.process.run,
+        launch=process.process.launch,
         rank=sample.process.rank,
         world_size=sample.process.world_size,
         pid=process.pid,
@@ -148,6 +151,7 @@ def of_node(node: Node) -> Iterator[RankRow]:
 def _remote(gpu: Gpu, rank: Rank) -> RankRow:
     return RankRow(
         run=rank.run,
+        launch=rank.launch,
         rank=rank.rank,
         world_size=rank.world_size,
         pid=rank.pid,

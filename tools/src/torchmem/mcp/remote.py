@@ -93,6 +93,7 @@ class ExporterNode:
         data = [
             {
                 "run": each.rank.run,
+                "launch": each.rank.launch,
                 "rank": each.rank.rank,
                 "pid": each.rank.pid,
                 **msgspec.to_builtins(oom),
@@ -128,13 +129,16 @@ class ExporterNode:
         """Return the GPUs of the only rank that matches, if possible one that runs."""
         known = _all(self._node())
         matching = _matching(known, selected)
-        running = [each for each in matching if is_live(each.rank)]
+        alive = [each for each in matching if is_live(each.rank)]
+        running = selected.newest(alive, lambda each: (each.rank.launch, each.rank.start_time))
         ids = {each.rank.id for each in running or matching}
         if len(ids) == 1:
             return running or matching
         names = ", ".join(dict.fromkeys(_name(each) for each in (running or matching or known)[:8]))
         if ids:
-            raise UsageError(f"several ranks match: {names}; select one with rank, run or pid.")
+            raise UsageError(
+                f"several ranks match: {names}; select one with rank, run, launch or pid."
+            )
         raise UsageError(f"no rank that {self._name} knows matches; ranks: {names or 'none'}.")
 
 
@@ -149,6 +153,7 @@ def _matching(found: Sequence[_Found], selected: ProcessFilter) -> list[_Found]:
         for each in found
         if selected.rank in {None, each.rank.rank}
         and selected.run in {None, each.rank.run}
+        and selected.launch in {None, each.rank.launch}
         and selected.pid in {None, each.rank.pid}
     ]
 

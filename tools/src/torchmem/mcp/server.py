@@ -20,6 +20,7 @@ from torchmem.mcp.answer import NOTE
 from torchmem.mcp.recordings import MAX_ROWS, MAX_SETTINGS
 from torchmem.mcp.worker import MAX_PROCESSES, Reply, Source, ask
 from torchmem.sample.errors import did_you_mean
+from torchmem.sample.launch import MAX_LENGTH
 from torchmem.snapshot.command import DEFAULT_ROWS
 
 READ_ONLY = ToolAnnotations(
@@ -36,6 +37,13 @@ the request failed, then what held the memory, then what to change first and wha
 the numbers of the answer, and do not recommend what it says would not help."""
 
 Run = Annotated[str | None, Field(description="name of the run; default: any", max_length=200)]
+Launch = Annotated[
+    str | None,
+    Field(
+        description="launch of the run, as list_ranks shows it; default: the newest",
+        max_length=MAX_LENGTH,
+    ),
+]
 Rank = Annotated[int | None, Field(description="global rank; default: any", ge=0)]
 Pid = Annotated[int | None, Field(description="process id; default: any", ge=1)]
 Gpu = Annotated[int | None, Field(description="N of cuda:N in the file; default: all", ge=0)]
@@ -83,40 +91,45 @@ class Tools:
     async def list_ranks(self, run: Run = None) -> CallToolResult:
         """List the ranks of PyTorch jobs with the state of their GPU memory.
 
-        One line per rank and GPU: run, rank, pid, GPU, state, allocated and reserved bytes, the
-        headroom (the largest request that would succeed), the fragmentation index (FI, 0 to 1),
+        One line per rank and GPU: run, launch, rank, pid, GPU, state, allocated and reserved bytes,
+        the headroom (the largest request that would succeed), the fragmentation index (FI, 0 to 1),
         and what threatens the rank or how it ended.
         """
         return await self._ask("list_ranks", run=run)
 
     async def rank_report(
-        self, rank: Rank = None, run: Run = None, pid: Pid = None
+        self, rank: Rank = None, run: Run = None, launch: Launch = None, pid: Pid = None
     ) -> CallToolResult:
         """Show what a rank's memory is used for, what threatens it, and what to set."""
-        return await self._ask("rank_report", rank=rank, run=run, pid=pid)
+        return await self._ask("rank_report", rank=rank, run=run, launch=launch, pid=pid)
 
     async def what_holds_memory(
-        self, rank: Rank = None, run: Run = None, pid: Pid = None
+        self, rank: Rank = None, run: Run = None, launch: Launch = None, pid: Pid = None
     ) -> CallToolResult:
         """Show the parts of a rank's memory, such as parameters, gradients and optimizer state.
 
         Also names the lines of code that held memory at an OutOfMemoryError, if they were recorded,
         and recordings of this rank that read_snapshot can read.
         """
-        return await self._ask("what_holds_memory", rank=rank, run=run, pid=pid)
+        return await self._ask("what_holds_memory", rank=rank, run=run, launch=launch, pid=pid)
 
     async def oom_reports(self, run: Run = None) -> CallToolResult:
         """List the newest reports of OutOfMemoryErrors, at most 50."""
         return await self._ask("oom_reports", run=run)
 
     async def explain_oom(
-        self, file: Report = None, rank: Rank = None, run: Run = None, pid: Pid = None
+        self,
+        file: Report = None,
+        rank: Rank = None,
+        run: Run = None,
+        launch: Launch = None,
+        pid: Pid = None,
     ) -> CallToolResult:
         """Explain an OutOfMemoryError: why it failed, what held the memory, and what to do.
 
         Without `file`, it is the newest report that matches.
         """
-        return await self._ask("explain_oom", file=file, rank=rank, run=run, pid=pid)
+        return await self._ask("explain_oom", file=file, rank=rank, run=run, launch=launch, pid=pid)
 
     async def read_snapshot(
         self,

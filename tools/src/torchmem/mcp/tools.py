@@ -37,4 +37,4 @@ def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) 
 
 
 def _selected(arguments: Arguments) -> ProcessFilter:
-    return ProcessFilter(arguments["rank"], arguments["run"], arguments["pid"])
+    return ProcessFilter(arguments["rank"], arguments["run"], arguments["pid"], arguments["launch"])

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchmem.mcp.answer import noted_text
+from torchmem.recording.interpreter import isolated, without_python_variables
 
 MAX_SECONDS = 50.0
 """Assistants often give up after 60 seconds."""
@@ -24,13 +25,18 @@ MAX_MEMORY_BYTES = 4 << 30
 MAX_PROCESSES = 2
 NICENESS = 10  # training on this node comes first
 # sys.path is that of the server: neither the working directory nor startup files matter.
-_PROGRAM = "import sys; sys.path[:] = sys.argv[1:]; from torchmem.mcp.worker import main; main()"
+_PROGRAM = "sys.path[:] = sys.argv[1:]; from torchmem.mcp.worker import main; main()"
 _TOO_LONG = (
     f"this took longer than {MAX_SECONDS:.0f} seconds, so it was ended: run the command in a "
     "terminal, or ask for less."
 )
 _TOO_LARGE = f"this needs more than {MAX_MEMORY_BYTES >> 30} GiB: run the command in a terminal."
+_KILLED = (
+    "the process that answers this was killed by SIGKILL, with which Linux ends processes when "
+    "memory runs out: try again when this machine has more free memory."
+)
 _FAILED = "this has failed because of an error in torchmem, which stderr of `torchmem mcp` shows."
+_ENDINGS = {-signal.SIGXCPU: _TOO_LONG, -signal.SIGKILL: _KILLED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +66,13 @@ async def ask(
 ) -> Reply:
     """Return the answer of a process. It is ended when this is cancelled, or takes too long."""
     question = json.dumps({"tool": tool, "arguments": arguments, **asdict(source)}).encode()
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM, *sys.path]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
-        *command, stdin=pipe, stdout=pipe, start_new_session=True
+        *isolated(_PROGRAM, *sys.path),
+        stdin=pipe,
+        stdout=pipe,
+        env=without_python_variables(os.environ),
+        start_new_session=True,
     )
     try:
         output, _ = await asyncio.wait_for(process.communicate(question), max_seconds)
@@ -76,8 +85,7 @@ async def ask(
     try:
         return Reply(**json.loads(output))
     except (ValueError, TypeError):
-        is_limit = process.returncode in {-signal.SIGXCPU, -signal.SIGKILL}
-        return Reply.error(_TOO_LONG if is_limit else _FAILED)
+        return Reply.error(_ENDINGS.get(process.returncode or 0, _FAILED))
 
 
 def _end(process: asyncio.subprocess.Process) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
-import subprocess
-import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +12,6 @@ from itertools import islice, repeat
 from pathlib import Path
 from typing import IO, Any
 
-import torchmem
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId, without_collector
 from torchmem.recording.content import ACTIONS, EventColumns
 from torchmem.recording.recording import (
@@ -27,13 +23,13 @@ from torchmem.recording.recording import (
     SegmentPools,
 )
 from torchmem.recording.stacks import EventStacks, SnapshotFrame, Stacks
-from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.recording.worker_process import started
+from torchmem.sample.errors import UsageError
 from torchmem.sample.file_kinds import HEAD_BYTES, SNAPSHOT, check_kind
 from torchmem.sample.untrusted import (
     FileProblem,
     UntrustedFileError,
     open_untrusted,
-    printable,
     sanitize_text,
 )
 
@@ -46,10 +42,6 @@ _ADVICE: dict[FileProblem, str] = {
     "no_descriptors": "raise the limit with ulimit -n.",
     "too_large": "record fewer steps, or with _record_memory_history(max_entries=1_000_000).",
 }
-_ROOTS = [str(Path(folder).parent) for folder in torchmem.__path__]
-_PROGRAM = (
-    "import sys; sys.path[:0] = sys.argv[1:]; from torchmem.recording.worker import main; main({})"
-)
 POLL_SECONDS = 0.2
 
 
@@ -81,11 +73,11 @@ def read(path: Path) -> tuple[Recording, ...]:
 
     Raises:
         UsageError: the file cannot be used; the text explains why and what to do.
+        WorkerError: the process that unpickles it has failed.
     """
     name = sanitize_text(str(path))
-    with _open(path, name) as file, _worker(file) as answer, without_collector():
-        header = _header(answer, name)
-        return tuple(_recordings(header, answer, path.name))
+    with _open(path, name) as file, started(file, name) as worker, without_collector():
+        return tuple(_recordings(worker.header(), worker.answer, path.name))
 
 
 def read_with_stacks(
@@ -98,18 +90,18 @@ def read_with_stacks(
 
     Raises:
         UsageError: the file cannot be used; the text explains why and what to do.
+        WorkerError: the process that unpickles it has failed.
     """
     name = sanitize_text(str(path))
     with (
         _open(path, name) as file,
-        _worker(file, "stacks=True") as answer,
+        started(file, name, "stacks=True") as worker,
         without_collector(),
     ):
         size = os.fstat(file).st_size
-        while not select.select([answer], [], [], POLL_SECONDS)[0]:
+        while not select.select([worker.answer], [], [], POLL_SECONDS)[0]:
             progress(os.lseek(file, 0, os.SEEK_CUR), size)
-        header = _header(answer, name)
-        return tuple(_stacked_traces(header, answer, path.name))
+        return tuple(_stacked_traces(worker.header(), worker.answer, path.name))
 
 
 def _stacked_traces(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterator[StackedTrace]:
@@ -173,42 +165,6 @@ def _open(path: Path, name: str) -> Iterator[int]:
             raise UsageError(f"{name} cannot be read ({error}): name a snapshot file.") from None
         check_kind(path, os.pread(file.fileno(), HEAD_BYTES, 0), SNAPSHOT, "a memory snapshot")
         yield file.fileno()
-
-
-@contextmanager
-def _worker(descriptor: int, arguments: str = "") -> Iterator[IO[bytes]]:
-    """Start a worker on an open file and yield its answer; `arguments` are those of its `main`.
-
-    The worker has no access to site-packages and to the environment.
-    """
-    command = [sys.executable, "-I", "-S", "-c", _PROGRAM.format(arguments), *_ROOTS]
-    try:
-        process = subprocess.Popen(
-            command, stdin=descriptor, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={}
-        )
-    except OSError as error:
-        raise TorchmemError(
-            f"cannot start {sys.executable} to read snapshots ({error.strerror})."
-        ) from error
-    with process:
-        assert process.stdout is not None  # noqa: S101 - it is a pipe
-        try:
-            yield process.stdout
-        finally:
-            process.kill()
-
-
-def _header(answer: IO[bytes], name: str) -> dict[str, Any]:
-    line = answer.readline()
-    if not line.endswith(b"\n"):
-        raise UsageError(
-            f"{name} needs more memory or time than any snapshot of its size, so it is damaged or "
-            "malicious: record one of your own."
-        )
-    header: dict[str, Any] = json.loads(line)
-    if "error" in header:
-        raise UsageError(f"{name} {printable(header['error'])}")
-    return header
 
 
 def _recordings(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterator[Recording]:

@@ -1,7 +1,8 @@
 """The process that unpickles a snapshot: only builtins, bounded memory and time, no secrets.
 
-It reads the file on stdin. On stdout it writes one line of JSON, which is an error or everything
-but the events, and then the arrays of the events.
+It reads the file on stdin. On stdout it writes two lines of JSON, and then the arrays of the
+events. The first line, `WorkerLimits`, says that it has started; the second is an error, or
+everything but the events.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import resource
 import sys
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from torchmem.recording.capture_facts import check_facts
@@ -34,15 +36,53 @@ from torchmem.sample.capture_messages import FACTS_KEY
 BASE_BYTES, BYTES_PER_BYTE = 512 << 20, 12
 # The worker reads about 30 MB per second; a slow or busy machine gets thirty times as long.
 BASE_SECONDS, BYTES_PER_SECOND = 20, 1 << 20
+OUT_OF_MEMORY = 12
+"""Exit code of a worker that cannot get more memory: ENOMEM."""
+_OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+_NEVER_OVERCOMMIT = "2"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLimits:
+    """What bounds a worker: True for the limit of a file of its size, which no snapshot reaches.
+
+    False for a lower one, which says nothing about the file.
+    """
+
+    is_own_memory: bool
+    is_own_time: bool
 
 
 def main(*, stacks: bool = False) -> None:
     """Read the snapshot from stdin and answer on stdout; with `stacks` also the Python stacks."""
     size = os.fstat(0).st_size
-    lower_limit(resource.RLIMIT_AS, BASE_BYTES + BYTES_PER_BYTE * size)
-    lower_limit(resource.RLIMIT_CPU, BASE_SECONDS + size // BYTES_PER_SECOND)
-    lower_limit(resource.RLIMIT_CORE, 0)
+    limits = _limit(size)
     gc.disable()  # it would traverse millions of dicts again and again
+    sys.stdout.buffer.write(json.dumps(asdict(limits)).encode() + b"\n")
+    sys.stdout.buffer.flush()
+    try:
+        _answer(size, stacks=stacks)
+    except MemoryError:
+        os._exit(OUT_OF_MEMORY)
+    os._exit(0)  # without freeing millions of objects one by one
+
+
+def _limit(size: int) -> WorkerLimits:
+    lower_limit(resource.RLIMIT_CORE, 0)
+    memory = lower_limit(resource.RLIMIT_AS, BASE_BYTES + BYTES_PER_BYTE * size)
+    time = lower_limit(resource.RLIMIT_CPU, BASE_SECONDS + size // BYTES_PER_SECOND)
+    return WorkerLimits(memory and not _is_memory_strict(), time)
+
+
+def _is_memory_strict() -> bool:
+    """Return whether this machine refuses memory that other programs have reserved."""
+    try:
+        return _OVERCOMMIT.read_text().strip() == _NEVER_OVERCOMMIT
+    except OSError:
+        return False
+
+
+def _answer(size: int, *, stacks: bool) -> None:
     header: dict[str, Any]
     arrays: list[array[int]] = []
     try:
@@ -60,7 +100,6 @@ def main(*, stacks: bool = False) -> None:
     for column in arrays:
         column.tofile(sys.stdout.buffer)
     sys.stdout.buffer.flush()
-    os._exit(0)  # without freeing millions of objects one by one
 
 
 def _stacks(snapshot: Any, devices: Iterable[int], arrays: list[array[int]]) -> dict[str, Any]:
@@ -124,11 +163,16 @@ def _not_a_snapshot() -> InvalidSnapshotError:
     )
 
 
-def lower_limit(kind: int, limit: int) -> None:
-    """Lower a resource limit of this process, unless it is lower already."""
+def lower_limit(kind: int, limit: int) -> bool:
+    """Lower a resource limit of this process; return False if it is lower already.
+
+    The hard limit is one higher: at the soft limit of CPU time, the process gets SIGXCPU, and at
+    the hard one SIGKILL, with which Linux also ends it when the machine runs out of memory.
+    """
     _, hard = resource.getrlimit(kind)
-    limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-    resource.setrlimit(kind, (limit, limit))
+    highest = limit + 1 if hard == resource.RLIM_INFINITY else min(limit + 1, hard)
+    resource.setrlimit(kind, (min(limit, highest), highest))
+    return limit <= highest
 
 
 def _header(content: Content, facts: Mapping[int, CaptureFacts]) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
     add("--gpu", metavar="N", help="processes on this GPU: NVML's index, or the start of its UUID")
-    add("--run", metavar="NAME", dest="run_name", help="all ranks of this run")
+    add("--run", metavar="NAME", dest="run_name", help="all ranks of this run's newest launch")
+    add("--launch", metavar="ID", help="all ranks of this launch, as in the label `launch`")
     add("--rank", type=int, metavar="N", help="only this global rank")
     add("--pid", type=int, metavar="N", help="only this process")
     add(
@@ -82,9 +83,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    chosen = (arguments.gpu, arguments.run_name, arguments.rank, arguments.pid)
+    chosen = (
+        arguments.gpu,
+        arguments.run_name,
+        arguments.launch,
+        arguments.rank,
+        arguments.pid,
+    )
     if all(value is None for value in chosen):
-        raise UsageError("name the processes to ask: --gpu, --run, --rank or --pid.")
+        raise UsageError("name the processes to ask: --gpu, --run, --launch, --rank or --pid.")
     if not 0 < arguments.timeout <= MAX_SECONDS:
         raise UsageError(f"--timeout must be above 0 and at most {MAX_SECONDS:g}.")
     if not 0 <= arguments.hooks <= MAX_HOOK_GIB:
@@ -95,7 +102,7 @@ def _selected(arguments: argparse.Namespace) -> list[TrainingProcess]:
     """Return the running processes that the flags select. Raise UsageError without any."""
     directory = arguments.run_dir or run_directory(os.environ)
     uuid = None if arguments.gpu is None else gpu_uuid(arguments.gpu)
-    selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
+    selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid, arguments.launch)
     found = [
         process
         for process in training_processes(directory)
@@ -108,6 +115,7 @@ def _selected(arguments: argparse.Namespace) -> list[TrainingProcess]:
         raise UsageError(
             f"no running process in {directory} matches{hint}: `torchmem doctor` shows the runs."
         )
+    found = selected.newest(found, TrainingProcess.launched)
     return sorted(found, key=lambda process: (process.process.run, process.process.rank))
 
 

@@ -43,7 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
     add("--rank", type=int, metavar="N", help="global rank of the process")
-    add("--run", metavar="NAME", dest="run_name", help="name of its run")
+    add(
+        "--run",
+        metavar="NAME",
+        dest="run_name",
+        help="name of its run; of several launches, the newest",
+    )
+    add("--launch", metavar="ID", help="its launch, as in the label `launch`")
     add("--pid", type=int, metavar="N", help="its process id")
     add("--json", action="store_true", help="print the sample, the threats and the advice as JSON")
     add("--html", metavar="FILE", type=Path, help="write the report as a page (- for stdout)")
@@ -61,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.html:
         output.check(arguments.html)
     directory = arguments.run_dir or run_directory(os.environ)
-    selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid)
+    selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid, arguments.launch)
     found = reported(directory, selected, arguments.thresholds)
     words = found.page()
     if arguments.html:

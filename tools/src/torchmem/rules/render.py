@@ -196,14 +196,14 @@ FORMATS: Mapping[str, str] = {
     "duration": "humanizeDuration }}",
 }
 
-# The dashboards' variables by the label that they filter; see dashboards/queries.py.
-_VARIABLES = {"run": "run", "instance": "node", "uuid": "gpu", "rank": "rank"}
+# The dashboards' variables by the label that they filter; see dashboards/board.py.
+_VARIABLES = {"run": "run", "instance": "node", "uuid": "gpu", "rank": "rank", "launch": "launch"}
 # The dashboard that an alert links to, and the labels that set its variables.
 LINKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "device": ("torchmem-training-memory", ("run", "instance", "uuid", "rank")),
-    "process": ("torchmem-training-memory", ("run", "instance", "rank")),
-    "run": ("torchmem-training-memory", ("run", "instance")),
-    "oom": ("torchmem-oom", ("run", "instance", "rank")),
+    "device": ("torchmem-training-memory", ("run", "launch", "instance", "uuid", "rank")),
+    "process": ("torchmem-training-memory", ("run", "launch", "instance", "rank")),
+    "run": ("torchmem-training-memory", ("run", "launch", "instance")),
+    "oom": ("torchmem-oom", ("run", "launch", "instance", "rank")),
     "node": ("torchmem-node", ("instance", "uuid")),
     "self": ("torchmem-self", ("instance",)),
     "monitoring": ("torchmem-self", ()),
@@ -276,8 +276,9 @@ def _query(labels: tuple[str, ...], selector: str, form: str) -> str:
 
 def _links(kind: str, alert: str, thresholds: Thresholds) -> str:
     uid, labels = LINKS[kind]
+    names = _VARIABLES | ({"launch": "launches"} if kind == "oom" else {})
     variables = "&".join(
-        f"var-{_VARIABLES[label]}={{{{ $labels.{label} | urlquery }}}}" for label in labels
+        f"var-{names[label]}={{{{ $labels.{label} | urlquery }}}}" for label in labels
     )
     page = f"{uid}?{variables}" if variables else uid
     return (

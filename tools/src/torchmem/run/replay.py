@@ -20,6 +20,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torchmem
 from torchmem.allocator.settings import REQUEST_SETTINGS, format_alloc_conf, parse_alloc_conf
 from torchmem.explain.remedies import SPLIT_SIZES_MB
+from torchmem.recording.interpreter import (
+    ErrorOutput,
+    ending,
+    isolated,
+    without_python_variables,
+)
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import printable
 
@@ -51,8 +57,7 @@ SINCE = {"large_segment_size_mb": (2, 11)}
 """The version of PyTorch that introduced a setting; an older one would not start with it."""
 
 _ROOTS = [str(Path(folder).parent) for folder in torchmem.__path__]
-# Isolated: the current folder is the job's, where any file may have the name of a module.
-_PROGRAM = "import sys; sys.path[:0] = sys.argv[2:]; from torchmem.run.replay import main; main()"
+_PROGRAM = "sys.path[:0] = sys.argv[2:]; from torchmem.run.replay import main; main()"
 
 Verdict = Literal["enough", "not enough", "unknown"]
 
@@ -98,11 +103,19 @@ def replay(recording: Path, question: Question, seconds: float = MAX_SECONDS) ->
         "settings": list(question.settings),
         "room": question.room,
     }
+    with ErrorOutput() as errors:
+        output, exit_code = _run(isolated(_PROGRAM, json.dumps(job), *_ROOTS), errors, seconds)
+        return _conclude(output, _problem(exit_code, errors.last_line()))
+
+
+def _run(command: Sequence[str], errors: ErrorOutput, seconds: float) -> tuple[bytes, int]:
+    """Return what a command prints within `seconds`, and its exit code."""
     with subprocess.Popen(
-        [sys.executable, "-I", "-c", _PROGRAM, json.dumps(job), *_ROOTS],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=errors.writer,
+        env=without_python_variables(os.environ),
         start_new_session=True,
     ) as process:
         try:
@@ -113,14 +126,21 @@ def replay(recording: Path, question: Question, seconds: float = MAX_SECONDS) ->
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    return _conclude(output)
+    return output, process.returncode
 
 
-def _conclude(output: bytes) -> Replayed:
-    """Return what the child has printed; its last line may be cut."""
+def _problem(exit_code: int, last_line: str) -> str:
+    """Return why a child has not answered."""
+    if exit_code <= 0 or last_line.startswith(MemoryError.__name__):  # a signal: a limit, mostly
+        return "its replay took too much time or memory."
+    return f"the process that replays it failed ({ending(exit_code, last_line)})."
+
+
+def _conclude(output: bytes, problem: str) -> Replayed:
+    """Return what the child has printed; its last line may be cut. Without any, `problem`."""
     lines = [json.loads(line) for line in output.splitlines(keepends=True) if line.endswith(b"\n")]
     failed = tuple(text for verdict, text in lines if verdict == "not enough")
-    last, text = lines[-1] if lines else ("problem", "its replay took too much time or memory.")
+    last, text = lines[-1] if lines else ("problem", problem)
     if last == "problem":
         return Replayed(problem=text)
     if last == "enough":

@@ -476,6 +476,8 @@ def _facts(gpu: Gpu, rank: Rank, now: float | None) -> Iterator[str]:
     of = f" of {rank.world_size}" if rank.world_size else ""
     yield f"rank {_count(rank.rank)}{of}"
     yield rank.run
+    if rank.launch:
+        yield f"launch {rank.launch}"
     if rank.script:
         yield rank.script
     yield rank.state

@@ -70,7 +70,9 @@ class View:
         return states.index("oom") if "oom" in states else 0
 
     def _matches(self, rank: Rank) -> bool:
-        return self.filter.casefold() in rank.run.casefold()
+        wanted = self.filter.casefold()
+        is_launch = "-" in wanted and (rank.launch or "").startswith(wanted)
+        return is_launch or wanted in rank.run.casefold()
 
 
 def is_live(rank: Rank) -> bool:

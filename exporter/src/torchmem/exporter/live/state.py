@@ -96,7 +96,8 @@ class RankState(Document, frozen=True, kw_only=True):
     `id` names the process in URLs; `uid` is the user who owns it. `parts` add up to what it holds:
     its reserved bytes and, if known, the bytes outside the allocator; `tensor_bytes` is the part
     that is tensors. `read_steps`: how many steps had ended at the read that the bytes of the step
-    count from. `sample_time`: when the process last published; `stats_time` and `snapshot_time`:
+    count from. `launch` is the label. `start_time` and `sample_time`: when the process started and
+    last published; `stats_time` and `snapshot_time`:
     when its allocator's statistics and its layout were read. The headroom is of the time of the
     statistics. `has_severe_fragmentation`: whether the ratio is above the threshold. `why`: what
     threatens it.
@@ -108,6 +109,8 @@ class RankState(Document, frozen=True, kw_only=True):
     pid: int
     state: State
     sample_time: float
+    launch: str | None = None
+    start_time: float | None = None
     parts: tuple[PartState, ...] = ()
     tensor_bytes: int | None = None
     uid: int | None = None
@@ -403,6 +406,8 @@ def _rank(
         pid=item.pid,
         state=item.state,
         sample_time=item.sample.timestamp,
+        launch=process.launch,
+        start_time=process.start_timestamp,
         uid=item.uid,
         script=process.script,
         local_rank=process.local_rank,

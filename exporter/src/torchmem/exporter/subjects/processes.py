@@ -283,4 +283,5 @@ def _in_pods(
 
 def _rank(item: Published) -> Mapping[str, str]:
     process = item.sample.process
-    return {"rank": str(process.rank), "run": process.run}
+    launch = {"launch": process.launch} if process.launch else {}
+    return {"rank": str(process.rank), "run": process.run, **launch}

@@ -1,7 +1,7 @@
 """The outputs that settings ask for: a textfile, ports, and OTLP.
 
-Their modules are imported only then, because prometheus_client and OpenTelemetry are slow to
-import.
+Ports and OTLP start in the background thread, when the process is first published. Their modules
+are imported only then, because prometheus_client and OpenTelemetry are slow to import.
 """
 
 from __future__ import annotations
@@ -72,22 +72,23 @@ class OwnPort(Part):
         """The address of the series."""
         return self._endpoint.url if self._endpoint else None
 
-    def begin(self) -> None:
-        """Listen."""
-        if self._endpoint is None:
-            from torchmem.sdk.publish.endpoint import Endpoint
-            from torchmem.sdk.publish.outputs import registry
-            from torchmem.sdk.publish.page import Page
-
-            page = Page(registry(self._read))
-            self._endpoint = Endpoint.open(self._settings, self._local_rank, page, self._errors)
-
-    def at_tick(self) -> None:
-        """Listen again if the script has closed the descriptor."""
+    def at_publish(self, sample: Sample, *, routine: bool) -> None:  # noqa: ARG002
+        """Listen, and again if the script has closed the descriptor."""
+        if not routine:
+            return
         if self._endpoint and not self._endpoint.is_open:
             self._endpoint.close()
             self._endpoint = None
-            self.begin()
+        if self._endpoint is None:
+            self._listen()
+
+    def _listen(self) -> None:
+        from torchmem.sdk.publish.endpoint import Endpoint
+        from torchmem.sdk.publish.outputs import registry
+        from torchmem.sdk.publish.page import Page
+
+        page = Page(registry(self._read))
+        self._endpoint = Endpoint.open(self._settings, self._local_rank, page, self._errors)
 
     def complete(self, sample: Draft) -> None:
         """Add the address."""
@@ -116,8 +117,10 @@ class LeaderPort(Part):
         self._place = directory, hostname, address, port
         self._leader: Leader | None = None
 
-    def at_tick(self) -> None:
+    def at_publish(self, sample: Sample, *, routine: bool) -> None:  # noqa: ARG002
         """Serve on the port unless another process does."""
+        if not routine:
+            return
         if self._leader is None:
             from torchmem.sdk.publish.leader import Leader
 
@@ -146,9 +149,9 @@ class OtlpOutput(Part):
         self._push: Push | None = None
         self._has_started = False
 
-    def at_tick(self) -> None:
+    def at_publish(self, sample: Sample, *, routine: bool) -> None:  # noqa: ARG002
         """Start sending here, because the import would delay the training thread."""
-        if self._has_started:
+        if self._has_started or not routine:
             return
         self._has_started = True
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any, Literal, TypeVar
 
 from torchmem.sample.native_threads import Lock
@@ -31,6 +32,8 @@ class _Own(str):
     __slots__ = ()
 
 
+# The parameter that records the annotations (`torch.profiler.record_function`) of all threads.
+ALL_THREADS = "global_record_annotations"
 # The argument `stacks` of all the SDK's calls.
 STACKS = _Own("python")
 
@@ -83,7 +86,14 @@ class OwnRecording:
         self._unwrap()
 
     def _record(self, **arguments: object) -> None:
+        """Call it with annotations of all threads, where this version can record them.
+
+        It registers a callback for those of one thread only until the end of a backward pass, if
+        it is called there. It then cannot remove the callback, and says so on stderr.
+        """
         record = self._torch.cuda.memory._record_memory_history  # noqa: SLF001
+        if ALL_THREADS in signature(record).parameters:
+            arguments[ALL_THREADS] = True
         record(stacks=STACKS, **arguments)
 
     def _locked(self, call: Callable[[], T]) -> T:

@@ -144,6 +144,11 @@ class DeviceRecord:
         )
 
     @property
+    def has_allocated(self) -> bool:
+        """Whether memory was ever reserved; True if the allocator has no statistics."""
+        return self.allocator is None or self._peaks["reserved_bytes"] > 0
+
+    @property
     def layout(self) -> Layout | None:
         """The layout in the latest snapshot."""
         return self.measured.layout if self.measured else None

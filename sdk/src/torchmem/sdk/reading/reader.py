@@ -93,7 +93,7 @@ class Reader:
     def request(self, now: float, *, is_idle: bool) -> None:
         """Have the main thread read what is due; in the background thread."""
         self._pace()
-        is_due = self._idle_reads.is_due(now) or not self._recorder.records()
+        is_due = self._idle_reads.is_due(now) or not self._recorder.has_allocated
         layout = self._snapshots.is_due(now)
         stats = is_idle and (is_due or layout)
         if stats or layout:

@@ -119,6 +119,11 @@ class Recorder:
         call_if_free(self._lock, self._read_stats)
 
     @property
+    def has_allocated(self) -> bool:
+        """Whether an allocator has ever reserved memory, as far as its statistics show."""
+        return any(record.has_allocated for record in self.records().values())
+
+    @property
     def is_outdated(self) -> bool:
         """Whether the allocator has returned memory or taken more since the snapshot."""
         return any(record.is_outdated for record in self.records().values())

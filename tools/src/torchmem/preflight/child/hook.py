@@ -35,7 +35,7 @@ def begin() -> None:
     watcher = StepWatcher(backend, session, config)
     backend.on_init(watcher.cuda_initialized)
     backend.on_step(watcher.moments.optimizer_stepped)
-    backend.on_step(lambda optimizer: watcher.optimizer_stepped(id(optimizer)))
+    backend.on_step(watcher.optimizer_stepped)
     session.after_step = watcher.step_called
     torch_hooks.on_forward(watcher.phases.forward, watcher.forward_ended)
     torch_hooks.on_optimizer(watcher.phases.optimizer)

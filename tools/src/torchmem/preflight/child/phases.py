@@ -22,13 +22,14 @@ class StepCounter:
         self._known: set[int] = set()
         self._stepped: set[int] = set()
 
-    def optimizer_stepped(self, optimizer: int) -> None:
-        """Count a step of the optimizer with this number."""
-        if self._iterations.begins(optimizer):
-            self.count += 1
+    def optimizer_stepped(self, optimizer: object) -> None:
+        """Count a step of this optimizer."""
+        begun = self._iterations.begun(optimizer)
+        if begun:
+            self.count += begun
             self._stepped = set()
-        self._stepped.add(optimizer)
-        self._known.add(optimizer)
+        self._stepped.add(id(optimizer))
+        self._known.add(id(optimizer))
 
     def step_called(self) -> None:
         """Count a step that the script itself reports."""

@@ -87,7 +87,7 @@ class StepWatcher:
             self._has_own_trace = True
         self._has_trace = bool(self._backend.history_enabled())
 
-    def optimizer_stepped(self, optimizer: int) -> None:
+    def optimizer_stepped(self, optimizer: object) -> None:
         """Handle an optimizer's step. Inside a backward pass it counts when that ends."""
         if self._script_reports_steps or not self._is_own_process:
             return

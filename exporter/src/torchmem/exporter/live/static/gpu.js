@@ -133,6 +133,7 @@ function createRow(first, selection) {
       setText(state, stateName(rank.state));
       state.dataset.state = rank.state;
       who.replaceChildren(el("strong", {}, `rank ${rank.rank}`), ` ${rank.run}`);
+      who.title = rank.launch ? `launch ${rank.launch}` : "";
       values.replaceChildren(...valuesOf(rank));
       setText(why, lineOf(rank));
       why.title = lineOf(rank);

@@ -1,4 +1,4 @@
-// The search field: which ranks match, by run, rank and state.
+// The search field: which ranks match, by run, launch, rank and state.
 
 /** Return the words for a rank's state. */
 export const stateName = (state) => (state === "oom" ? "out of memory" : state);
@@ -9,11 +9,14 @@ const FIELDS = {
   state: (rank, word) => rank.state === word || stateName(rank.state).split(" ").some((part) => part.startsWith(word)),
 };
 
-/** Return whether a rank matches all words of a search; `run:`, `rank:` and `state:` name a field. */
+// Only with its name: the digits of a launch are in many words.
+const NAMED = { ...FIELDS, launch: (rank, word) => (rank.launch ?? "").startsWith(word) };
+
+/** Return whether a rank matches all words of a search; `run:`, `launch:`, `rank:` and `state:` name a field. */
 export function matcher(search) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean).map((word) => {
     const [name, ...rest] = word.split(":");
-    return Object.hasOwn(FIELDS, name) && rest.length ? [[FIELDS[name]], rest.join(":")] : [Object.values(FIELDS), word];
+    return Object.hasOwn(NAMED, name) && rest.length ? [[NAMED[name]], rest.join(":")] : [Object.values(FIELDS), word];
   });
   return (rank) => words.every(([fields, word]) => fields.some((matches) => matches(rank, word)));
 }

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("torch") is None,
-    reason="PyTorch is not installed: pip install torch (a CPU build is enough)",
-)
+pytestmark = pytest.mark.allocator
 
 SCRIPT = """
 import os, torch
