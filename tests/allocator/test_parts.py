@@ -10,7 +10,7 @@ from support.samples import devices, full_sample
 
 from torchmem.explain.parts import (
     LEGEND,
-    Part,
+    PartBytes,
     device_parts,
     gpu_parts,
     plausible,
@@ -25,7 +25,7 @@ MIB = 1 << 20
 NAMES = [entry.name for entry in LEGEND]
 
 
-def total(parts: tuple[Part, ...]) -> int:
+def total(parts: tuple[PartBytes, ...]) -> int:
     return sum(part.bytes for part in parts)
 
 
@@ -133,32 +133,34 @@ def test_what_came_since_the_snapshot_is_no_tensor() -> None:
 
 def test_a_gpu_without_nvml() -> None:
     """Without NVML, what is neither free nor PyTorch's is one part, and free is the driver's."""
-    parts = gpu_parts(10 * GIB, [[Part("held", 4 * GIB)]], 5 * GIB)
+    parts = gpu_parts(10 * GIB, [[PartBytes("held", 4 * GIB)]], 5 * GIB)
 
     assert parts == (
-        Part("held", 4 * GIB),
-        Part("not_pytorch", GIB),
-        Part("free", 5 * GIB),
+        PartBytes("held", 4 * GIB),
+        PartBytes("not_pytorch", GIB),
+        PartBytes("free", 5 * GIB),
     )
 
 
 def test_unknown_memory_is_not_in_use() -> None:
     """Without NVML and a running rank, only what ranks hold is known."""
-    assert gpu_parts(10 * GIB, [[Part("held", 4 * GIB)]], None) == (Part("held", 4 * GIB),)
+    assert gpu_parts(10 * GIB, [[PartBytes("held", 4 * GIB)]], None) == (
+        PartBytes("held", 4 * GIB),
+    )
     assert gpu_parts(10 * GIB, [], None) == ()
 
 
 def test_ranks_that_do_not_fit_together_shrink_what_is_free_first() -> None:
     """Tensors keep their bytes while the ranks' free memory can give up what is too much."""
     ranks = [
-        [Part("parameters", 5 * GIB), Part("releasable", 2 * GIB)],
-        [Part("held", 4 * GIB)],
+        [PartBytes("parameters", 5 * GIB), PartBytes("releasable", 2 * GIB)],
+        [PartBytes("held", 4 * GIB)],
     ]
 
     assert gpu_parts(10 * GIB, ranks, GIB, 0) == (
-        Part("parameters", 5 * GIB),
-        Part("held", 4 * GIB),
-        Part("releasable", GIB),
+        PartBytes("parameters", 5 * GIB),
+        PartBytes("held", 4 * GIB),
+        PartBytes("releasable", GIB),
     )
 
 

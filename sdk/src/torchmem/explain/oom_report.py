@@ -16,7 +16,7 @@ from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.call_stack import Origin
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.lines import Lines
-from torchmem.explain.parts import Part, device_parts
+from torchmem.explain.parts import PartBytes, device_parts
 from torchmem.explain.verdict import Verdict
 from torchmem.sample.errors import UsageError
 from torchmem.sample.quick_dataclass import dataclass
@@ -335,7 +335,7 @@ _REASONS: Mapping[OomCause, Callable[[OomReport], Sequence[str]]] = {
 }
 
 
-def memory_parts(report: OomReport) -> tuple[Part, ...]:
+def memory_parts(report: OomReport) -> tuple[PartBytes, ...]:
     """Return the parts of the device's memory at the OOM, which add up to it; none if unknown."""
     return device_parts(replace(report.device, layout=report.layout), report.driver_free_bytes)
 

@@ -35,7 +35,7 @@ class NamedBytes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartBytes:
     """A part's name, as in the legend, and its bytes. `label`: a name that the script gave."""
 
     name: str
@@ -127,7 +127,7 @@ _SHRUNK = {
 }
 
 
-def rank_parts(device: DeviceSample, outside: int | None) -> tuple[Part, ...]:
+def rank_parts(device: DeviceSample, outside: int | None) -> tuple[PartBytes, ...]:
     """Return what one process holds on a device; the parts add up to reserved and outside bytes.
 
     Without a valid sample there are no parts. Statistics are read when a step ends and the snapshot
@@ -145,16 +145,16 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[Part, ...]:
         return ()
     if outside is not None and outside < 0:
         on_device = max(0, reserved + outside)
-        return (Part("in_use", on_device),) if on_device else ()
+        return (PartBytes("in_use", on_device),) if on_device else ()
     cache = _cache(allocator, device.layout, reserved)
     in_use = reserved - sum(part.bytes for part in cache)
     parts = _fitted([*_in_use(device, allocator, in_use), *cache], reserved)
     if outside:
-        parts.append(Part("outside_allocator", outside))
+        parts.append(PartBytes("outside_allocator", outside))
     return tuple(part for part in parts if part.bytes)
 
 
-def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[Part, ...]:
+def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartBytes, ...]:
     """Return the parts of a whole device as one of its processes knows it, without NVML.
 
     `driver_free` was read with the statistics of `device`. There are no parts if it is unknown, or
@@ -203,7 +203,9 @@ def _less(sizes: ByPool, asleep: int) -> ByPool:
     return ByPool(None, None, max(0, sizes.total - asleep))
 
 
-def tensor_bytes(device: DeviceSample, outside: int | None, parts: Iterable[Part]) -> int | None:
+def tensor_bytes(
+    device: DeviceSample, outside: int | None, parts: Iterable[PartBytes]
+) -> int | None:
     """Return the bytes of tensors in `parts`, which are `rank_parts`; None if unknown."""
     if device.allocator is None or (outside is not None and outside < 0):
         return None
@@ -217,7 +219,7 @@ def _reserved(device: DeviceSample) -> int | None:
     return plausible(device.allocator.reserved_bytes.total) if device.allocator else None
 
 
-def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[Part]:
+def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[PartBytes]:
     """Return the memory that is reserved and not in use.
 
     It is unknown whether memory that was cached since the snapshot is stranded. The rest is scaled
@@ -225,7 +227,7 @@ def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[P
     """
     free_now = max(0, reserved - allocator.active_bytes.total)
     if layout is None:
-        return [Part("cached", free_now)]
+        return [PartBytes("cached", free_now)]
     if layout.in_use_bytes is not None:
         free_now = min(free_now, max(0, reserved - layout.in_use_bytes))
     sizes = {
@@ -239,10 +241,10 @@ def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[P
         sizes["releasable"] += free_now - sum(sizes.values())
     elif layout.in_use_bytes is not None:
         sizes["cached"] = free_now - free_then
-    return [Part(name, size) for name, size in sizes.items()]
+    return [PartBytes(name, size) for name, size in sizes.items()]
 
 
-def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[Part]:
+def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[PartBytes]:
     """Return what is in use by component, if the components are known.
 
     If more is in use than at the latest read, that was the snapshot's moment, in the middle of a
@@ -261,7 +263,7 @@ def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[Par
     components = components or {"in_use": in_use - pending, "pending": pending}
     known = (COMPONENTS.keys() | {"in_use"}) - {"other"}
     return [
-        Part(name, size) if name in known else Part("other", size, name)
+        PartBytes(name, size) if name in known else PartBytes("other", size, name)
         for name, size in components.items()
     ]
 
@@ -271,7 +273,7 @@ def gpu_parts(
     ranks: Iterable[Sequence[NamedBytes]],
     free: int | None,
     driver: int | None = None,
-) -> tuple[Part, ...]:
+) -> tuple[PartBytes, ...]:
     """Return the parts of a GPU of `total` bytes, which add up to it.
 
     `ranks`: the parts of each live rank. `free`: what the driver has free, best when a rank read
@@ -284,8 +286,8 @@ def gpu_parts(
 
 
 def _whole(
-    total: int, held: Sequence[Part], free: int | None, driver: int | None
-) -> tuple[Part, ...]:
+    total: int, held: Sequence[PartBytes], free: int | None, driver: int | None
+) -> tuple[PartBytes, ...]:
     """Return what is held, shrunk until it fits, and what else there is of `total` bytes."""
     available = total - (driver or 0)
     held = _fitted(held, available)
@@ -294,12 +296,12 @@ def _whole(
         others = []
     else:
         name = "not_pytorch" if driver is None else "other_processes"
-        others = [Part(name, rest - min(free, rest)), Part("free", min(free, rest))]
-    sizes = [*held, *others, Part("driver", driver or 0)]
+        others = [PartBytes(name, rest - min(free, rest)), PartBytes("free", min(free, rest))]
+    sizes = [*held, *others, PartBytes("driver", driver or 0)]
     return tuple(sorted((part for part in sizes if part.bytes), key=_place))
 
 
-def part_words(part: Part, unread_steps: int | None = None) -> str:
+def part_words(part: PartBytes, unread_steps: int | None = None) -> str:
     """Return what texts call a part.
 
     If `unread_steps` have ended since the latest read at a step's end, what was allocated since
@@ -318,27 +320,27 @@ def component_words(name: str) -> str:
     return COMPONENTS[name].words if name in COMPONENTS else name
 
 
-def _sums(ranks: Iterable[Sequence[NamedBytes]]) -> list[Part]:
+def _sums(ranks: Iterable[Sequence[NamedBytes]]) -> list[PartBytes]:
     """Return the sum of each part over the ranks, without the names that scripts gave."""
     sums: dict[str, int] = {}
     for parts in ranks:
         for part in parts:
             sums[part.name] = sums.get(part.name, 0) + part.bytes
-    return [Part(name, size) for name, size in sums.items()]
+    return [PartBytes(name, size) for name, size in sums.items()]
 
 
-def _fitted(parts: Sequence[Part], size: int) -> list[Part]:
+def _fitted(parts: Sequence[PartBytes], size: int) -> list[PartBytes]:
     """Return the parts in drawing order, shrunk until they have at most `size` bytes."""
     excess = sum(part.bytes for part in parts) - size
     fitted = []
     for part in sorted(parts, key=lambda part: _SHRUNK[part.name]):
         cut = min(max(0, excess), part.bytes)
         excess -= cut
-        fitted.append(Part(part.name, part.bytes - cut, part.label))
+        fitted.append(PartBytes(part.name, part.bytes - cut, part.label))
     return sorted(fitted, key=_place)
 
 
-def _place(part: Part) -> int:
+def _place(part: PartBytes) -> int:
     return _DRAWN[part.name]
 
 

@@ -20,7 +20,7 @@ from torchmem.explain.parts import (
     LEGEND,
     ChartArea,
     LegendEntry,
-    Part,
+    PartBytes,
     gpu_parts,
     plausible,
     rank_parts,
@@ -55,14 +55,14 @@ class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class PartState(Document, frozen=True, kw_only=True):
-    """A part of a GPU's memory, as `Part`."""
+    """A part of a GPU's memory, as `PartBytes`."""
 
     name: str
     bytes: int
     label: str | None = None
 
 
-def part_states(parts: Iterable[Part]) -> tuple[PartState, ...]:
+def part_states(parts: Iterable[PartBytes]) -> tuple[PartState, ...]:
     """Return parts as the document has them."""
     return tuple(PartState(name=part.name, bytes=part.bytes, label=part.label) for part in parts)
 

@@ -27,7 +27,7 @@ from torchmem.explain.oom_report import (
     origin_lines,
     preceding_events,
 )
-from torchmem.explain.parts import Part, part_words, plausible, rank_parts
+from torchmem.explain.parts import PartBytes, part_words, plausible, rank_parts
 from torchmem.explain.rank_report import (
     Fact,
     ending,
@@ -166,7 +166,7 @@ def _labeled(parts: Iterable[tuple[str, int]]) -> tuple[LabeledBytes, ...]:
     return tuple(LabeledBytes(label=label, bytes=size) for label, size in known)
 
 
-def _holds(parts: Iterable[Part]) -> str | None:
+def _holds(parts: Iterable[PartBytes]) -> str | None:
     largest = sorted(parts, key=lambda part: -part.bytes)[:MAX_HOLDERS]
     return ", ".join(f"{format_size(part.bytes)} {part_words(part)}" for part in largest) or None
 
