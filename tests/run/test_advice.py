@@ -208,7 +208,7 @@ def test_advice_that_was_withdrawn_stays_so(tmp_path: Path) -> None:
     assert found(tmp_path).environment == {"TORCHMEM_ADVICE": "withdrawn"}
 
 
-LEAK = OnsetEvidence("leak", 70 * reports.GIB, 70 * reports.GIB / 388, 2, "held")
+LEAK = OnsetEvidence("leak", 70 * reports.GIB, 8 * reports.MIB, 2, "held")
 LEAKS = judged("capacity", LEAK, Gain("compaction", 96 * reports.MIB, 12.0, matters=False))
 BOTH = judged("fragmentation", LEAK, Gain("compaction", 9 * reports.GIB, 1152.0, matters=True))
 TIGHT = judged(
