@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reports import BY_NAME, LEAK, STRANDED
+from support.reports import LEAK, STRANDED
 from support.samples import full_sample
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import OomReport
-from torchmem.explain.remedies import Remedy, conf_variable, remedies
+from torchmem.explain.remedies import Remedy, remedies
 from torchmem.explain.threats import advice
 from torchmem.explain.thresholds import defaults
 from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict

@@ -20,6 +20,7 @@ from support.fuzz import make_input
 from support.recordings import RecordedJob, varying_lengths
 from support.snapshots import REAL_GPUS, load_snapshot, of_real_gpu, segments
 
+from torchmem import recording as recordings
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.snapshot import SegmentInfo
@@ -31,7 +32,6 @@ from torchmem.exporter.live.why import oom_why
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.oom import text
-from torchmem.recording import read
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.result import document
 
@@ -195,9 +195,10 @@ def test_a_trace_is_followed_exactly(opened: Page, tmp_path: Path) -> None:
 def _briefly_stranded() -> dict[str, Any]:
     """Return a long trace whose most stranded moment lies beside one with more allocated bytes."""
     job = RecordedJob()
-    for number in range(1500):
-        job.free(job.alloc(512 * (1 + number % 9)) or 0)
-    job.free(job.alloc(100 << 20) or 0)
+    for size in (*(512 * (1 + number % 9) for number in range(1500)), 100 << 20):
+        block = job.alloc(size)
+        assert block is not None
+        job.free(block)
     for size in (2 << 20, 90 << 20):
         job.alloc(size)
     return job.snapshot()
@@ -213,7 +214,7 @@ def test_the_most_stranded_bytes_are_those_of_a_replay(
         path = of_real_gpu(name, tmp_path)
     else:
         path.write_bytes(pickle.dumps(_briefly_stranded()))
-    (recording, *_) = read(path)
+    (recording, *_) = recordings.read(path)
     answer = what_if(recording, settings=())
     found = replayed(opened, path)
 

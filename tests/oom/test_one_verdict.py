@@ -12,7 +12,8 @@ from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import encode
 from torchmem.exporter.live.why import oom_why
 from torchmem.mcp.local import LocalNode
-from torchmem.oom import html as page, text
+from torchmem.oom import html as page
+from torchmem.oom import text
 from torchmem.oom.command import document
 from torchmem.sample.run_directory import REPORT_SUFFIX
 
