@@ -116,9 +116,11 @@ class ExporterNode:
         raise UsageError(f"{self._name} has no OOM report of such a rank: call oom_reports.")
 
     def _headline(self, found: _Found, oom: NewestOom) -> str:
-        """Return the verdict of the report; the cause alone if the exporter has no report."""
+        """Return the verdict of the report, or cause and onset if the exporter has no report."""
         why = ask_rank(self._url, found.gpu.uuid, found.rank.id)
-        return why.oom.summary if why and why.oom else oom.cause
+        if why is not None and why.oom is not None:
+            return why.oom.summary
+        return ", ".join(word for word in (oom.cause, oom.onset) if word)
 
     def _node(self) -> Node:
         try:
