@@ -8,16 +8,16 @@ from typing import Any
 
 from torchmem.capture.processes import ProcessFilter
 from torchmem.mcp.answer import ToolAnswer
+from torchmem.mcp.answers import NodeTools
 from torchmem.mcp.local import LocalNode
+from torchmem.mcp.remote import ExporterNode
 
 Arguments = Mapping[str, Any]
 
 
 def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> ToolAnswer:
     """Return the answer of a tool. Raise TorchmemError."""
-    from torchmem.mcp.remote import ExporterNode
-
-    node = LocalNode(Path(run_dir)) if exporter is None else ExporterNode(exporter)
+    node = NodeTools(LocalNode(Path(run_dir)) if exporter is None else ExporterNode(exporter))
     about_node: dict[str, Callable[[], ToolAnswer]] = {
         "list_ranks": lambda: node.list_ranks(arguments["run"]),
         "rank_report": lambda: node.rank_report(_selected(arguments)),

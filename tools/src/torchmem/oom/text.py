@@ -87,20 +87,25 @@ def table(reports: Iterable[tuple[Path, OomReport]]) -> str:
 
 def _row(report: OomReport) -> str:
     process, oom = report.process, report.oom
-    cause = f"{oom.cause} ({oom.detail})" if oom.detail else oom.cause
-    requested = "" if oom.requested_bytes is None else format_size(oom.requested_bytes)
-    origin = f"{_local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}"
-    return f"{origin}  {requested:>10}  {cause}"
+    origin = f"{local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}"
+    return f"{origin}  {failure(oom.cause, oom.detail, oom.requested_bytes)}"
 
 
-def _local_time(timestamp: float) -> str:
+def failure(cause: str, detail: str | None, requested_bytes: int | None) -> str:
+    """Return the columns of a list with the size of the request and the cause."""
+    requested = "" if requested_bytes is None else format_size(requested_bytes)
+    return f"{requested:>10}  {cause}{f' ({detail})' if detail else ''}"
+
+
+def local_time(timestamp: float) -> str:
+    """Return the date and time in the local time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
 
 
 def heading_lines(report: OomReport, index: int | None) -> list[str]:
     """Return the time, the process, and the GPU; `index` is NVML's."""
     process, *rest = origin_lines(report, index)
-    return [f"{_local_time(report.oom.timestamp)}  {process}", *rest]
+    return [f"{local_time(report.oom.timestamp)}  {process}", *rest]
 
 
 def memory_lines(

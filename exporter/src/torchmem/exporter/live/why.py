@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.headline import headline
+from torchmem.explain.memory_use import COMPONENT_NAMES
 from torchmem.explain.offer import offer
 from torchmem.explain.oom_chart import oom_charts
 from torchmem.explain.oom_listings import Listing, listings, oom_lines, program_lines
@@ -115,7 +116,8 @@ class RankWhy(Document, frozen=True, kw_only=True):
     """The answer about one rank on one device.
 
     `heading`: who it is, and `memory`: what the device was used for, as `torchmem report` prints
-    them. `holds`: what holds its memory; `next_request`: whether the next allocation would succeed;
+    them; `parts_at_peak`: what its tensors were at their peak, the largest first. `holds`: what
+    holds its memory; `next_request`: whether the next allocation would succeed;
     `ending`: how it ended. `run`: its memory over the whole run, in at most 64 points. `oom`: its
     newest OOM report, if there is one.
     """
@@ -123,6 +125,7 @@ class RankWhy(Document, frozen=True, kw_only=True):
     id: str
     heading: tuple[str, ...] = ()
     memory: tuple[LabeledBytes, ...] = ()
+    parts_at_peak: tuple[LabeledBytes, ...] = ()
     holds: str | None = None
     next_request: str | None = None
     ending: str | None = None
@@ -151,6 +154,7 @@ def rank_why(
         id=item.id,
         heading=words.heading,
         memory=_labeled(words.parts),
+        parts_at_peak=_labeled(_at_peak(device)),
         holds=_holds(rank_parts(device, outside)),
         next_request=next_request(layout) if layout and is_live else None,
         ending=_ending(found, item),
@@ -172,6 +176,11 @@ def _holds(parts: Iterable[UseState]) -> str | None:
     return (
         ", ".join(f"{format_size(p.bytes)} {p.label or _LABELS[p.name]}" for p in largest) or None
     )
+
+
+def _at_peak(device: DeviceSample) -> list[tuple[str, int]]:
+    largest = sorted(device.component_peaks.items(), key=lambda item: -item[1])
+    return [(COMPONENT_NAMES.get(name, name), size) for name, size in largest if size]
 
 
 def _ending(found: NodeReading, item: Published) -> str | None:

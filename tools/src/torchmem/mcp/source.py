@@ -1,0 +1,98 @@
+"""The records that answers are made of, from a run directory or from an exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torchmem.capture.processes import ProcessFilter
+from torchmem.top.node import ExplainedOom, Gpu, Node, Rank, RankAnswer
+
+MAX_REPORTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRank:
+    """A rank on a GPU; `time` is when it was read, in Unix seconds."""
+
+    gpu: Gpu
+    rank: Rank
+    time: float
+
+    def __str__(self) -> str:
+        return f"rank {self.rank.rank} of run {self.rank.run} (pid {self.rank.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class OomRow:
+    """One OutOfMemoryError; what is unknown is None. `time` is in Unix seconds.
+
+    `file` is its report, which only a run directory shows.
+    """
+
+    time: float | None
+    run: str
+    launch: str | None
+    rank: int | None
+    pid: int | None
+    cause: str
+    detail: str | None
+    onset: str | None
+    requested_bytes: int | None
+    line: str | None
+    file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A snapshot that read_snapshot can read, and when it was written, in Unix seconds."""
+
+    file: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What explains an OutOfMemoryError, and the lines that leak according to a recording."""
+
+    row: OomRow
+    oom: ExplainedOom
+    leaks: Sequence[dict[str, Any]] = ()
+
+
+class NodeSource(Protocol):
+    """A run directory or an exporter. Every method raises TorchmemError if it has no answer."""
+
+    name: str
+
+    def node(self) -> Node:
+        """Return the state of the node."""
+
+    def why(self, found: FoundRank) -> RankAnswer:
+        """Return why the memory of a rank is as it is."""
+
+    def recordings(self, found: FoundRank) -> Sequence[Recording]:
+        """Return the recordings of a rank that this machine has."""
+
+    def reports(self) -> Sequence[OomRow]:
+        """Return the OOM reports on this machine, the newest first."""
+
+    def explain(self, file: str) -> Explanation:
+        """Explain a report on this machine."""
+
+
+def ranks_on_gpus(node: Node) -> list[FoundRank]:
+    """Return the ranks that use a GPU, once for each of them."""
+    now = node.time or 0.0
+    return [FoundRank(gpu, rank, now) for gpu in node.gpus for rank in gpu.ranks]
+
+
+def selects(selected: ProcessFilter, rank: Rank | OomRow) -> bool:
+    """Return whether a rank, or that of an OutOfMemoryError, has all that is asked for."""
+    return (
+        selected.rank in {None, rank.rank}
+        and selected.run in {None, rank.run}
+        and selected.launch in {None, rank.launch}
+        and selected.pid in {None, rank.pid}
+    )
