@@ -102,7 +102,7 @@ def oom_page(found: Explanation) -> str:
 
 def _listings(oom: ExplainedOom) -> Iterator[list[str]]:
     for listing in oom.listings:
-        yield [listing.title, *(f"  {line}" for line in listing.text.splitlines())]
+        yield [listing.title, *(f"  {line}" for line in listing.lines)]
     if oom.hidden:
         yield ["The exporter shows the program's lines only to the rank's own user."]
 
