@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -83,10 +84,10 @@ def test_the_last_oom_of_a_rank(on_exporter: Assistant) -> None:
     text, answer = on_exporter.answer("explain_oom", rank=3)
 
     assert (report["run"], report["cause"]) == ("nightly", "fragmentation")
-    assert "rank 3 of run nightly" in listed
+    assert re.search(r"nightly +rank 3 +3\.00 GiB  fragmentation \(stranded\)\n", listed)
     assert text.startswith("Fragmentation: 14.00 GiB (18% of the GPU) was free but stranded.")
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in text
-    assert ("model.py:88" in text) != bool(answer["oom"].get("hidden"))
+    assert ("→ /home/ann/gpt/model.py:88  MLP.forward\n" in text) != bool(answer["oom"].get("hidden"))
 
 
 @pytest.mark.parametrize(
