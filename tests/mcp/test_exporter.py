@@ -87,7 +87,9 @@ def test_the_last_oom_of_a_rank(on_exporter: Assistant) -> None:
     assert re.search(r"nightly +rank 3 +3\.00 GiB  fragmentation \(stranded\)\n", listed)
     assert text.startswith("Fragmentation: 14.00 GiB (18% of the GPU) was free but stranded.")
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in text
-    assert ("→ /home/ann/gpt/model.py:88  MLP.forward\n" in text) != bool(answer["oom"].get("hidden"))
+    assert ("→ /home/ann/gpt/model.py:88  MLP.forward\n" in text) != bool(
+        answer["oom"].get("hidden")
+    )
 
 
 @pytest.mark.parametrize(

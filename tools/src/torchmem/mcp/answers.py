@@ -92,9 +92,7 @@ class NodeTools:
         last = max(matching, key=lambda each: each.rank.sample_time or 0.0)
         return [each for each in matching if each.rank.id == last.rank.id]
 
-    def _none(
-        self, node: Node, selected: ProcessFilter, known: list[FoundRank]
-    ) -> list[FoundRank]:
+    def _none(self, node: Node, selected: ProcessFilter, known: list[FoundRank]) -> list[FoundRank]:
         """Raise UsageError: no rank matches that uses a GPU."""
         for rank in node.waiting:
             if selects(selected, rank):

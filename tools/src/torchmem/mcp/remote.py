@@ -30,7 +30,7 @@ class ExporterNode:
             raise TorchmemError(f"{self.name} does not explain {found}: try again.")
         return why
 
-    def recordings(self, found: FoundRank) -> tuple[Recording, ...]:
+    def recordings(self, found: FoundRank) -> tuple[Recording, ...]:  # noqa: ARG002 - as a source
         """Return nothing."""
         return ()
 
@@ -38,6 +38,6 @@ class ExporterNode:
         """Return nothing: the newest OutOfMemoryError of each rank is in `node`."""
         return ()
 
-    def explain(self, file: str) -> Explanation:
+    def explain(self, file: str) -> Explanation:  # noqa: ARG002 - as a source
         """Raise UsageError."""
         raise UsageError("an exporter shows no files: pass `run` and `rank` instead of `file`.")
