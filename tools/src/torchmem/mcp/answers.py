@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -63,7 +63,7 @@ class NodeTools:
         found = [row for row, _ in ooms.newest(self._source) if run in {None, row.run}]
         of_run = "" if run is None else f" of run {run}"
         text = words.oom_table(found) or f"{self._source.name} has no OOM report{of_run}.\n"
-        return ToolAnswer(text, {"reports": [asdict(row) for row in found]}, "Pass `run`.")
+        return ToolAnswer(text, {"reports": [row.data() for row in found]}, "Pass `run`.")
 
     def explain_oom(self, file: str | None, selected: ProcessFilter) -> ToolAnswer:
         """Return what explains an OOM: that of a file, or the newest of the ranks that match."""
@@ -73,7 +73,7 @@ class NodeTools:
                 f"{self._source.name} has no OOM report of such a rank: call oom_reports."
             )
         oom = msgspec.to_builtins(msgspec.structs.replace(found.oom, charts=()))
-        data = {**asdict(found.row), "oom": oom, "leaks": found.leaks or None}
+        data = {**found.row.data(), "oom": oom, "leaks": found.leaks or None}
         return ToolAnswer(words.oom_page(found), data)
 
     def _find(self, selected: ProcessFilter) -> list[FoundRank]:

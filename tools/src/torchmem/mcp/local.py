@@ -39,7 +39,7 @@ from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.sample import Process, decode
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
-from torchmem.top.node import ExplainedOom, Node, RankAnswer, converted, read
+from torchmem.top.node import ExplainedOom, NewestOom, Node, RankAnswer, converted, read
 
 RECORDINGS = (SNAPSHOT_SUFFIX, OOM_SNAPSHOT_SUFFIX, OOM_RECORDING_SUFFIX)
 
@@ -130,20 +130,9 @@ def _recordings(sample: Path) -> Iterator[Recording]:
 
 
 def _row(path: Path, report: OomReport) -> OomRow:
-    process, record = report.process, report.oom
-    return OomRow(
-        file=str(path),
-        time=record.timestamp,
-        run=process.run,
-        launch=_launch(path, process),
-        rank=process.rank,
-        pid=process.pid,
-        cause=record.cause,
-        detail=record.detail,
-        onset=record.onset,
-        requested_bytes=record.requested_bytes,
-        line=record.line,
-    )
+    process, launch = report.process, _launch(path, report.process)
+    error = msgspec.convert(report.oom, NewestOom, from_attributes=True)
+    return OomRow(process.run, launch, process.rank, process.pid, error, str(path))
 
 
 def _launch(report: Path, process: Process) -> str | None:

@@ -22,7 +22,7 @@ def newest(source: NodeSource) -> list[tuple[OomRow, FoundRank | None]]:
     known = {_key(row) for row in on_disk}
     found: list[tuple[OomRow, FoundRank | None]] = [(row, None) for row in on_disk]
     found += [each for each in _of_ranks(source) if _key(each[0]) not in known]
-    return sorted(found, key=lambda each: -(each[0].time or 0.0))[:MAX_REPORTS]
+    return sorted(found, key=lambda each: -(each[0].oom.timestamp or 0.0))[:MAX_REPORTS]
 
 
 def explained(source: NodeSource, file: str | None, selected: ProcessFilter) -> Explanation | None:
@@ -44,22 +44,8 @@ def _of_ranks(source: NodeSource) -> Iterator[tuple[OomRow, FoundRank]]:
     for found in ranks_on_gpus(source.node()):
         rank, oom = found.rank, found.rank.last_oom
         if oom is not None:
-            yield (
-                OomRow(
-                    time=oom.timestamp,
-                    run=rank.run,
-                    launch=rank.launch,
-                    rank=rank.rank,
-                    pid=rank.pid,
-                    cause=oom.cause,
-                    detail=oom.detail,
-                    onset=oom.onset,
-                    requested_bytes=oom.requested_bytes,
-                    line=oom.line,
-                ),
-                found,
-            )
+            yield OomRow(rank.run, rank.launch, rank.rank, rank.pid, oom), found
 
 
 def _key(row: OomRow) -> tuple[object, ...]:
-    return row.run, row.launch, row.rank, row.time
+    return row.run, row.launch, row.rank, row.oom.timestamp

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from torchmem.capture.processes import ProcessFilter
-from torchmem.top.node import ExplainedOom, Gpu, Node, Rank, RankAnswer
+from torchmem.top.node import ExplainedOom, Gpu, NewestOom, Node, Rank, RankAnswer
 
 MAX_REPORTS = 50
 
@@ -26,22 +28,19 @@ class FoundRank:
 
 @dataclass(frozen=True, slots=True)
 class OomRow:
-    """One OutOfMemoryError; what is unknown is None. `time` is in Unix seconds.
+    """One OutOfMemoryError of a rank. `file` is its report, which only a run directory shows."""
 
-    `file` is its report, which only a run directory shows.
-    """
-
-    time: float | None
     run: str
     launch: str | None
     rank: int | None
     pid: int | None
-    cause: str
-    detail: str | None
-    onset: str | None
-    requested_bytes: int | None
-    line: str | None
+    oom: NewestOom
     file: str | None = None
+
+    def data(self) -> dict[str, Any]:
+        """Return the fields, with those of the error beside those of the rank."""
+        fields = {name: getattr(self, name) for name in ("run", "launch", "rank", "pid", "file")}
+        return {**fields, **msgspec.to_builtins(self.oom)}
 
 
 @dataclass(frozen=True, slots=True)

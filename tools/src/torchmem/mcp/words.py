@@ -76,8 +76,9 @@ def oom_table(rows: Iterable[OomRow]) -> str:
 
 
 def _oom_lines(row: OomRow) -> Iterator[str]:
-    origin = f"{_time(row.time)}  {row.run:<16}  rank {'-' if row.rank is None else row.rank:<4}"
-    yield f"{origin}  {failure(row.cause, row.detail, row.requested_bytes)}"
+    oom, rank = row.oom, "-" if row.rank is None else row.rank
+    origin = f"{_time(oom.timestamp)}  {row.run:<16}  rank {rank:<4}"
+    yield f"{origin}  {failure(oom.cause, oom.detail, oom.requested_bytes)}"
     if row.file is not None:
         yield f"    {row.file}"
 
