@@ -24,7 +24,7 @@ from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.sample_files import Published
 from torchmem.host.process_table import ProcessStatus, process_state
-from torchmem.mcp.source import MAX_REPORTS, Explanation, FoundRank, OomRow, Recording
+from torchmem.mcp.source import MAX_REPORTS, Explanation, FoundRank, OomRow, SnapshotFile
 from torchmem.oom import command as oom
 from torchmem.oom.recorded import leak_documents, leak_lines, recorded_leaks, sentence
 from torchmem.report.command import chosen_thresholds
@@ -62,7 +62,7 @@ class LocalNode:
         words = rank_why(self._reading, self._directory, item, device, may_look=True)
         return converted(encode(words), RankAnswer)
 
-    def recordings(self, found: FoundRank) -> list[Recording]:
+    def recordings(self, found: FoundRank) -> list[SnapshotFile]:
         """Return the snapshots that lie beside the sample of a rank."""
         return list(_recordings(self._directory / self._item(found).path))
 
@@ -122,11 +122,11 @@ class LocalNode:
         )
 
 
-def _recordings(sample: Path) -> Iterator[Recording]:
+def _recordings(sample: Path) -> Iterator[SnapshotFile]:
     for suffix in RECORDINGS:
         path = sibling_path(sample, suffix)
         with suppress(OSError):
-            yield Recording(str(path), path.lstat().st_mtime)
+            yield SnapshotFile(str(path), path.lstat().st_mtime)
 
 
 def _row(path: Path, report: OomReport) -> OomRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torchmem.cli.http import without_credentials
-from torchmem.mcp.source import Explanation, FoundRank, OomRow, Recording
+from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
 from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.top.node import AwayError, Node, RankAnswer, ask, ask_rank
 from torchmem.top.start import START
@@ -30,7 +30,7 @@ class ExporterNode:
             raise TorchmemError(f"{self.name} does not explain {found}: try again.")
         return why
 
-    def recordings(self, found: FoundRank) -> tuple[Recording, ...]:  # noqa: ARG002 - as a source
+    def recordings(self, found: FoundRank) -> tuple[SnapshotFile, ...]:  # noqa: ARG002 - as a source
         """Return nothing."""
         return ()
 

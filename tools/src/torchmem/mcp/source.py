@@ -44,7 +44,7 @@ class OomRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class SnapshotFile:
     """A snapshot that read_snapshot can read, and when it was written, in Unix seconds."""
 
     file: str
@@ -71,7 +71,7 @@ class NodeSource(Protocol):
     def why(self, found: FoundRank) -> RankAnswer:
         """Return why the memory of a rank is as it is."""
 
-    def recordings(self, found: FoundRank) -> Sequence[Recording]:
+    def recordings(self, found: FoundRank) -> Sequence[SnapshotFile]:
         """Return the recordings of a rank that this machine has."""
 
     def reports(self) -> Sequence[OomRow]:

@@ -8,7 +8,7 @@ from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.run_chart import Chart
-from torchmem.mcp.source import Explanation, FoundRank, OomRow, Recording
+from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
 from torchmem.metrics.memory_parts import PARTS
 from torchmem.oom.text import (
     SUBJECT,
@@ -33,7 +33,7 @@ def report_page(found: FoundRank, why: RankAnswer) -> str:
     return joined([rank_lines(found.gpu, found.rank, why, found.time, WIDTH)])
 
 
-def holders_page(found: FoundRank, why: RankAnswer, recordings: Sequence[Recording]) -> str:
+def holders_page(found: FoundRank, why: RankAnswer, recordings: Sequence[SnapshotFile]) -> str:
     """Return what holds the memory of a rank and of its GPU, and what held it at its OOM."""
     known = [f"  {each.file} ({_ago(found, each.time)} ago)" for each in recordings]
     return joined(
