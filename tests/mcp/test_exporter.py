@@ -72,6 +72,7 @@ def test_what_holds_the_memory(on_exporter: Assistant) -> None:
     text, data = on_exporter.answer("what_holds_memory", run="nightly")
     (device,) = data["devices"]
 
+    assert "  optimizer state  " in text
     assert "Memory of the rank, " in text
     assert "Memory of the GPU (80.00 GiB)\n" in text
     assert "optimizer_state" in {part["name"] for part in device["parts"]}

@@ -9,7 +9,7 @@ from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.run_chart import Chart
 from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
-from torchmem.metrics.memory_parts import PARTS
+from torchmem.metrics.memory_parts import COMPONENTS, PARTS
 from torchmem.oom.text import (
     SUBJECT,
     advice_lines,
@@ -128,7 +128,7 @@ def _labeled(parts: Iterable[MemoryShare]) -> list[tuple[str, int]]:
 
 
 def _words(name: str) -> str:
-    known = PARTS.get(name)
+    known = PARTS.get(name) or COMPONENTS.get(name)
     return known.words if known else name
 
 
