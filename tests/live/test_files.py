@@ -331,7 +331,7 @@ def test_an_oom_report(opened: Page, tmp_path: Path) -> None:
         said.reason,
         said.before,
         *(remedy.text for remedy in said.advice),
-        *(line.strip() for each in said.listings for line in (each.title, *each.text.split("\n"))),
+        *(line.strip() for each in said.listings for line in (each.title, *each.lines)),
         *(f"{fact.subject} {fact.text}" for fact in said.facts),
     )
     for sentence in (" ".join(sentence.split()) for sentence in sentences):

@@ -57,7 +57,7 @@ def test_only_the_owner_sees_the_stack(tmp_path: Path, may_look: bool) -> None:
     assert isinstance(why.oom, OomWhy)
     assert "Fragmentation" in why.oom.summary
     assert why.oom.advice
-    text = "\n".join(f"{each.title}\n{each.text}" for each in why.oom.listings)
+    text = "\n".join(line for each in why.oom.listings for line in (each.title, *each.lines))
     private = ("MLP.forward", "Where the memory was requested", "Lines that held the most memory")
     assert [words in text for words in private] == [may_look] * len(private)
     assert why.oom.hidden is (None if may_look else True)

@@ -11,6 +11,7 @@ from support.reports import BY_NAME
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import encode
 from torchmem.exporter.live.why import oom_why
+from torchmem.mcp.answers import NodeTools
 from torchmem.mcp.local import LocalNode
 from torchmem.oom import html as page
 from torchmem.oom import text
@@ -29,7 +30,7 @@ def test_the_verdict_is_the_same_on_all_screens(name: str, tmp_path: Path) -> No
     folder.mkdir(mode=0o700)
     path = folder / f"1-2-3-1{REPORT_SUFFIX}"
     path.write_bytes(encode(report))
-    listed = LocalNode(tmp_path).oom_reports()
+    listed = NodeTools(LocalNode(tmp_path)).oom_reports()
     said = headline(report)
 
     assert f"{said}." in _words(text.table([(path, report)]))

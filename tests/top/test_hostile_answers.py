@@ -12,6 +12,7 @@ from support.local_http import Answer, Request, answering
 
 from torchmem.capture.processes import ProcessFilter
 from torchmem.cli.http import HttpAnswer
+from torchmem.mcp.answers import NodeTools
 from torchmem.mcp.remote import ExporterNode
 from torchmem.sample.errors import TorchmemError
 from torchmem.top.history import SeenHistory
@@ -65,7 +66,7 @@ def test_a_hostile_exporter_gives_an_assistant_an_answer_or_a_sentence(hostile: 
         )
 
     with answering(answer) as address:
-        node, any_rank = ExporterNode(f"http://{address}"), ProcessFilter()
+        node, any_rank = NodeTools(ExporterNode(f"http://{address}")), ProcessFilter()
         tools = (
             node.list_ranks,
             node.oom_reports,

@@ -18,7 +18,7 @@ class Listing:
     """Lines of text under their title."""
 
     title: str
-    text: str
+    lines: tuple[str, ...]
 
 
 def program_lines(report: OomReport) -> Iterator[str]:
@@ -42,4 +42,8 @@ def listings(lines: Iterable[str]) -> list[Listing]:
             found.append((line, []))
         elif found:
             found[-1][1].append(line)
-    return [Listing(title, textwrap.dedent("\n".join(below))) for title, below in found if below]
+    return [Listing(title, _dedented(below)) for title, below in found if below]
+
+
+def _dedented(lines: Iterable[str]) -> tuple[str, ...]:
+    return tuple(textwrap.dedent("\n".join(lines)).split("\n"))

@@ -1,26 +1,13 @@
-"""The ranks of a node in rows, from the run directory or from an exporter."""
+"""The ranks of a node in rows."""
 
 from __future__ import annotations
 
-import platform
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from torchmem.allocator.sizes import format_index, format_size
-from torchmem.capture.processes import TrainingProcess, training_processes
-from torchmem.cli.gpus import gpu_indices
 from torchmem.cli.terminal import aligned, joined
-from torchmem.explain.rank_report import ending
-from torchmem.explain.threats import threats
-from torchmem.explain.thresholds import Limits
-from torchmem.host.process_table import ProcessStatus, process_state
 from torchmem.mcp.answer import ToolAnswer
-from torchmem.report.command import chosen_thresholds, load
-from torchmem.sample.errors import UsageError
-from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample, State
 from torchmem.top.node import Gpu, Node, Rank
 from torchmem.top.view import is_live
 
@@ -95,60 +82,13 @@ def _size(size: int | None) -> str:
     return "-" if size is None else format_size(size)
 
 
-def of_run_directory(directory: Path) -> Iterator[RankRow]:
-    """Yield the ranks of this user; of root, those of all users. Raise UsageError."""
-    gpus, thresholds, now = gpu_indices(), chosen_thresholds(None), time.time()
-    for process in training_processes(directory):
-        with suppress(UsageError):
-            sample = load(process)
-            limits = thresholds.limits(sample.process.run, platform.node())
-            for device in sample.devices:
-                yield _local(process, sample, device, now, gpus, limits)
-
-
-def _local(  # noqa: PLR0913, PLR0917 - what a row is made of
-    process: TrainingProcess,
-    sample: Sample,
-    device: DeviceSample,
-    now: float,
-    gpus: Mapping[str, int],
-    limits: Limits,
-) -> RankRow:
-    allocator, layout = device.allocator, device.layout
-    status = ProcessStatus(process.alive, process.pid)
-    state = process_state(sample, status, now, now - sample.timestamp)
-    return RankRow(
-        run=sample.process.run,
-        launch=process.process.launch,
-        rank=sample.process.rank,
-        world_size=sample.process.world_size,
-        pid=process.pid,
-        state=state,
-        is_live=state in LIVE_STATES,
-        gpu=gpus.get(device.uuid or ""),
-        uuid=device.uuid,
-        gpu_name=device.name,
-        total_bytes=device.total_bytes,
-        allocated_bytes=allocator.allocated_bytes.total if allocator else None,
-        reserved_bytes=allocator.reserved_bytes.total if allocator else None,
-        headroom_bytes=layout.headroom_flush_bytes if layout else None,
-        fragmentation_ratio=layout.fragmentation_ratio if layout else None,
-        verdict=_verdict(sample, device, state, limits),
-    )
-
-
-def _verdict(sample: Sample, device: DeviceSample, state: State, limits: Limits) -> tuple[str, ...]:
-    ended = ending(sample, state)
-    return (ended,) if ended else tuple(each.text for each in threats(sample, device, limits))
-
-
 def of_node(node: Node) -> Iterator[RankRow]:
-    """Yield the ranks that an exporter knows."""
-    yield from (_remote(gpu, rank) for gpu in node.gpus for rank in gpu.ranks)
-    yield from (_remote(Gpu(), rank) for rank in node.waiting)
+    """Yield the ranks of a node, also those that have used no GPU yet."""
+    yield from (_row(gpu, rank) for gpu in node.gpus for rank in gpu.ranks)
+    yield from (_row(Gpu(), rank) for rank in node.waiting)
 
 
-def _remote(gpu: Gpu, rank: Rank) -> RankRow:
+def _row(gpu: Gpu, rank: Rank) -> RankRow:
     return RankRow(
         run=rank.run,
         launch=rank.launch,

@@ -28,9 +28,9 @@ READ_ONLY = ToolAnnotations(
 )
 INSTRUCTIONS = f"""\
 torchmem monitors the GPU memory of PyTorch jobs. Start with list_ranks for a job that runs, and \
-with explain_oom after an OutOfMemoryError. The texts are those of the commands `torchmem report`, \
-`oom`, `snapshot` and `whatif`. Sizes in the data are bytes, times are Unix seconds, and what is \
-unknown is left out. No tool changes anything. {NOTE}"""
+with explain_oom after an OutOfMemoryError. The texts have the sentences of the commands \
+`torchmem report`, `oom`, `snapshot` and `whatif`. Sizes in the data are bytes, times are Unix \
+seconds, and what is unknown is left out. No tool changes anything. {NOTE}"""
 PROMPT = """\
 Explain the last out-of-memory error of my PyTorch job. Call explain_oom. Say in one sentence why \
 the request failed, then what held the memory, then what to change first and what it gains. Quote \
@@ -106,7 +106,7 @@ class Tools:
     async def what_holds_memory(
         self, rank: Rank = None, run: Run = None, launch: Launch = None, pid: Pid = None
     ) -> CallToolResult:
-        """Show the parts of a rank's memory, such as parameters, gradients and optimizer state.
+        """Show the parts of a rank's memory, such as parameters and optimizer state.
 
         Also names the lines of code that held memory at an OutOfMemoryError, if they were recorded,
         and recordings of this rank that read_snapshot can read.

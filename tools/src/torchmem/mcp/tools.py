@@ -8,32 +8,37 @@ from typing import Any
 
 from torchmem.capture.processes import ProcessFilter
 from torchmem.mcp.answer import ToolAnswer
-from torchmem.mcp.local import LocalNode
 
 Arguments = Mapping[str, Any]
 
 
 def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> ToolAnswer:
     """Return the answer of a tool. Raise TorchmemError."""
-    from torchmem.mcp.remote import ExporterNode
-
-    node = LocalNode(Path(run_dir)) if exporter is None else ExporterNode(exporter)
-    about_node: dict[str, Callable[[], ToolAnswer]] = {
-        "list_ranks": lambda: node.list_ranks(arguments["run"]),
-        "rank_report": lambda: node.rank_report(_selected(arguments)),
-        "what_holds_memory": lambda: node.what_holds_memory(_selected(arguments)),
-        "oom_reports": lambda: node.oom_reports(arguments["run"]),
-        "explain_oom": lambda: node.explain_oom(arguments["file"], _selected(arguments)),
-    }
-    if tool in about_node:
-        return about_node[tool]()
     from torchmem.mcp import recordings
 
     about_file: dict[str, Callable[..., ToolAnswer]] = {
         "read_snapshot": recordings.read_snapshot,
         "what_if": recordings.what_if,
     }
-    return about_file[tool](**arguments)
+    if tool in about_file:
+        return about_file[tool](**arguments)
+    return _about_node(tool, arguments, run_dir, exporter)
+
+
+def _about_node(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> ToolAnswer:
+    from torchmem.mcp.answers import NodeTools
+    from torchmem.mcp.local import LocalNode
+    from torchmem.mcp.remote import ExporterNode
+
+    node = NodeTools(LocalNode(Path(run_dir)) if exporter is None else ExporterNode(exporter))
+    tools: dict[str, Callable[[], ToolAnswer]] = {
+        "list_ranks": lambda: node.list_ranks(arguments["run"]),
+        "rank_report": lambda: node.rank_report(_selected(arguments)),
+        "what_holds_memory": lambda: node.what_holds_memory(_selected(arguments)),
+        "oom_reports": lambda: node.oom_reports(arguments["run"]),
+        "explain_oom": lambda: node.explain_oom(arguments["file"], _selected(arguments)),
+    }
+    return tools[tool]()
 
 
 def _selected(arguments: Arguments) -> ProcessFilter:

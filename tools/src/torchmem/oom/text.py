@@ -89,20 +89,33 @@ def table(reports: Iterable[tuple[Path, OomReport]]) -> str:
 
 def _row(path: Path, report: OomReport) -> Iterator[str]:
     process, oom = report.process, report.oom
-    requested = "" if oom.requested_bytes is None else f"  {format_size(oom.requested_bytes):>10}"
-    yield f"{_local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}{requested}"
-    yield from wrapped(f"{headline(report)}.", "    ", WIDTH)
-    yield f"    {sanitize_text(str(path))}"
+    who = f"{local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}"
+    return row_lines(who, oom.requested_bytes, headline(report), str(path))
 
 
-def _local_time(timestamp: float) -> str:
+def row_lines(
+    who: str, requested_bytes: int | None, verdict: str, file: str | None
+) -> Iterator[str]:
+    """Yield an OutOfMemoryError as lists show it: the process, its request, the verdict, the file.
+
+    `who`: the time, and the process. `file`: the report, if there is one.
+    """
+    requested = "" if requested_bytes is None else f"  {format_size(requested_bytes):>10}"
+    yield f"{who}{requested}"
+    yield from wrapped(f"{verdict}.", "    ", WIDTH)
+    if file is not None:
+        yield f"    {sanitize_text(file)}"
+
+
+def local_time(timestamp: float) -> str:
+    """Return the date and time in the local time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
 
 
 def heading_lines(report: OomReport, index: int | None) -> list[str]:
     """Return the time, the process, and the GPU; `index` is NVML's."""
     process, *rest = origin_lines(report, index)
-    return [f"{_local_time(report.oom.timestamp)}  {process}", *rest]
+    return [f"{local_time(report.oom.timestamp)}  {process}", *rest]
 
 
 def memory_lines(

@@ -139,7 +139,7 @@ class Labeled(msgspec.Struct, frozen=True):
 
 
 class ExplainedOom(msgspec.Struct, frozen=True):
-    """An OOM report in words: the verdict in one sentence, the reason in several, and the advice.
+    """An OOM report in words, as in `torchmem.exporter.live.why.OomWhy`.
 
     `time` is in Unix seconds, and `parts` the use of the GPU at that time. `listings`: the lines
     and tensors that held the memory, and the call stack; `hidden`: whether the exporter does not
@@ -148,10 +148,15 @@ class ExplainedOom(msgspec.Struct, frozen=True):
 
     time: float | None = None
     summary: str = ""
+    about: tuple[str, ...] = ()
     reason: str = ""
     before: str = ""
+    total_bytes: int | None = None
     parts: tuple[MemoryShare, ...] = ()
     advice: tuple[Remedy, ...] = ()
+    note: str | None = None
+    facts: tuple[Fact, ...] = ()
+    charts: tuple[Chart, ...] = ()
     listings: tuple[Listing, ...] = ()
     hidden: bool | None = None
 
@@ -161,6 +166,7 @@ class RankAnswer(msgspec.Struct, frozen=True):
 
     heading: tuple[str, ...] = ()
     memory: tuple[Labeled, ...] = ()
+    parts_at_peak: tuple[Labeled, ...] = ()
     next_request: str | None = None
     ending: str | None = None
     threats: tuple[Why, ...] = ()
@@ -208,7 +214,7 @@ def ask_rank(url: str, gpu: str, id_: str, get: Fetch = fetch) -> RankAnswer | N
         answer = get(f"{url}{RANK_PATH}?{query}")
         if answer.status != HTTPStatus.OK:
             return None
-        return _converted(answer.body, RankAnswer)
+        return converted(answer.body, RankAnswer)
     except (OSError, ValueError):
         return None
 
@@ -219,7 +225,7 @@ def read(body: bytes) -> Node:
     Bytes below zero are left out, and so are the parts of a GPU if they are more than it has.
     """
     try:
-        return _possible(_converted(body, Node))
+        return _possible(converted(body, Node))
     except ValueError as error:
         raise AwayError("answers, but not with a state that this torchmem can read") from error
 
@@ -253,6 +259,9 @@ def _not_negative(size: int | None) -> int | None:
     return None if size is None or size < 0 else size
 
 
-def _converted(body: bytes, kind: type[D]) -> D:
-    """Return a document. Raise ValueError, of which MsgspecError is one."""
+def converted(body: bytes, kind: type[D]) -> D:
+    """Return a document, with its text made printable.
+
+    Raise ValueError, of which MsgspecError is one.
+    """
     return msgspec.convert(printable_json(strict_json(body)), kind)

@@ -97,13 +97,13 @@ def _report(gpu: Gpu, rank: Rank, answer: RankAnswer, now: float | None) -> Rank
         parts=tuple(parts),
         age_seconds=None if now is None or read is None else max(0.0, now - read),
         facts=answer.facts,
-        run=_sound(answer.run),
+        run=sound(answer.run),
         threats=None if answer.ending else tuple(threat.text for threat in answer.threats),
         advice=answer.oom.advice if answer.oom else answer.advice,
     )
 
 
-def _sound(chart: Chart | None) -> Chart | None:
+def sound(chart: Chart | None) -> Chart | None:
     """Return a chart from the network if it can be drawn."""
     if chart is None or not 0 < len(chart.x) <= MAX_POINTS:
         return None
@@ -112,7 +112,7 @@ def _sound(chart: Chart | None) -> Chart | None:
 
 def whole_run(answer: RankAnswer) -> list[str]:
     """Return the lines with the memory of a rank over its whole run; none if it is unknown."""
-    return list(run_lines(_sound(answer.run)))
+    return list(run_lines(sound(answer.run)))
 
 
 def verdict_lines(answer: RankAnswer, width: int) -> Iterator[str]:

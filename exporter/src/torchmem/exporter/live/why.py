@@ -27,7 +27,7 @@ from torchmem.explain.oom_report import (
     origin_lines,
     preceding_events,
 )
-from torchmem.explain.parts import PartBytes, part_words, plausible, rank_parts
+from torchmem.explain.parts import PartBytes, component_words, part_words, plausible, rank_parts
 from torchmem.explain.rank_report import (
     Fact,
     ending,
@@ -114,7 +114,8 @@ class RankWhy(Document, frozen=True, kw_only=True):
     """The answer about one rank on one device.
 
     `heading`: who it is, and `memory`: what the device was used for, as `torchmem report` prints
-    them. `holds`: what holds its memory; `next_request`: whether the next allocation would succeed;
+    them; `parts_at_peak`: what its tensors were at their peak, the largest first. `holds`: what
+    holds its memory; `next_request`: whether the next allocation would succeed;
     `ending`: how it ended. `run`: its memory over the whole run, in at most 64 points. `oom`: its
     newest OOM report, if there is one.
     """
@@ -122,6 +123,7 @@ class RankWhy(Document, frozen=True, kw_only=True):
     id: str
     heading: tuple[str, ...] = ()
     memory: tuple[LabeledBytes, ...] = ()
+    parts_at_peak: tuple[LabeledBytes, ...] = ()
     holds: str | None = None
     next_request: str | None = None
     ending: str | None = None
@@ -150,6 +152,7 @@ def rank_why(
         id=item.id,
         heading=words.heading,
         memory=_labeled(words.parts),
+        parts_at_peak=_labeled(_at_peak(device)),
         holds=_holds(rank_parts(device, outside)),
         next_request=next_request(layout) if layout and is_live else None,
         ending=_ending(found, item),
@@ -169,6 +172,11 @@ def _labeled(parts: Iterable[tuple[str, int]]) -> tuple[LabeledBytes, ...]:
 def _holds(parts: Iterable[PartBytes]) -> str | None:
     largest = sorted(parts, key=lambda part: -part.bytes)[:MAX_HOLDERS]
     return ", ".join(f"{format_size(part.bytes)} {part_words(part)}" for part in largest) or None
+
+
+def _at_peak(device: DeviceSample) -> list[tuple[str, int]]:
+    largest = sorted(device.component_peaks.items(), key=lambda item: -item[1])
+    return [(component_words(name), size) for name, size in largest if size]
 
 
 def _ending(found: NodeReading, item: Published) -> str | None:

@@ -22,7 +22,7 @@ export function oomSection(report, heading = "h4") {
     report.note ? el("p", { class: "soft" }, report.note) : null,
     report.parts?.length && report.total_bytes ? titled(`Memory of the GPU at that time (${bytes(report.total_bytes)})`, ...memory(report)) : null,
     report.charts?.length ? charts : null,
-    ...(report.listings ?? []).map(({ title, text }) => titled(title, listing(text))),
+    ...(report.listings ?? []).map(({ title, lines }) => titled(title, listing(lines))),
     report.hidden ? hidden() : null);
   for (const chart of report.charts ?? []) drawRun(charts, chart, { height: CHART_HEIGHT, heading });
   return section;

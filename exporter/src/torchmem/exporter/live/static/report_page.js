@@ -50,8 +50,8 @@ function memory({ memory: title, parts, total, facts: known }) {
   return section.childElementCount ? section : null;
 }
 
-function card({ title, text }) {
-  return el("section", { class: "card" }, el("h2", {}, title), listing(text));
+function card({ title, lines }) {
+  return el("section", { class: "card" }, el("h2", {}, title), listing(lines));
 }
 
 function drawMap(section, { title, device }) {

@@ -27,8 +27,8 @@ export function facts(known) {
 }
 
 /** Return lines of text. */
-export function listing(text) {
-  return el("pre", { class: "listing" }, el("code", {}, text.split("\n").map(line)));
+export function listing(lines) {
+  return el("pre", { class: "listing" }, el("code", {}, lines.map(line)));
 }
 
 /** Return a line of text; what has no room goes on below, behind the size at its beginning. */

@@ -1,0 +1,119 @@
+"""The answers about the ranks of a node, from the records of any source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from torchmem.capture.processes import ProcessFilter
+from torchmem.mcp import ooms, ranks, words
+from torchmem.mcp.answer import ToolAnswer
+from torchmem.mcp.source import FoundRank, NodeSource, ranks_on_gpus, selects
+from torchmem.sample.errors import UsageError
+from torchmem.top.node import Node, RankAnswer
+from torchmem.top.view import is_live
+
+MAX_NAMED = 8
+
+
+class NodeTools:
+    """The tools about ranks. Every method raises TorchmemError if it has no answer."""
+
+    def __init__(self, source: NodeSource) -> None:
+        self._source = source
+
+    def list_ranks(self, run: str | None = None) -> ToolAnswer:
+        """Return the ranks, one for each GPU that they use."""
+        node = self._source.node()
+        answer = ranks.answer(ranks.of_node(node), self._source.name, run)
+        if not node.missing:
+            return answer
+        data = {"missing": node.missing, **answer.data}
+        return replace(answer, text=f"{node.missing}\n\n{answer.text}", data=data)
+
+    def rank_report(self, selected: ProcessFilter) -> ToolAnswer:
+        """Return the report of a rank, as `torchmem top` shows it."""
+        pages, devices = [], []
+        for found in self._find(selected):
+            why = self._source.why(found)
+            pages.append(words.report_page(found, why))
+            devices.append({**_data(found), "why": _why_data(why)})
+        return ToolAnswer("\n".join(pages), {"devices": devices})
+
+    def what_holds_memory(self, selected: ProcessFilter) -> ToolAnswer:
+        """Return the parts of a rank's memory, and what held it at its newest OOM."""
+        pages, devices = [], []
+        for found in self._find(selected):
+            why, recordings = self._source.why(found), self._source.recordings(found)
+            pages.append(words.holders_page(found, why, recordings))
+            holders = {
+                "gpu_parts": found.gpu.parts,
+                "parts_at_peak": why.parts_at_peak,
+                "listings": why.oom.listings if why.oom else (),
+                "hidden": why.oom.hidden if why.oom else None,
+                "recordings": recordings or None,
+            }
+            devices.append({**_data(found), **msgspec.to_builtins(holders)})
+        return ToolAnswer("\n".join(pages), {"devices": devices})
+
+    def oom_reports(self, run: str | None = None) -> ToolAnswer:
+        """Return the newest OutOfMemoryErrors, of a run or of all."""
+        found = [row for row, _ in ooms.newest(self._source) if run in {None, row.run}]
+        of_run = "" if run is None else f" of run {run}"
+        text = words.oom_table(found) or f"{self._source.name} has no OOM report{of_run}.\n"
+        return ToolAnswer(text, {"reports": [row.data() for row in found]}, "Pass `run`.")
+
+    def explain_oom(self, file: str | None, selected: ProcessFilter) -> ToolAnswer:
+        """Return what explains an OOM: that of a file, or the newest of the ranks that match."""
+        found = ooms.explained(self._source, file, selected)
+        if found is None:
+            raise UsageError(
+                f"{self._source.name} has no OOM report of such a rank: call oom_reports."
+            )
+        oom = msgspec.to_builtins(msgspec.structs.replace(found.oom, charts=()))
+        data = {**found.row.data(), "oom": oom, "leaks": found.leaks or None}
+        return ToolAnswer(words.oom_page(found), data)
+
+    def _find(self, selected: ProcessFilter) -> list[FoundRank]:
+        """Return the GPUs of the only rank that matches, else of the one that ended last."""
+        node = self._source.node()
+        known = ranks_on_gpus(node)
+        matching = [each for each in known if selects(selected, each.rank)]
+        alive = [each for each in matching if is_live(each.rank)]
+        running = selected.newest(alive, lambda each: (each.rank.launch, each.rank.start_time))
+        if len({each.rank.id for each in running}) > 1:
+            raise UsageError(
+                f"several ranks match: {_names(running)}; select one with rank, run, launch or pid."
+            )
+        if running or not matching:
+            return running or self._none(node, selected, known)
+        last = max(matching, key=lambda each: each.rank.sample_time or 0.0)
+        return [each for each in matching if each.rank.id == last.rank.id]
+
+    def _none(self, node: Node, selected: ProcessFilter, known: list[FoundRank]) -> list[FoundRank]:
+        """Raise UsageError: no rank matches that uses a GPU."""
+        for rank in node.waiting:
+            if selects(selected, rank):
+                who = f"rank {rank.rank} of run {rank.run} (pid {rank.pid})"
+                raise UsageError(f"{who} has not used a GPU yet.")
+        names = _names(known) or "none"
+        raise UsageError(f"no rank of {self._source.name} matches; ranks: {names}.")
+
+
+def _names(found: list[FoundRank]) -> str:
+    names = list(dict.fromkeys(map(str, found)))
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _data(found: FoundRank) -> dict[str, Any]:
+    gpu, rank = found.gpu, msgspec.to_builtins(found.rank)
+    return {"gpu": gpu.index, "uuid": gpu.uuid, "total_bytes": gpu.total_bytes, **rank}
+
+
+def _why_data(why: RankAnswer) -> Any:
+    """Return the answer about a rank without charts, which the text draws."""
+    oom = msgspec.structs.replace(why.oom, charts=()) if why.oom else None
+    return msgspec.to_builtins(msgspec.structs.replace(why, run=None, oom=oom))

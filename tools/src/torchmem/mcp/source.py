@@ -1,0 +1,102 @@
+"""The records that answers are made of, from a run directory or from an exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from torchmem.capture.processes import ProcessFilter
+from torchmem.top.node import ExplainedOom, Gpu, NewestOom, Node, Rank, RankAnswer
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRank:
+    """A rank on a GPU; `time` is when it was read, in Unix seconds."""
+
+    gpu: Gpu
+    rank: Rank
+    time: float
+
+    def __str__(self) -> str:
+        return f"rank {self.rank.rank} of run {self.rank.run} (pid {self.rank.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class OomRow:
+    """One OutOfMemoryError of a rank. `file` is its report, which only a run directory shows.
+
+    `headline`: the verdict; cause and onset where there is no report.
+    """
+
+    run: str
+    launch: str | None
+    rank: int | None
+    pid: int | None
+    oom: NewestOom
+    headline: str
+    file: str | None = None
+
+    def data(self) -> dict[str, Any]:
+        """Return the fields, with those of the error beside those of the rank."""
+        fields = {
+            name: getattr(self, name)
+            for name in ("run", "launch", "rank", "pid", "file", "headline")
+        }
+        return {**fields, **msgspec.to_builtins(self.oom)}
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """A snapshot that read_snapshot can read, and when it was written, in Unix seconds."""
+
+    file: str
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What explains an OutOfMemoryError, and the lines that leak according to a recording."""
+
+    row: OomRow
+    oom: ExplainedOom
+    leaks: Sequence[dict[str, Any]] = ()
+
+
+class NodeSource(Protocol):
+    """A run directory or an exporter. Every method raises TorchmemError if it has no answer."""
+
+    name: str
+
+    def node(self) -> Node:
+        """Return the state of the node."""
+
+    def why(self, found: FoundRank) -> RankAnswer:
+        """Return why the memory of a rank is as it is."""
+
+    def recordings(self, found: FoundRank) -> Sequence[SnapshotFile]:
+        """Return the recordings of a rank that this machine has."""
+
+    def reports(self) -> Sequence[OomRow]:
+        """Return the OOM reports on this machine, the newest first."""
+
+    def explain(self, file: str) -> Explanation:
+        """Explain a report on this machine."""
+
+
+def ranks_on_gpus(node: Node) -> list[FoundRank]:
+    """Return the ranks that use a GPU, once for each of them."""
+    now = node.time or 0.0
+    return [FoundRank(gpu, rank, now) for gpu in node.gpus for rank in gpu.ranks]
+
+
+def selects(selected: ProcessFilter, rank: Rank | OomRow) -> bool:
+    """Return whether a rank, or that of an OutOfMemoryError, has all that is asked for."""
+    return (
+        selected.rank in {None, rank.rank}
+        and selected.run in {None, rank.run}
+        and selected.launch in {None, rank.launch}
+        and selected.pid in {None, rank.pid}
+    )

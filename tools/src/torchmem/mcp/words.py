@@ -1,0 +1,138 @@
+"""The records of a node in words: the text of each answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from torchmem.allocator.sizes import format_size
+from torchmem.cli.terminal import joined, wrapped
+from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.run_chart import Chart
+from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
+from torchmem.metrics.memory_parts import COMPONENTS, PARTS
+from torchmem.oom.text import (
+    SUBJECT,
+    advice_lines,
+    fact_lines,
+    local_time,
+    memory_lines,
+    row_lines,
+    run_lines,
+    spark_lines,
+)
+from torchmem.top.node import ExplainedOom, MemoryShare, RankAnswer
+from torchmem.top.reading import rank_lines, sound
+
+WIDTH = 88
+MAX_TIME = 1e11
+"""Later times, in Unix seconds, cannot be true."""
+
+
+def report_page(found: FoundRank, why: RankAnswer) -> str:
+    """Return the report of a rank, as `torchmem top` shows it."""
+    return joined([rank_lines(found.gpu, found.rank, why, found.time, WIDTH)])
+
+
+def holders_page(found: FoundRank, why: RankAnswer, recordings: Sequence[SnapshotFile]) -> str:
+    """Return what holds the memory of a rank and of its GPU, and what held it at its OOM."""
+    known = [f"  {each.file} ({_ago(found, each.time)} ago)" for each in recordings]
+    return joined(
+        [
+            list(why.heading) or [f"{found}: {found.rank.state}"],
+            list(_rank_parts(found)),
+            list(memory_lines(found.gpu.total_bytes, _labeled(found.gpu.parts))),
+            list(_peak(why)),
+            *_held(found, why.oom),
+            known and ["Recordings of this rank, for read_snapshot", *known],
+        ]
+    )
+
+
+def _rank_parts(found: FoundRank) -> Iterator[str]:
+    if not found.rank.parts:
+        yield "What its memory is used for is not known."
+        return
+    age = _ago(found, found.rank.stats_time)
+    yield f"Memory of the rank{age and f', {age} ago'}"
+    for label, size in sorted(_labeled(found.rank.parts), key=lambda part: -part[1]):
+        yield f"  {label:<32}{format_size(size):>12}"
+
+
+def _peak(why: RankAnswer) -> Iterator[str]:
+    parts = ", ".join(f"{each.label} {format_size(each.bytes)}" for each in why.parts_at_peak)
+    if parts:
+        yield from wrapped(f"At the peak of its tensors: {parts}.", width=WIDTH)
+
+
+def _held(found: FoundRank, oom: ExplainedOom | None) -> Iterator[list[str]]:
+    if oom and (oom.listings or oom.hidden):
+        yield [f"At its OutOfMemoryError, {_ago(found, oom.time)} ago:"]
+        yield from _listings(oom)
+
+
+def oom_table(rows: Iterable[OomRow]) -> str:
+    """Return a list of OutOfMemoryErrors, as `torchmem oom --list` prints it."""
+    return "".join(f"{line}\n" for row in rows for line in _oom_lines(row))
+
+
+def _oom_lines(row: OomRow) -> Iterator[str]:
+    oom, rank = row.oom, "-" if row.rank is None else row.rank
+    who = f"{_time(oom.timestamp)}  {row.run:<16}  rank {rank:<4}"
+    return row_lines(who, oom.requested_bytes, row.headline, row.file)
+
+
+def oom_page(found: Explanation) -> str:
+    """Return everything about one OOM, with the lines of `torchmem oom`."""
+    oom, file = found.oom, found.row.file
+    process, *about = oom.about or (f"run {found.row.run}, rank {found.row.rank}",)
+    heading = [f"{_time(oom.time)}  {process}", *about]
+    return joined(
+        [
+            [*wrapped(f"{oom.summary}.", width=WIDTH), "", *(f"  {line}" for line in heading)],
+            wrapped(oom.reason, width=WIDTH),
+            [*memory_lines(oom.total_bytes, _labeled(oom.parts)), *fact_lines(oom.facts)],
+            *_listings(oom),
+            list(_trend(oom)),
+            [*advice_lines(oom.advice), *wrapped(oom.note or "", "  ", WIDTH)],
+            [f"Report: {file}"] if file else [],
+        ]
+    )
+
+
+def _listings(oom: ExplainedOom) -> Iterator[list[str]]:
+    for listing in oom.listings:
+        yield [listing.title, *(f"  {line}" for line in listing.lines)]
+    if oom.hidden:
+        yield ["The exporter shows the program's lines only to the rank's own user."]
+
+
+def _trend(oom: ExplainedOom) -> Iterator[str]:
+    """Yield the history of the run and of the minutes before, and what happened in them."""
+    charts = list(filter(None, map(sound, oom.charts)))
+    before = next((chart for chart in charts if chart.unit == "before"), None)
+    yield from run_lines(next((chart for chart in charts if chart.unit != "before"), None))
+    yield from _minutes_before(before)
+    yield from wrapped(oom.before, "  ", WIDTH)
+
+
+def _minutes_before(chart: Chart | None) -> Iterator[str]:
+    yield "Before the OOM" if chart is None else f"The last {format_seconds(-chart.x[0])}"
+    for line in chart.lines if chart else ():
+        yield from spark_lines(line.label, line.values, width=SUBJECT)
+
+
+def _labeled(parts: Iterable[MemoryShare]) -> list[tuple[str, int]]:
+    return [(part.label or _words(part.name), part.bytes) for part in parts]
+
+
+def _words(name: str) -> str:
+    known = PARTS.get(name) or COMPONENTS.get(name)
+    return known.words if known else name
+
+
+def _ago(found: FoundRank, time: float | None) -> str:
+    return "" if time is None else format_seconds(max(0.0, found.time - time))
+
+
+def _time(time: float | None) -> str:
+    return local_time(time) if time is not None and 0 <= time < MAX_TIME else "-"
