@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.cli import plots
-from torchmem.cli.flags import add_flag
 from torchmem.cli.terminal import StatusLine, write_out
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
@@ -55,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show lines that allocate throughout the recording and never free",
     )
-    add_flag(parser, "--gpu", "--device", type=int, metavar="N", help="only cuda:N (default: all)")
+    add("--gpu", type=int, metavar="N", help="only cuda:N (default: all)")
     add(
         "--top",
         type=int,
