@@ -153,7 +153,6 @@ complete -c torchmem -n '_shtab_torchmem_using whatif; and test $_shtab_torchmem
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a snapshot -d 'show what holds the memory in a snapshot: by line, module, size, age, and pool'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l at -xka "end peak oom" -d 'the moment to look at (default: the OutOfMemoryError if there is one, else the end)'
-complete -c torchmem -n '_shtab_torchmem_using snapshot' -l diff -d 'show what grew from the first file to the second'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l leaks -d 'show lines that allocate throughout the recording and never free'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l gpu -x -d 'only cuda:N (default: all)'
 complete -c torchmem -n '_shtab_torchmem_using snapshot' -l top -x -d 'rows of each table (default 12)'

@@ -276,7 +276,6 @@ _shtab_torchmem_run_defaults_added=0
 _shtab_torchmem_snapshot_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--at[the moment to look at (default\: the OutOfMemoryError if there is one, else the end)]:at:(end peak oom)"
-  "--diff[show what grew from the first file to the second]"
   "--leaks[show lines that allocate throughout the recording and never free]"
   "--gpu[only cuda\:N (default\: all)]:N:"
   "--top[rows of each table (default 12)]:N:"
