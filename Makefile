@@ -115,7 +115,7 @@ $(CUDA_VENV)/agents/.installed: $(CUDA_VENV)/.dev
 
 test-allocator: $(CUDA_VENV)/.dev programs  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 7 GB of disk.
 	@$(MAKE) $(CUDA_VENV)/agents/.installed || echo "The tests beside other agents are skipped: they cannot be installed."
-	$(CUDA_VENV)/bin/python -m pytest tests/allocator_tier tests/sdk/test_memory_log.py -m allocator --numprocesses 2 --dist loadfile \
+	$(CUDA_VENV)/bin/python -m pytest tests/allocator_tier -m allocator --numprocesses 2 --dist loadfile \
 		--no-loadscope-reorder $(ARGS)
 
 # What is installed beside the training, with the oldest and the newest releases that pyproject.toml allows.

@@ -179,11 +179,14 @@ def without_history(rule: Rule) -> Rule:
     return replace(rule, name="shipped, also above the lowest of the hour", records=changed)
 
 
+EARLIER_RUNS = r"(?s)unless on \([^)]*uuid[^)]*\).*"
+"""How the shipped rule compares with them, up to its end."""
+
+
 def without_earlier_runs(rule: Rule) -> Rule:
     """Return the shipped rule without its comparison with earlier runs of the same name."""
     changed = tuple(
-        {**record, "expr": re.sub(r"(?s)unless rank:\S+\s*>\s*on.*", "", record["expr"])}
-        for record in rule.records
+        {**record, "expr": re.sub(EARLIER_RUNS, "", record["expr"])} for record in rule.records
     )
     return replace(rule, name="shipped, without earlier runs of the name", records=changed)
 

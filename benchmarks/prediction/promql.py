@@ -122,6 +122,11 @@ class Evaluation:
 
     def _call(self, node: Any) -> Operand:
         name, selector = node.func.name, node.args[0]
+        if name == "label_replace":
+            vector = self._value(selector)
+            assert isinstance(vector, dict)
+            words = [argument.val for argument in node.args[1:]]
+            return {_replaced(labels, *words): values for labels, values in vector.items()}
         if name == "clamp_min":
             vector, limit = self._value(selector), self._value(node.args[1])
             assert isinstance(vector, dict)
@@ -139,6 +144,16 @@ class Evaluation:
 
 def _relabeled(labels: Labels, added: Mapping[str, str]) -> Labels:
     return frozenset({**dict(labels), **added}.items())
+
+
+def _replaced(labels: Labels, target: str, replacement: str, source: str, pattern: str) -> Labels:
+    """Return labels with `target` from what matches all of `source`; they stay without a match."""
+    found = re.fullmatch(pattern, dict(labels).get(source, ""))
+    if found is None:
+        return labels
+    value = found.expand(re.sub(r"\$(\d)", r"\\\1", replacement))
+    kept = {name: text for name, text in labels if name != target}
+    return frozenset((kept | ({target: value} if value else {})).items())
 
 
 def _matches(labels: Mapping[str, str], matcher: Any) -> bool:

@@ -201,7 +201,7 @@ def _least_headroom() -> Panel:
     ]
     unseen = ("gpu", "pid")
     table = joined_table(text, columns, sort="Headroom", hidden=unseen)
-    return table.span(11).height(7).min_width(80)
+    return table.span(11).height(6).min_width(80)
 
 
 def _bar(heading: str, query: str, bar_levels: levels.Levels, width: int) -> Column:
@@ -239,7 +239,7 @@ def _wasteful() -> Panel:
         Column("User", holder, label="user"),
     ]
     table = joined_table(text, columns, sort="GPU-hours", descending=True, hidden=GPU_ROW)
-    return table.span(13).height(7).min_width(60)
+    return table.span(13).height(6).min_width(60)
 
 
 def _largest_process(gpus: str) -> str:

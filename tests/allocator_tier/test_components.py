@@ -211,8 +211,7 @@ ddp = torch.nn.parallel.DistributedDataParallel(
 optimizer = torch.optim.AdamW(ddp.parameters())
 def components_after(moment):
     while True:
-        (sample,) = published()
-        for device in sample["devices"]:
+        for device in [each for sample in published() for each in sample["devices"]]:
             components = device["components"] or {}
             if "step" in components and device["layout"]["timestamp"] > moment:
                 return components

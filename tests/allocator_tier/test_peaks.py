@@ -54,4 +54,4 @@ for _ in range(3): lbfgs.step(closure)
 """)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert [value for _, value in series("torchmem_steps_total")] == [6.0]
+    assert [value for _, value in series("torchmem_steps_total")] == [7.0]

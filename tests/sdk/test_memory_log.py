@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.samples import full_sample
@@ -138,48 +136,3 @@ with mlflow.start_run():
     milliseconds, value, step = metric.read_text().splitlines()[-1].split()[:3]
     assert (float(value), step) == (30 << 20, "3")
     assert int(milliseconds) > 1e12
-
-
-@pytest.mark.allocator
-def test_tensorboard(run_script: Run, tmp_path: Path) -> None:
-    """TensorBoard reads the scalars from the event file; a closed writer opens no other."""
-    folder = tmp_path / "events"
-    done = run_script(
-        TRAINING
-        + f"""
-from torch.utils.tensorboard import SummaryWriter
-from torchmem.integrations.tensorboard import log_memory
-class Watched(SummaryWriter):
-    seen = set()
-    def add_scalar(self, tag, value, step, walltime):
-        super().add_scalar(tag, value, step, walltime)
-        self.seen.add((tag, step))
-writer = Watched({str(folder)!r})
-log = log_memory(writer, every=0.05)
-while ("torchmem/headroom_bytes/with_flush", 3) not in writer.seen: time.sleep(0.01)
-log.close()
-writer.close()
-log_memory(writer, every=0.05)
-backend.step()
-wait_for_step(4)
-time.sleep(0.3)
-"""
-    )
-    assert done.returncode == 0, done.stderr
-
-    events = _read_events(folder)
-    assert len(list(folder.iterdir())) == 1
-    newest = events.Scalars("torchmem/allocated_peak_bytes")[-1]
-    assert (newest.value, newest.step) == (30 << 20, 3)
-    assert {"torchmem/headroom_bytes/with_flush", "torchmem/ooms_total"} <= set(
-        events.Tags()["scalars"]
-    )
-
-
-def _read_events(folder: Path) -> Any:
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    events = EventAccumulator(str(folder))
-    events.Reload()
-    return events
