@@ -2,8 +2,7 @@
 
 An event is one malloc or one free. Half of the sizes are for the small pool and half for the large
 one, with a log-uniform distribution. Once the target number of live blocks is reached, a random
-block is freed for each new one. Time is the CPU time of one core, in the best of several runs. The
-last column is the same program in the compiled replay, with the time to prepare it.
+block is freed for each new one. Time is the CPU time of one core, in the best of several runs.
 """
 
 from __future__ import annotations
@@ -15,14 +14,9 @@ import tracemalloc
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB
-from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.gpu import SimulatedGpu
-from torchmem.whatif.compiled_replay import run_compiled
-from torchmem.whatif.executor import SAMPLES, Executor
-from torchmem.whatif.program import Operation, Program
-from torchmem.whatif.replay import NewGpu
 
 EVENTS = 200_000
 RUNS = 5
@@ -61,24 +55,6 @@ def run(steps: list[tuple[int, int]], live: int, conf: str = "") -> tuple[float,
     return seconds, events, sum(len(segment["blocks"]) for segment in allocator.memory_snapshot())
 
 
-def run_compiled_replay(steps: list[tuple[int, int]], live: int, conf: str) -> float:
-    """Return the seconds that the compiled replay takes for the same events."""
-    recorded, held = Program(), [0] * live
-    for number, (size, slot) in enumerate(steps, 1):
-        if held[slot]:
-            recorded.append((Operation.FREE, number, held[slot], 0, 0, DEFAULT_POOL))
-        recorded.append((Operation.MALLOC, number, number, size, 0, DEFAULT_POOL))
-        held[slot] = number
-    gpu = NewGpu(GPU_BYTES, context_bytes=0)
-    allocator = DeviceCachingAllocator(gpu, config=AllocatorConfig.parse(conf))
-    executor = Executor(allocator, GPU_BYTES, len(steps))
-    start = time.process_time()
-    found = run_compiled(executor, recorded, SAMPLES, least=0)
-    if found is None:
-        raise SystemExit("the compiled replay needs a C compiler.")
-    return time.process_time() - start
-
-
 def bytes_per_block(live: int) -> float:
     """Return the bytes of Python memory per block after `live` allocations."""
     allocator = DeviceCachingAllocator(SimulatedGpu(GPU_BYTES))
@@ -94,7 +70,7 @@ def bytes_per_block(live: int) -> float:
 def main() -> None:
     """Print one line for each setting and number of live blocks."""
     columns = f"{'live blocks':>12} {'all blocks':>12} {'events/s':>10} {'µs/event':>9}"
-    print(f"{columns} {'B/block':>8} {'compiled/s':>11}  settings")
+    print(f"{columns} {'B/block':>8}  settings")
     for conf in SETTINGS:
         for live in LIVE:
             steps = program(live)
@@ -102,8 +78,7 @@ def main() -> None:
             rate, cost = events / seconds, seconds / events * 1e6
             memory = f"{bytes_per_block(live):>8.0f}" if not conf else " " * 8
             numbers = f"{live:>12,} {blocks:>12,} {rate:>10,.0f} {cost:>9.2f} {memory}"
-            fast = min(run_compiled_replay(steps, live, conf) for _ in range(RUNS))
-            print(f"{numbers} {events / fast:>11,.0f}  {conf or 'default'}")
+            print(f"{numbers}  {conf or 'default'}")
 
 
 if __name__ == "__main__":

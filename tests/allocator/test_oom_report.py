@@ -16,9 +16,10 @@ from torchmem.explain.oom_report import (
     decode,
     encode,
     failure_reason,
-    memory_uses,
+    memory_parts,
     preceding_events,
 )
+from torchmem.explain.parts import part_words
 from torchmem.explain.remedies import remedies
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
@@ -34,7 +35,7 @@ def explain(report: OomReport) -> str:
     """Return all text that explains a report."""
     sentences = [*failure_reason(report), *preceding_events(report)]
     sentences += [remedy.text for remedy in remedies(report)]
-    return " ".join(sentences + [use.label for use in memory_uses(report)])
+    return " ".join(sentences + [part_words(part) for part in memory_parts(report)])
 
 
 @given(reports)

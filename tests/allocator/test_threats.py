@@ -11,8 +11,8 @@ from support.samples import full_sample, samples
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.explain.growth import steps_left
-from torchmem.explain.memory_use import device_uses
 from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.parts import device_parts, part_words
 from torchmem.explain.threats import MAX_REMEDIES, advice, threats
 from torchmem.explain.thresholds import changed, defaults
 from torchmem.sample.run_history import Growth
@@ -199,7 +199,7 @@ def test_there_is_always_advice_for_a_cause(sample: Sample) -> None:
 
 
 def _parts(device: DeviceSample) -> dict[str, int]:
-    return {use.label: use.bytes for use in device_uses(device, device.driver_free_bytes)}
+    return {part_words(part): part.bytes for part in device_parts(device, device.driver_free_bytes)}
 
 
 def test_the_parts_of_a_device_add_up() -> None:

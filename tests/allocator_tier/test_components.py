@@ -292,7 +292,8 @@ def test_an_oom_in_a_fast_loop_says_since_when(run: Callable[..., Any], interval
     done = run(
         LOOP.replace("1e-6", str(interval))
         + """
-from torchmem.explain.oom_report import decode, memory_uses
+from torchmem.explain.oom_report import decode, memory_parts
+from torchmem.explain.parts import part_words
 for _ in range(12): step()
 kept, before = [], torch.cuda.memory_allocated()
 for _ in range(200):
@@ -303,7 +304,7 @@ try: torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
 except torch.OutOfMemoryError: pass
 (path,) = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/*.oom.json")
 report = decode(open(path, "rb").read())
-parts = {use.label: use.bytes for use in memory_uses(report)}
+parts = {part_words(part): part.bytes for part in memory_parts(report)}
 print(json.dumps([parts, leaked, report.steps.count]))
 """
     )

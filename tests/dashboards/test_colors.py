@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from colorspacious import cspace_convert
 
-from torchmem.exporter.live.parts import LEGEND
+from torchmem.explain.parts import LEGEND
 from torchmem.metrics import colors
 
 # Grafana's panel backgrounds.

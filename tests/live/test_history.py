@@ -23,6 +23,7 @@ from support.waiting import until
 
 from torchmem.demo.node import SimulatedNode, uuid
 from torchmem.demo.simulated_nvml import FakeNvml
+from torchmem.explain.parts import GROUPS, LEGEND, PartBytes, group_bytes
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.history import (
     MAX_GPUS,
@@ -34,8 +35,7 @@ from torchmem.exporter.live.history import (
     HistorySeries,
     NodeHistory,
 )
-from torchmem.exporter.live.parts import GROUPS, LEGEND, UseState, group_bytes
-from torchmem.exporter.live.state import GpuState, NodeState, NvmlState, RankState
+from torchmem.exporter.live.state import GpuState, NodeState, NvmlState, RankState, part_states
 from torchmem.exporter.live.states import States
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.sample.sample import Ending, State
@@ -45,7 +45,7 @@ GIB = 1 << 30
 
 def node(time: float, *ranks: RankState, gpus: int = 1) -> NodeState:
     """Return the state of a node whose GPUs have 80 GiB, and these ranks on the first one."""
-    parts = (UseState("in_use", 30 * GIB), UseState("free", 50 * GIB))
+    parts = part_states([PartBytes("in_use", 30 * GIB), PartBytes("free", 50 * GIB)])
     found = [
         GpuState(uuid=f"GPU-{at}", up=True, parts=parts, ranks=() if at else ranks)
         for at in range(gpus)
@@ -152,7 +152,7 @@ def memory_of(column: object) -> bytes:
 
 def test_groups_are_all_memory_that_is_not_free() -> None:
     """The groups of a GPU's parts add up to its parts without the free ones."""
-    parts = [UseState(entry.name, at + 1) for at, entry in enumerate(LEGEND)]
+    parts = [PartBytes(entry.name, at + 1) for at, entry in enumerate(LEGEND)]
     free = sum(part.bytes for part in parts if part.name == "free")
 
     assert sum(group_bytes(parts)) == sum(part.bytes for part in parts) - free

@@ -102,7 +102,7 @@ def test_rounding_completes_the_peak() -> None:
 
 
 def test_paths_are_the_same_on_every_machine() -> None:
-    """Lines of packages start with the package; a model in a package is named by its forward."""
+    """Lines of packages start with the package, and are named if no line is the user's own."""
     package = "/venv/lib/python3.11/site-packages/transformers/llama.py"
     frames: Any = [
         {
@@ -114,8 +114,8 @@ def test_paths_are_the_same_on_every_machine() -> None:
         {"filename": package, "line": 5, "name": "forward"},
         *STEP,
     ]
-    assert LINES.of(frames) == SourceLine("transformers/llama.py", 5, "forward")
-    assert LINES.of(frames[:2] + STEP) == CALL
+    assert LINES.of(frames) == CALL
+    assert LINES.of(frames[:3]) == SourceLine("transformers/llama.py", 7, "rotate")
     assert LINES.of([]) is None
 
 

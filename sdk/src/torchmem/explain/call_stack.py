@@ -1,6 +1,9 @@
-"""The Python call stack of an allocation as plain text, without locals or source lines.
+"""The Python call stack of an allocation as plain text, and the one rule for the user's line.
 
-A frame belongs to the user's code unless it is in an installed package, PyTorch, or Python.
+A frame belongs to the user's code unless it is in an installed package, PyTorch, or Python. The
+user's line is the innermost frame of that code. Without one, it is the innermost frame of an
+installed package, as of a trainer, and without that the innermost frame of all. OOM reports,
+recorded history, snapshots and preflights all name the line by this rule.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from functools import lru_cache
 
 from torchmem.sample.quick_dataclass import dataclass
 
-FRAMEWORK = frozenset({"torch", "python", "torchmem"})
+NATIVE = "C++"
+FRAMEWORK = frozenset({"torch", "python", "torchmem", NATIVE})
 """Packages whose frames never stand for the user's program."""
 
 MAX_PLACE_BYTES = 100
@@ -23,8 +27,9 @@ _INSTALLED = r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)"
 _PYTHON = r"<frozen |.*/lib(?:64)?/python3[\d.]*/"
 _TORCH = (
     r"<eval_with_key>|.*/torchinductor_[^/]*/"
-    r"|.*/torch/(?:nn|optim|autograd|cuda|utils|distributed|_[a-z]\w*)/"
+    r"|(?:.*/)?torch/(?:nn|optim|autograd|cuda|utils|distributed|_[a-z]\w*)/"
 )
+_NATIVE_FILE = r"\?\?|.*\.(?:c|cc|cpp|cu|cuh|h|hpp|so)(?:\.\d+)*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,13 @@ class CallStack:
         """The innermost frame of the user's own code, see `own_index`."""
         index = own_index(frame.package for frame in self.frames)
         return None if index is None else self.frames[index]
+
+    @property
+    def line(self) -> Frame | None:
+        """The user's line, see `line_index`; None without frames."""
+        if not self.frames:
+            return None
+        return self.frames[line_index(frame.package for frame in self.frames)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +115,17 @@ def own_index(packages: Iterable[str | None]) -> int | None:
     return foreign
 
 
+def line_index(packages: Iterable[str | None]) -> int:
+    """Return the index of the user's line, given the packages of all frames, which are some."""
+    return own_index(packages) or 0
+
+
 @lru_cache(maxsize=4096)
-def package_of(file: str, module: str = "") -> str | None:
+def package_of(file: str, module: str = "", function: str = "") -> str | None:
     """Return the installed package that a function belongs to; None for the user's own code.
 
-    `file` is the file of its code, and `module` the name of its module if known.
+    `file` is the file of its code, and `module` and `function` are its names if known. A function
+    of a shared library belongs to `NATIVE`: PyTorch records these with `stacks="all"`.
     """
     if module.startswith(SIMULATED_SCRIPTS):
         return None
@@ -117,6 +135,8 @@ def package_of(file: str, module: str = "") -> str | None:
     installed = re.match(_INSTALLED, file)
     if installed:
         return installed[1].removesuffix(".py")
+    if "::" in function or re.fullmatch(_NATIVE_FILE, file):
+        return NATIVE
     if re.match(_TORCH, file):
         return "torch"
     return "python" if re.match(_PYTHON, file) else None

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.call_stack import public_place
 from torchmem.explain.lines import leaking_line
-from torchmem.explain.memory_use import COMPONENT_NAMES
 from torchmem.explain.oom_report import CAUSE_SUMMARIES, OomReport
 from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
+from torchmem.metrics.memory_parts import COMPONENTS
 from torchmem.sample.run_history import Growth
 from torchmem.sample.sample import Onset, OomCause, OomRecord
 
@@ -82,7 +82,7 @@ def _steps(number: float) -> str:
 def _component(name: str | None) -> str:
     if name is None or name == "held":
         return "tensors kept between steps"
-    return COMPONENT_NAMES.get(name, f"the tensors of {name}")
+    return COMPONENTS[name].words if name in COMPONENTS else f"the tensors of {name}"
 
 
 def _leak(report: OomReport, why: OnsetEvidence) -> str:

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import TypeVar
 
 from torchmem.allocator.snapshot import FrameInfo, SegmentInfo
-from torchmem.explain.call_stack import FRAMEWORK, Frame, own_index, package_of
+from torchmem.explain.call_stack import FRAMEWORK, Frame, line_index, package_of
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.untrusted import MAX_TEXT
 
@@ -133,20 +133,22 @@ def _stacks(segments: Iterable[SegmentInfo], device: int) -> Iterable[_Stack]:
 
 
 def line_of(frames: Sequence[FrameInfo]) -> Frame | None:
-    """Return the innermost line of the user's own code in a block's stack; None without one.
-
-    If there is none, it is the innermost line of all.
-    """
-    return _frame(frames[_own_index(frames)]) if frames else None
+    """Return the user's line in a block's stack; None without a stack."""
+    return _frame(frames[recorded_line(frames)]) if frames else None
 
 
-def _own_index(frames: Sequence[FrameInfo]) -> int:
-    return own_index(package_of(frame["filename"]) for frame in frames) or 0
+def recorded_line(frames: Sequence[FrameInfo]) -> int:
+    """Return the index of the user's line in a recorded stack with at least one frame."""
+    return line_index(map(_package, frames))
+
+
+def _package(frame: FrameInfo) -> str | None:
+    return package_of(frame["filename"], function=frame["name"])
 
 
 def _frame(frame: FrameInfo) -> Frame:
-    file = frame["filename"]
-    return Frame(file[-MAX_TEXT:], frame["line"], frame["name"][:MAX_TEXT], package_of(file))
+    file, function = frame["filename"][-MAX_TEXT:], frame["name"][:MAX_TEXT]
+    return Frame(file, frame["line"], function, _package(frame))
 
 
 def divided(
@@ -198,11 +200,11 @@ def _callers(frames: Sequence[FrameInfo]) -> Iterator[Frame]:
 
     A recursion counts as one line.
     """
-    index = _own_index(frames)
+    index = recorded_line(frames)
     previous = line = _frame(frames[index])
     outer = () if line.package in FRAMEWORK else frames[index + 1 :]
     for frame in outer:
-        if package_of(frame["filename"]) == line.package:
+        if _package(frame) == line.package:
             caller = _frame(frame)
             if caller != previous:
                 yield caller

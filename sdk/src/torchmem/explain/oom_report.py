@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, field, fields, replace
 
 from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
@@ -15,7 +15,7 @@ from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.call_stack import Origin
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.lines import Lines
-from torchmem.explain.memory_use import MemoryUse, device_uses
+from torchmem.explain.parts import PartBytes, device_parts
 from torchmem.explain.verdict import Verdict
 from torchmem.sample.errors import UsageError
 from torchmem.sample.quick_dataclass import dataclass
@@ -322,14 +322,9 @@ _REASONS: Mapping[OomCause, Callable[[OomReport], Sequence[str]]] = {
 }
 
 
-def memory_uses(report: OomReport) -> list[MemoryUse]:
-    """Return the use of the device's memory at the OOM, in bytes that add up to its total.
-
-    Parts of 0 bytes are left out. Return an empty list if the use is unknown.
-    """
-    private_free = report.layout.private_free_bytes if report.layout else 0
-    unread = report.steps.unread
-    return device_uses(report.device, report.driver_free_bytes, private_free, unread)
+def memory_parts(report: OomReport) -> tuple[PartBytes, ...]:
+    """Return the parts of the device's memory at the OOM, which add up to it; none if unknown."""
+    return device_parts(replace(report.device, layout=report.layout), report.driver_free_bytes)
 
 
 def preceding_events(report: OomReport) -> tuple[str, ...]:

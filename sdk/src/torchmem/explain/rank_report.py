@@ -10,8 +10,8 @@ from torchmem.allocator.sizes import format_index, format_size
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.growth import room_left
 from torchmem.explain.headline import short_headline
-from torchmem.explain.memory_use import device_uses
 from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.parts import device_parts, part_words
 from torchmem.explain.remedies import Remedy
 from torchmem.explain.run_chart import Chart, run_chart
 from torchmem.explain.threats import advice, threats
@@ -81,10 +81,8 @@ def rank_report(
         heading=heading(sample, device, now, gpu),
         total_bytes=device.total_bytes,
         parts=tuple(
-            (use.label, use.bytes)
-            for use in device_uses(
-                device, device.driver_free_bytes, unread_steps=sample.steps.unread
-            )
+            (part_words(part, sample.steps.unread), part.bytes)
+            for part in device_parts(device, device.driver_free_bytes)
         ),
         age_seconds=None if read is None else max(0.0, now - read),
         facts=rank_facts(sample, device, now),

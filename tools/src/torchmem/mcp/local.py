@@ -15,8 +15,8 @@ from torchmem.cli.gpus import gpu_indices
 from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.headline import headline
 from torchmem.explain.held_lines import held_lines
-from torchmem.explain.memory_use import COMPONENT_NAMES, MemoryUse, device_uses
 from torchmem.explain.oom_report import OomReport, format_seconds
+from torchmem.explain.parts import component_words, device_parts, part_words
 from torchmem.explain.rank_report import heading
 from torchmem.mcp import ranks
 from torchmem.mcp.answer import ToolAnswer
@@ -24,6 +24,7 @@ from torchmem.oom import command as oom
 from torchmem.oom import text as oom_text
 from torchmem.oom.recorded import recorded_leaks
 from torchmem.oom.text import memory_lines
+from torchmem.pages import sections
 from torchmem.report import command as report
 from torchmem.sample.capture_messages import (
     OOM_RECORDING_SUFFIX,
@@ -123,7 +124,7 @@ def _holders(
 ) -> Iterator[str]:
     """Yield who the rank is, the parts of its GPU, and those at the peak."""
     yield from heading(sample, device, now, gpus.get(device.uuid or ""))
-    parts = [(use.label, use.bytes) for use in _uses(sample, device)]
+    parts = _parts(sample, device)
     read = device.stats_timestamp
     yield from memory_lines(device.total_bytes, parts, None if read is None else now - read)
     if not parts:
@@ -133,14 +134,15 @@ def _holders(
         yield from wrapped(f"At the peak of its tensors: {at_peak}.")
 
 
-def _uses(sample: Sample, device: DeviceSample) -> list[MemoryUse]:
-    return device_uses(device, device.driver_free_bytes, unread_steps=sample.steps.unread)
+def _parts(sample: Sample, device: DeviceSample) -> list[tuple[str, int]]:
+    known = device_parts(device, device.driver_free_bytes)
+    return [(part_words(part, sample.steps.unread), part.bytes) for part in known]
 
 
 def _peak(device: DeviceSample) -> dict[str, int]:
     """Return the parts at the peak in words, the largest first."""
     largest = sorted(device.component_peaks.items(), key=lambda item: -item[1])
-    return {COMPONENT_NAMES.get(name, name): size for name, size in largest if size}
+    return {component_words(name): size for name, size in largest if size}
 
 
 def _holder_data(sample: Sample, device: DeviceSample) -> dict[str, Any]:
@@ -149,7 +151,9 @@ def _holder_data(sample: Sample, device: DeviceSample) -> dict[str, Any]:
         "uuid": device.uuid,
         "total_bytes": device.total_bytes,
         "read_time": device.stats_timestamp,
-        "parts": [asdict(use) for use in _uses(sample, device)],
+        "parts": sections.parts(
+            device_parts(device, device.driver_free_bytes), sample.steps.unread
+        ),
         "parts_at_peak": _peak(device),
         "growth": asdict(device.growth) if device.growth else None,
     }

@@ -15,7 +15,7 @@ from torchmem.explain.oom_listings import listings, oom_lines
 from torchmem.explain.oom_report import (
     OomReport,
     failure_reason,
-    memory_uses,
+    memory_parts,
     preceding_events,
 )
 from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
@@ -80,7 +80,7 @@ def _device(report: OomReport, gpu: int | None, leaking: Sequence[Leak]) -> dict
         "advice": advice_items(remedies(report)),
         "note": would_not_help(report),
         "memory": "Memory of the GPU",
-        "parts": parts(memory_uses(report)),
+        "parts": parts(memory_parts(report), report.steps.unread),
         "facts": facts(_facts(report)),
         "listings": [
             asdict(each) for each in listings(chain(leak_lines(leaking), oom_lines(report)))

@@ -17,10 +17,11 @@ from torchmem.explain.oom_report import (
     OomReport,
     failure_reason,
     format_seconds,
-    memory_uses,
+    memory_parts,
     origin_lines,
     preceding_events,
 )
+from torchmem.explain.parts import part_words
 from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
 from torchmem.explain.run_chart import Chart
@@ -66,7 +67,7 @@ def explanation(
 
     `refuted`: allocator settings that do not help, as a replay has shown. `gpu`: NVML's index.
     """
-    parts = [(use.label, use.bytes) for use in memory_uses(report)]
+    parts = [(part_words(part, report.steps.unread), part.bytes) for part in memory_parts(report)]
     return (
         wrapped(" ".join(failure_reason(report, gpu)), width=WIDTH),
         list(memory_lines(report.device.total_bytes, parts)),

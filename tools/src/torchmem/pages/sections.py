@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torchmem.explain.memory_use import MemoryUse
+from torchmem.explain.parts import PartBytes, part_words
 from torchmem.explain.rank_report import Fact
 
 
@@ -14,9 +14,12 @@ def paragraph(title: str, *sentences: str) -> dict[str, str]:
     return {"title": title, "text": " ".join(sentences)}
 
 
-def parts(uses: Iterable[MemoryUse]) -> list[dict[str, Any]]:
-    """Return the parts of a device's memory."""
-    return [{"name": use.name, "label": use.label, "bytes": use.bytes} for use in uses]
+def parts(known: Iterable[PartBytes], unread_steps: int | None) -> list[dict[str, Any]]:
+    """Return the parts of a device's memory, see `part_words` for the steps."""
+    return [
+        {"name": part.name, "label": part_words(part, unread_steps), "bytes": part.bytes}
+        for part in known
+    ]
 
 
 def facts(known: Iterable[Fact]) -> list[dict[str, str]]:

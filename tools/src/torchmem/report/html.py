@@ -8,8 +8,8 @@ from typing import Any
 
 from torchmem.capture.processes import TrainingProcess
 from torchmem.explain.gpu_name import gpu_name
-from torchmem.explain.memory_use import device_uses
 from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.parts import device_parts
 from torchmem.explain.rank_report import ending, heading, next_request, rank_facts
 from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
@@ -104,7 +104,7 @@ def _device(
 ) -> dict[str, Any]:
     sample = subject.sample
     chart = run_chart(device.run_history, device.total_bytes)
-    uses = device_uses(device, device.driver_free_bytes, unread_steps=sample.steps.unread)
+    parts = device_parts(device, device.driver_free_bytes)
     found = [asdict(threat) for threat in threats(sample, device, limits)]
     return {
         "name": gpu_name(device.index, device.uuid, subject.index(device)),
@@ -114,7 +114,7 @@ def _device(
         "threats": found if subject.is_live else None,
         "advice": advice_items(advice(sample, device, limits)),
         "memory": f"Memory of the GPU{subject.ago(device.stats_timestamp)}",
-        "parts": sections.parts(uses),
+        "parts": sections.parts(parts, sample.steps.unread),
         "facts": sections.facts(rank_facts(sample, device, subject.now)),
         "listings": [],
         "map": f"Memory map{subject.ago(maps.timestamp if maps else None)}",

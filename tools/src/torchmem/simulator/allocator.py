@@ -40,7 +40,6 @@ class DeviceCachingAllocator:
     """Allocates blocks of cached segments on one simulated GPU; safe to read from other threads.
 
     `order` is the order of free blocks of equal size, by default that of PyTorch 2.13 and newer.
-    The public attributes are its state, for a compiled replay that continues from there.
     """
 
     def __init__(
@@ -58,11 +57,11 @@ class DeviceCachingAllocator:
         self._mutex = RLock()
         self._stats = DeviceStats(max_split_size=config.max_split_size or UNLIMITED_SPLIT_SIZE)
         self._max_split_size = config.max_split_size or UNLIMITED
-        self.memory = self._memory = DevicePools(gpu, device, config, self._stats, order)
+        self._memory = DevicePools(gpu, device, config, self._stats, order)
         self._small_blocks = self._memory.small_blocks
         self._large_blocks = self._memory.large_blocks
         self._private_pools = self._memory.private_pools
-        self.outstanding_events = self._events = OutstandingEvents(gpu, self.free_block)
+        self._events = OutstandingEvents(gpu, self.free_block)
         self._cuda_events = self._events.cuda_events
         self.active_blocks: set[Block] = set()
         self._oom_observers: list[OomObserver] = []

@@ -98,7 +98,7 @@ class LineFinder:
     def _of(self, number: int) -> tuple[HolderLine, str]:
         if number not in self._known:
             stack = call_stack(self._stacks.of(number))
-            frame = stack.own or next(iter(stack.frames), None)
+            frame = stack.line
             line = (
                 HolderLine(frame.file, frame.line, frame.function) if frame else HolderLine(NO_LINE)
             )

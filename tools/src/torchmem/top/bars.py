@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rich.style import Style
 from rich.text import Text
 
-from torchmem.exporter.live.parts import LEGEND
+from torchmem.explain.parts import LEGEND
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
 from torchmem.top.node import MemoryShare
 

@@ -78,10 +78,7 @@ class Executor:
         self.allocator.reset_accumulated_memory_stats()
 
     def run(self, program: Program) -> int:
-        """Execute a program, up to a request that fails; return the number of replayed events.
-
-        `run_compiled` does the same for long programs.
-        """
+        """Execute a program, up to a request that fails; return the number of replayed events."""
         handlers, stats = self._handlers, self.allocator.stats
         split = stats.inactive_split_bytes
         small, large = split.small_pool, split.large_pool

@@ -10,7 +10,7 @@ from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
 
 
 class Operation(IntEnum):
-    """What a program does to an allocator; replay.c has the same numbers.
+    """What a program does to an allocator.
 
     TRY_MALLOC is a request that failed in the recording. If it succeeds in the replay, the block is
     freed at once, because how long it would have been held is unknown. FREE_LATER and COMPLETE free
@@ -27,10 +27,6 @@ class Operation(IntEnum):
     RELEASE_POOL = 6
     EMPTY_POOL = 7
 
-
-USES_NO_BLOCK = frozenset(
-    {Operation.TRY_MALLOC, Operation.EMPTY_CACHE, Operation.RELEASE_POOL, Operation.EMPTY_POOL}
-)
 
 Instruction = tuple[int, int, int, int, int, PoolId]
 """Operation, event number, recorded address, requested bytes, stream and pool."""
@@ -51,7 +47,6 @@ class Program:
         self.sizes, self.streams = array("Q"), array("q")
         self.pools = array("i")
         self._indexes: dict[PoolId, int] = {DEFAULT_POOL: 0}
-        self._slots: tuple[array[int], dict[int, int]] | None = None
 
     def append(self, instruction: Instruction) -> None:
         """Add an instruction at the end."""
@@ -62,7 +57,6 @@ class Program:
         self.sizes.append(size)
         self.streams.append(stream)
         self.pools.append(self._indexes.setdefault(pool, len(self._indexes)))
-        self._slots = None
 
     def __len__(self) -> int:
         return len(self.operations)
@@ -76,17 +70,3 @@ class Program:
     def pool_ids(self) -> tuple[PoolId, ...]:
         """The default pool, and the private pools that instructions name."""
         return tuple(self._indexes)
-
-    def slots(self) -> tuple[array[int], dict[int, int]]:
-        """Return a small number for the address of each instruction, and all such numbers.
-
-        It is -1 where the operation uses no block.
-        """
-        if self._slots is None:
-            numbers: dict[int, int] = {}
-            used = (
-                -1 if operation in USES_NO_BLOCK else numbers.setdefault(address, len(numbers))
-                for operation, address in zip(self.operations, self.addresses, strict=True)
-            )
-            self._slots = array("i", used), numbers
-        return self._slots

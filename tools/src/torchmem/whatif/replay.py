@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL
 from torchmem.simulator.allocator import DeviceCachingAllocator
-from torchmem.simulator.compiled import library
 from torchmem.simulator.gpu import SimulatedGpu
-from torchmem.whatif.compiled_replay import MIN_INSTRUCTIONS, run_compiled
-from torchmem.whatif.executor import SAMPLES, Executor, ReplayEndedError
+from torchmem.whatif.executor import Executor, ReplayEndedError
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.parallel import in_processes
 from torchmem.whatif.program import Operation, Program
@@ -20,6 +18,8 @@ from torchmem.whatif.result import ReplayResult, Start
 
 T = TypeVar("T")
 
+MIN_INSTRUCTIONS = 100_000
+"""Half a second of replay: shorter programs are not worth a process each."""
 UNLIMITED_BYTES = 1 << 40
 """More than any GPU has; the memory of a GPU of unknown size."""
 
@@ -57,8 +57,7 @@ class Replayer:
 
     def all(self, calls: Sequence[Callable[[], T]]) -> Iterator[T]:
         """Yield the results of calls that replay this program, in parallel if that saves time."""
-        is_long = len(self.program) >= MIN_INSTRUCTIONS
-        if is_long and library() is None:
+        if len(self.program) >= MIN_INSTRUCTIONS:
             return in_processes(calls)
         return (call() for call in calls)
 
@@ -77,9 +76,6 @@ class Replayer:
 
     def _run(self, executor: Executor, name: str, conf: str, start: Start) -> ReplayResult:
         executor.start_counting()
-        counted = run_compiled(executor, self.program, SAMPLES)
-        if counted is not None:
-            return replace(counted, name=name, conf=conf, start=start)
         replayed = executor.run(self.program)
         return executor.result(name, conf, start, replayed)
 

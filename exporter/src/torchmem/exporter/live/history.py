@@ -12,7 +12,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from torchmem.exporter.live.parts import GROUPS, group_bytes
+from torchmem.explain.parts import GROUPS, group_bytes
 from torchmem.exporter.live.state import Document, GpuState, NodeState, RankState
 from torchmem.sample.sample import LIVE_STATES
 

@@ -15,21 +15,21 @@ from importlib.metadata import version
 
 import msgspec
 
-from torchmem.explain.rank_report import ending
-from torchmem.explain.threats import is_severe, threats
-from torchmem.explain.thresholds import Limits
-from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.live.parts import (
+from torchmem.explain.parts import (
     GROUPS,
     LEGEND,
     ChartArea,
     LegendEntry,
-    UseState,
+    PartBytes,
     gpu_parts,
     plausible,
     rank_parts,
     tensor_bytes,
 )
+from torchmem.explain.rank_report import ending
+from torchmem.explain.threats import is_severe, threats
+from torchmem.explain.thresholds import Limits
+from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.nvml_reasons import next_step, reason_in_words
 from torchmem.exporter.reading import Reading, V
@@ -52,6 +52,19 @@ _NO_DESCRIPTORS = (
 
 class Document(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Base class of the document's parts: what is None or empty is left out of the JSON."""
+
+
+class PartState(Document, frozen=True, kw_only=True):
+    """A part of a GPU's memory, as `PartBytes`."""
+
+    name: str
+    bytes: int
+    label: str | None = None
+
+
+def part_states(parts: Iterable[PartBytes]) -> tuple[PartState, ...]:
+    """Return parts as the document has them."""
+    return tuple(PartState(name=part.name, bytes=part.bytes, label=part.label) for part in parts)
 
 
 class ThreatText(Document, frozen=True, kw_only=True):
@@ -98,7 +111,7 @@ class RankState(Document, frozen=True, kw_only=True):
     sample_time: float
     launch: str | None = None
     start_time: float | None = None
-    parts: tuple[UseState, ...] = ()
+    parts: tuple[PartState, ...] = ()
     tensor_bytes: int | None = None
     uid: int | None = None
     script: str | None = None
@@ -140,7 +153,7 @@ class GpuState(Document, frozen=True, kw_only=True):
 
     uuid: str
     up: bool
-    parts: tuple[UseState, ...]
+    parts: tuple[PartState, ...]
     ranks: tuple[RankState, ...]
     index: int | None = None
     name: str | None = None
@@ -359,11 +372,15 @@ def _name(ranks: Iterable[_OnDevice]) -> str | None:
 
 def _parts(
     total: int | None, memory: MemoryInfo | None, ranks: Sequence[_OnDevice]
-) -> tuple[UseState, ...]:
+) -> tuple[PartState, ...]:
     if total is None:
         return ()
     held = [entry.state.parts for entry in ranks if entry.holds_memory]
-    return gpu_parts(total, memory, held, _driver_free(ranks))
+    free = _driver_free(ranks)
+    if memory is None:
+        return part_states(gpu_parts(total, held, free))
+    free = memory.free if free is None else free
+    return part_states(gpu_parts(total, held, free, memory.reserved or 0))
 
 
 def _driver_free(ranks: Iterable[_OnDevice]) -> int | None:
@@ -426,7 +443,7 @@ def _on_device(device: DeviceSample, outside: int | None, limits: Limits) -> dic
     counters, oom = device.counters, device.last_oom
     parts = rank_parts(device, outside)
     return {
-        "parts": parts,
+        "parts": part_states(parts),
         "tensor_bytes": tensor_bytes(device, outside, parts),
         "outside_allocator_bytes": None if outside is None or outside < 0 else outside,
         "stats_time": device.stats_timestamp,

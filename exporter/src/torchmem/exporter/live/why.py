@@ -23,10 +23,11 @@ from torchmem.explain.oom_report import (
     OomReport,
     decode,
     failure_reason,
-    memory_uses,
+    memory_parts,
     origin_lines,
     preceding_events,
 )
+from torchmem.explain.parts import PartBytes, part_words, plausible, rank_parts
 from torchmem.explain.rank_report import (
     Fact,
     ending,
@@ -43,8 +44,7 @@ from torchmem.explain.remedies import (
     would_not_help,
 )
 from torchmem.explain.run_chart import Chart
-from torchmem.exporter.live.parts import LEGEND, UseState, plausible, rank_parts
-from torchmem.exporter.live.state import Document, ThreatText, rank_threats
+from torchmem.exporter.live.state import Document, PartState, ThreatText, part_states, rank_threats
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.sample_files import Published
 from torchmem.host.process_table import process_key
@@ -63,7 +63,6 @@ from torchmem.sample.untrusted import (
 )
 
 MAX_HOLDERS = 4
-_LABELS = {entry.name: entry.label for entry in LEGEND}
 
 
 class FactText(Document, frozen=True, kw_only=True):
@@ -101,7 +100,7 @@ class OomWhy(Document, frozen=True, kw_only=True):
     about: tuple[str, ...]
     reason: str
     before: str
-    parts: tuple[UseState, ...]
+    parts: tuple[PartState, ...]
     advice: tuple[RemedyText, ...]
     facts: tuple[FactText, ...]
     charts: tuple[Chart, ...]
@@ -167,11 +166,9 @@ def _labeled(parts: Iterable[tuple[str, int]]) -> tuple[LabeledBytes, ...]:
     return tuple(LabeledBytes(label=label, bytes=size) for label, size in known)
 
 
-def _holds(parts: Iterable[UseState]) -> str | None:
+def _holds(parts: Iterable[PartBytes]) -> str | None:
     largest = sorted(parts, key=lambda part: -part.bytes)[:MAX_HOLDERS]
-    return (
-        ", ".join(f"{format_size(p.bytes)} {p.label or _LABELS[p.name]}" for p in largest) or None
-    )
+    return ", ".join(f"{format_size(part.bytes)} {part_words(part)}" for part in largest) or None
 
 
 def _ending(found: NodeReading, item: Published) -> str | None:
@@ -209,11 +206,7 @@ def oom_why(report: OomReport, gpu: int | None, *, may_look: bool) -> OomWhy:
         about=tuple(origin_lines(report, gpu)),
         reason=" ".join(failure_reason(report, gpu)),
         before=" ".join(preceding_events(report)),
-        parts=tuple(
-            UseState(use.name, use.bytes, use.label)
-            for use in memory_uses(report)
-            if plausible(use.bytes)
-        ),
+        parts=part_states(part for part in memory_parts(report) if plausible(part.bytes)),
         advice=tuple(map(_advice, remedies(report))),
         facts=_facts((*memory_facts(device), *settings_facts(report.allocator_settings))),
         charts=oom_charts(report),

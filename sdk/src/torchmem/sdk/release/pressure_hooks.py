@@ -199,5 +199,5 @@ def _place(thread: int) -> str:
     """Return where the hook that this thread calls is now, or an empty text."""
     frames = thread_stack(thread).frames
     inside = tuple(takewhile(lambda frame: frame.file != __file__, frames))
-    frame = CallStack(inside).own or next(iter(inside), None)
+    frame = CallStack(inside).line
     return "" if frame is None else f": {frame.place} in {frame.function}"

@@ -16,7 +16,7 @@ from typing import Any
 from torchmem.allocator.sizes import round_size
 from torchmem.allocator.snapshot import FrameInfo
 from torchmem.compare.usage import SourceLine, Use, merged
-from torchmem.explain.call_stack import FRAMEWORK, package_of
+from torchmem.explain.lines import recorded_line
 from torchmem.preflight.result import Phase
 from torchmem.sample.untrusted import sanitize_text
 
@@ -98,14 +98,8 @@ class SourceLines:
         self._known: dict[tuple[str, int, str], SourceLine] = {}
 
     def of(self, frames: Sequence[FrameInfo]) -> SourceLine | None:
-        """Return the innermost line of the user's program or of a `forward`; None without one."""
-        for frame in frames:
-            package = package_of(frame["filename"])
-            if package is None or (package not in FRAMEWORK and frame["name"] == "forward"):
-                return self._line(frame)
-        named = (each for each in frames if package_of(each["filename"]) not in FRAMEWORK)
-        outer = next(named, None)
-        return self._line(outer) if outer else None
+        """Return the user's line; None without a stack."""
+        return self._line(frames[recorded_line(frames)]) if frames else None
 
     def _line(self, frame: FrameInfo) -> SourceLine:
         key = frame["filename"], frame["line"], frame["name"]

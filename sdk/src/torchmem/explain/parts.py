@@ -1,27 +1,41 @@
-"""What a GPU's memory consists of, as parts that add up to it exactly.
+"""What the memory of a rank and of a GPU consists of, as parts that add up to it exactly.
 
-The parts are those of the dashboards (gpu:torchmem_memory_bytes:sum, recording-memory.yml), with
-the bytes of tensors divided into components. Statistics, snapshots and NVML are read at slightly
-different moments; the docstrings say which one decides.
+Reports, the live page, `torchmem top` and assistants all show these parts, in this order. They are
+those of the dashboards (gpu:torchmem_memory_bytes:sum, recording-memory.yml), with the bytes of
+tensors divided into components. Statistics, snapshots and NVML are read at slightly different
+moments; the docstrings say which one decides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
 
-import msgspec
-
-from torchmem.explain.memory_use import COMPONENT_NAMES, known_components
-from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
-from torchmem.sample.sample import PASSING, Allocator, DeviceSample, Layout
+from torchmem.sample.quick_dataclass import dataclass
+from torchmem.sample.sample import ASLEEP, PASSING, Allocator, ByPool, DeviceSample, Layout
 
 MAX_GPU_BYTES = 1 << 50
 """More than any GPU has: a larger number in a sample cannot be true."""
 
 
-class UseState(msgspec.Struct, frozen=True, omit_defaults=True):
+class NamedBytes(Protocol):
+    """A part by its name, in whichever record."""
+
+    @property
+    def name(self) -> str:
+        """As in the legend."""
+
+    @property
+    def bytes(self) -> int:
+        """Its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartBytes:
     """A part's name, as in the legend, and its bytes. `label`: a name that the script gave."""
 
     name: str
@@ -29,7 +43,8 @@ class UseState(msgspec.Struct, frozen=True, omit_defaults=True):
     label: str | None = None
 
 
-class LegendEntry(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LegendEntry:
     """A part's name, its label on the page, its color as in colors.py, and its meaning.
 
     `group`: the one of GROUPS that it belongs to; empty for free memory.
@@ -42,7 +57,8 @@ class LegendEntry(msgspec.Struct, frozen=True):
     group: str
 
 
-class ChartArea(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ChartArea:
     """Parts that are one area in charts. It has the color of the part of this name."""
 
     name: str
@@ -111,30 +127,84 @@ _SHRUNK = {
 }
 
 
-def rank_parts(device: DeviceSample, outside: int | None) -> tuple[UseState, ...]:
+def rank_parts(device: DeviceSample, outside: int | None) -> tuple[PartBytes, ...]:
     """Return what one process holds on a device; the parts add up to reserved and outside bytes.
 
     Without a valid sample there are no parts. Statistics are read when a step ends and the snapshot
     at a random time. The parts in use describe the moment at which more was in use, as in
-    rank:torchmem_in_use_bytes:max. If `outside` is below zero, that many reserved bytes are not on
-    the device, and it is unknown which bytes these are.
+    rank:torchmem_in_use_bytes:max. What an engine has given back to the driver is no part. If
+    `outside` is below zero, that many reserved bytes are not on the device either, and it is
+    unknown which bytes these are.
     """
+    asleep = known_components(device).get(ASLEEP, 0)
+    if asleep:
+        device = _awake(device, asleep)
+        outside = None if outside is None else outside + asleep
     allocator, reserved = device.allocator, _reserved(device)
     if allocator is None or reserved is None:
         return ()
     if outside is not None and outside < 0:
         on_device = max(0, reserved + outside)
-        return (UseState("in_use", on_device),) if on_device else ()
+        return (PartBytes("in_use", on_device),) if on_device else ()
     cache = _cache(allocator, device.layout, reserved)
     in_use = reserved - sum(part.bytes for part in cache)
     parts = _fitted([*_in_use(device, allocator, in_use), *cache], reserved)
     if outside:
-        parts.append(UseState("outside_allocator", outside))
+        parts.append(PartBytes("outside_allocator", outside))
     return tuple(part for part in parts if part.bytes)
 
 
+def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartBytes, ...]:
+    """Return the parts of a whole device as one of its processes knows it, without NVML.
+
+    `driver_free` was read with the statistics of `device`. There are no parts if it is unknown, or
+    if reserved bytes are not on the device and it is unknown which.
+    """
+    if device.total_bytes is None or outside_bytes(device, driver_free) is None:
+        return ()
+    return _whole(device.total_bytes, rank_parts(device, None), driver_free, None)
+
+
+def known_components(device: DeviceSample) -> dict[str, int]:
+    """Return the components if they add up to the device's active bytes, else nothing.
+
+    Pending bytes are one of them, which samples of older versions leave out.
+    """
+    allocator = device.allocator
+    if allocator is None or not device.components:
+        return {}
+    active = allocator.active_bytes.total
+    pending = active - allocator.allocated_bytes.total
+    components = {"pending": pending, **device.components} if pending else device.components
+    return dict(components) if sum(components.values()) == active else {}
+
+
+def _awake(device: DeviceSample, asleep: int) -> DeviceSample:
+    """Return a device without the bytes that its process has given back but still counts."""
+    allocator, layout = device.allocator, device.layout
+    if allocator is None:
+        return device
+    if layout is not None and layout.in_use_bytes is not None:
+        layout = replace(layout, in_use_bytes=max(0, layout.in_use_bytes - asleep))
+    return replace(
+        device,
+        allocator=replace(
+            allocator,
+            allocated_bytes=_less(allocator.allocated_bytes, asleep),
+            active_bytes=_less(allocator.active_bytes, asleep),
+            reserved_bytes=_less(allocator.reserved_bytes, asleep),
+        ),
+        layout=layout,
+        components={name: n for name, n in device.components.items() if name != ASLEEP},
+    )
+
+
+def _less(sizes: ByPool, asleep: int) -> ByPool:
+    return ByPool(None, None, max(0, sizes.total - asleep))
+
+
 def tensor_bytes(
-    device: DeviceSample, outside: int | None, parts: Iterable[UseState]
+    device: DeviceSample, outside: int | None, parts: Iterable[PartBytes]
 ) -> int | None:
     """Return the bytes of tensors in `parts`, which are `rank_parts`; None if unknown."""
     if device.allocator is None or (outside is not None and outside < 0):
@@ -142,14 +212,14 @@ def tensor_bytes(
     return sum(part.bytes for part in parts if part.name in _TENSORS)
 
 
-_TENSORS = {*COMPONENT_NAMES, "other", "in_use"} - {"pending"}
+_TENSORS = {*COMPONENTS, "in_use"} - {"pending"}
 
 
 def _reserved(device: DeviceSample) -> int | None:
     return plausible(device.allocator.reserved_bytes.total) if device.allocator else None
 
 
-def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[UseState]:
+def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[PartBytes]:
     """Return the memory that is reserved and not in use.
 
     It is unknown whether memory that was cached since the snapshot is stranded. The rest is scaled
@@ -157,7 +227,7 @@ def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[U
     """
     free_now = max(0, reserved - allocator.active_bytes.total)
     if layout is None:
-        return [UseState("cached", free_now)]
+        return [PartBytes("cached", free_now)]
     if layout.in_use_bytes is not None:
         free_now = min(free_now, max(0, reserved - layout.in_use_bytes))
     sizes = {
@@ -171,10 +241,10 @@ def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[U
         sizes["releasable"] += free_now - sum(sizes.values())
     elif layout.in_use_bytes is not None:
         sizes["cached"] = free_now - free_then
-    return [UseState(name, size) for name, size in sizes.items()]
+    return [PartBytes(name, size) for name, size in sizes.items()]
 
 
-def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[UseState]:
+def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[PartBytes]:
     """Return what is in use by component, if the components are known.
 
     If more is in use than at the latest read, that was the snapshot's moment, in the middle of a
@@ -191,69 +261,90 @@ def _in_use(device: DeviceSample, allocator: Allocator, in_use: int) -> list[Use
         components = {**lasting, name: rest, "pending": pending} if lasting and rest >= 0 else {}
     pending = min(pending, in_use)
     components = components or {"in_use": in_use - pending, "pending": pending}
-    known = COMPONENT_NAMES.keys() | {"in_use"}
+    known = (COMPONENTS.keys() | {"in_use"}) - {"other"}
     return [
-        UseState(name, size) if name in known else UseState("other", size, name)
+        PartBytes(name, size) if name in known else PartBytes("other", size, name)
         for name, size in components.items()
     ]
 
 
 def gpu_parts(
     total: int,
-    memory: MemoryInfo | None,
-    ranks: Iterable[Sequence[UseState]],
-    driver_free: int | None,
-) -> tuple[UseState, ...]:
+    ranks: Iterable[Sequence[NamedBytes]],
+    free: int | None,
+    driver: int | None = None,
+) -> tuple[PartBytes, ...]:
     """Return the parts of a GPU of `total` bytes, which add up to it.
 
-    `ranks`: the parts of each live rank. `memory`: what NVML reports; without it, what is neither
-    free nor PyTorch's is one part. `driver_free`: what the driver had free when a running rank read
-    its statistics, which is the moment of the ranks' parts; if it is None, NVML's free memory
-    counts. If both are None, only the ranks' parts are known. Several ranks are not read at the
-    same moment: if their parts do not fit together on the GPU, the parts outside the allocator and
-    the free ones shrink first.
+    `ranks`: the parts of each live rank. `free`: what the driver has free, best when a rank read
+    its statistics, which is the moment of the ranks' parts; if None, only their parts are known.
+    `driver`: what NVML says the driver keeps for itself; None without NVML, where what is neither
+    free nor PyTorch's is one part. Several ranks are not read at the same moment: if their parts do
+    not fit together on the GPU, the parts outside the allocator and the free ones shrink first.
     """
-    driver = (memory.reserved or 0) if memory else 0
-    available = total - driver
-    held = _fitted(_sums(ranks), available)
+    return _whole(total, _sums(ranks), free, driver)
+
+
+def _whole(
+    total: int, held: Sequence[PartBytes], free: int | None, driver: int | None
+) -> tuple[PartBytes, ...]:
+    """Return what is held, shrunk until it fits, and what else there is of `total` bytes."""
+    available = total - (driver or 0)
+    held = _fitted(held, available)
     rest = available - sum(part.bytes for part in held)
-    if driver_free is None and memory is not None:
-        driver_free = memory.free
-    if driver_free is None:
+    if free is None:
         others = []
     else:
-        free = min(driver_free, rest)
-        name = "other_processes" if memory else "not_pytorch"
-        others = [UseState(name, rest - free), UseState("free", free)]
-    sizes = [*held, *others, UseState("driver", driver)]
+        name = "not_pytorch" if driver is None else "other_processes"
+        others = [PartBytes(name, rest - min(free, rest)), PartBytes("free", min(free, rest))]
+    sizes = [*held, *others, PartBytes("driver", driver or 0)]
     return tuple(sorted((part for part in sizes if part.bytes), key=_place))
 
 
-def _sums(ranks: Iterable[Sequence[UseState]]) -> list[UseState]:
+def part_words(part: PartBytes, unread_steps: int | None = None) -> str:
+    """Return what texts call a part.
+
+    If `unread_steps` have ended since the latest read at a step's end, what was allocated since
+    then is from more than this step; None if their number is unknown.
+    """
+    last = f"the last {unread_steps + 1:,} steps" if unread_steps else None
+    if last and part.name == "step":
+        return f"allocated in {last}"
+    if last and part.name == "gradients_or_step":
+        return f"gradients, or of {last}"
+    return part.label or _SHOWN[part.name].words
+
+
+def component_words(name: str) -> str:
+    """Return what texts call a component: a name that a script gave stands for itself."""
+    return COMPONENTS[name].words if name in COMPONENTS else name
+
+
+def _sums(ranks: Iterable[Sequence[NamedBytes]]) -> list[PartBytes]:
     """Return the sum of each part over the ranks, without the names that scripts gave."""
     sums: dict[str, int] = {}
     for parts in ranks:
         for part in parts:
             sums[part.name] = sums.get(part.name, 0) + part.bytes
-    return [UseState(name, size) for name, size in sums.items()]
+    return [PartBytes(name, size) for name, size in sums.items()]
 
 
-def _fitted(parts: Sequence[UseState], size: int) -> list[UseState]:
+def _fitted(parts: Sequence[PartBytes], size: int) -> list[PartBytes]:
     """Return the parts in drawing order, shrunk until they have at most `size` bytes."""
     excess = sum(part.bytes for part in parts) - size
     fitted = []
     for part in sorted(parts, key=lambda part: _SHRUNK[part.name]):
         cut = min(max(0, excess), part.bytes)
         excess -= cut
-        fitted.append(UseState(part.name, part.bytes - cut, part.label))
+        fitted.append(PartBytes(part.name, part.bytes - cut, part.label))
     return sorted(fitted, key=_place)
 
 
-def _place(part: UseState) -> int:
+def _place(part: PartBytes) -> int:
     return _DRAWN[part.name]
 
 
-def group_bytes(parts: Iterable[UseState]) -> tuple[int, ...]:
+def group_bytes(parts: Iterable[NamedBytes]) -> tuple[int, ...]:
     """Return the bytes of each of GROUPS."""
     sums = dict.fromkeys((group.name for group in GROUPS), 0)
     for part in parts:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.samples import devices, full_sample
 
-from torchmem.exporter.live.parts import (
+from torchmem.explain.parts import (
     LEGEND,
-    UseState,
+    PartBytes,
+    device_parts,
     gpu_parts,
     plausible,
     rank_parts,
@@ -24,7 +25,7 @@ MIB = 1 << 20
 NAMES = [entry.name for entry in LEGEND]
 
 
-def total(parts: tuple[UseState, ...]) -> int:
+def total(parts: tuple[PartBytes, ...]) -> int:
     return sum(part.bytes for part in parts)
 
 
@@ -48,14 +49,13 @@ def test_parts_of_a_rank_add_up(device: DeviceSample, outside: int | None) -> No
     assert all(part.bytes > 0 for part in parts)
 
 
-@given(memories(), st.lists(devices, max_size=3), st.none() | st.integers(0, 80 * GIB))
+@given(memories(), st.lists(devices, max_size=3), st.integers(0, 80 * GIB))
 def test_parts_of_a_gpu_add_up(
-    memory: MemoryInfo, ranks: list[DeviceSample], driver_free: int | None
+    memory: MemoryInfo, ranks: list[DeviceSample], driver_free: int
 ) -> None:
     """Whatever ranks claim, the parts add up to NVML's total, in the order of the legend."""
-    parts = gpu_parts(
-        memory.total, memory, [rank_parts(device, GIB) for device in ranks], driver_free
-    )
+    held = [rank_parts(device, GIB) for device in ranks]
+    parts = gpu_parts(memory.total, held, driver_free, memory.reserved)
 
     assert total(parts) == memory.total
     assert [part.name for part in parts] == sorted((p.name for p in parts), key=NAMES.index)
@@ -133,33 +133,44 @@ def test_what_came_since_the_snapshot_is_no_tensor() -> None:
 
 def test_a_gpu_without_nvml() -> None:
     """Without NVML, what is neither free nor PyTorch's is one part, and free is the driver's."""
-    parts = gpu_parts(10 * GIB, None, [[UseState("held", 4 * GIB)]], 5 * GIB)
+    parts = gpu_parts(10 * GIB, [[PartBytes("held", 4 * GIB)]], 5 * GIB)
 
     assert parts == (
-        UseState("held", 4 * GIB),
-        UseState("not_pytorch", GIB),
-        UseState("free", 5 * GIB),
+        PartBytes("held", 4 * GIB),
+        PartBytes("not_pytorch", GIB),
+        PartBytes("free", 5 * GIB),
     )
 
 
 def test_unknown_memory_is_not_in_use() -> None:
     """Without NVML and a running rank, only what ranks hold is known."""
-    assert gpu_parts(10 * GIB, None, [[UseState("held", 4 * GIB)]], None) == (
-        UseState("held", 4 * GIB),
+    assert gpu_parts(10 * GIB, [[PartBytes("held", 4 * GIB)]], None) == (
+        PartBytes("held", 4 * GIB),
     )
-    assert gpu_parts(10 * GIB, None, [], None) == ()
+    assert gpu_parts(10 * GIB, [], None) == ()
 
 
 def test_ranks_that_do_not_fit_together_shrink_what_is_free_first() -> None:
     """Tensors keep their bytes while the ranks' free memory can give up what is too much."""
-    memory = MemoryInfo(10 * GIB, 9 * GIB, GIB, 0)
     ranks = [
-        [UseState("parameters", 5 * GIB), UseState("releasable", 2 * GIB)],
-        [UseState("held", 4 * GIB)],
+        [PartBytes("parameters", 5 * GIB), PartBytes("releasable", 2 * GIB)],
+        [PartBytes("held", 4 * GIB)],
     ]
 
-    assert gpu_parts(10 * GIB, memory, ranks, GIB) == (
-        UseState("parameters", 5 * GIB),
-        UseState("held", 4 * GIB),
-        UseState("releasable", GIB),
+    assert gpu_parts(10 * GIB, ranks, GIB, 0) == (
+        PartBytes("parameters", 5 * GIB),
+        PartBytes("held", 4 * GIB),
+        PartBytes("releasable", GIB),
     )
+
+
+@given(devices, st.integers(0, 80 * GIB))
+def test_a_report_has_the_parts_of_the_page(device: DeviceSample, free: int) -> None:
+    """What a report says that a rank holds is what the page shows, if it fits on the device."""
+    whole = device_parts(device, free)
+    held = rank_parts(device, None)
+
+    if whole:
+        assert device.total_bytes == total(whole)
+    if whole and total(held) <= (device.total_bytes or 0):
+        assert [part for part in whole if part.name not in {"not_pytorch", "free"}] == list(held)
