@@ -19,9 +19,10 @@ from support import reports, whatif_results
 from support.browser import Page
 from support.fuzz import make_input
 from support.played_script import PlayedScript
-from support.recordings import varying_lengths
+from support.recordings import RecordedJob, varying_lengths
 from support.snapshots import REAL_GPUS, load_snapshot, of_real_gpu, segments
 
+from torchmem import recording as recordings
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.snapshot import SegmentInfo
@@ -35,6 +36,7 @@ from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.oom import text
 from torchmem.preflight.command import run as run_preflight
+from torchmem.whatif.engine import what_if
 from torchmem.whatif.result import document
 
 INPUT = "input[type=file]"
@@ -194,6 +196,35 @@ def test_a_trace_is_followed_exactly(opened: Page, tmp_path: Path) -> None:
     assert reserved == timeline["reserved"][-1]
 
 
+def _briefly_stranded() -> dict[str, Any]:
+    """Return a long trace whose most stranded moment lies beside one with more allocated bytes."""
+    job = RecordedJob()
+    for size in (*(512 * (1 + number % 9) for number in range(1500)), 100 << 20):
+        block = job.alloc(size)
+        assert block is not None
+        job.free(block)
+    for size in (2 << 20, 90 << 20):
+        job.alloc(size)
+    return job.snapshot()
+
+
+@pytest.mark.parametrize("name", [*REAL_GPUS, "a long trace"])
+def test_the_most_stranded_bytes_are_those_of_a_replay(
+    opened: Page, name: str, tmp_path: Path
+) -> None:
+    """The page says of a trace what `torchmem whatif` says of its recorded settings."""
+    path = tmp_path / "snapshot.pickle"
+    if name in REAL_GPUS:
+        path = of_real_gpu(name, tmp_path)
+    else:
+        path.write_bytes(pickle.dumps(_briefly_stranded()))
+    (recording, *_) = recordings.read(path)
+    answer = what_if(recording, settings=())
+    found = replayed(opened, path)
+
+    assert answer.outcomes[0].worst_stranded == max(found["timeline"]["stranded"])
+
+
 @settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
@@ -222,6 +253,41 @@ def test_sums_over_a_trace_are_those_of_the_sample(
         )
         if is_plain:
             assert layout.headroom_flush_bytes == sums["headroom"]
+
+
+def _freed_and_allocated(device: list[SegmentInfo]) -> dict[str, Any]:
+    """Return a snapshot whose trace frees every block in use, and allocates all of them again."""
+    used = []
+    for segment in device:
+        at = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                used.append({"addr": at, "size": block["size"]})
+            at += block["size"]
+    freed = [{"action": a, **each} for each in used for a in ("free_requested", "free_completed")]
+    return {
+        "segments": device,
+        "device_traces": [[*freed, *({"action": "alloc", **each} for each in reversed(used))]],
+    }
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(st.lists(segments(), min_size=12, max_size=12))
+def test_stranded_bytes_after_each_event(opened: Page, drawn: list[list[SegmentInfo]]) -> None:
+    """Counted from event to event, they are those of all segments, expandable or not."""
+    recorded = json.dumps([_freed_and_allocated(device) for device in drawn])
+    found = opened.evaluate(
+        f"{module('recording.js')}.then(({{ Recording }}) => {recorded}.map((snapshot) => {{"
+        "const recording = new Recording(snapshot, 0); const { memory, largePage } = recording;"
+        "let counted = memory.measure(largePage).stranded; const wrong = [];"
+        "while (recording.position < recording.length) {"
+        "counted = recording.next(counted);"
+        "if (counted !== memory.measure(largePage).stranded) wrong.push(recording.position); }"
+        "return wrong; }))"
+    )
+    assert [wrong for wrong in found if wrong] == []
 
 
 @pytest.mark.parametrize("name", REAL_GPUS)

@@ -85,6 +85,8 @@ def test_the_last_oom_of_a_rank(on_exporter: Assistant) -> None:
     assert (report["run"], report["cause"]) == ("nightly", "fragmentation")
     assert "rank 3 of run nightly" in listed
     assert text.startswith("Fragmentation: 14.00 GiB (18% of the GPU) was free but stranded.")
+    assert f"{report['headline']}." in listed
+    assert f"{report['headline']}." in text
     assert "PYTORCH_ALLOC_CONF=expandable_segments:True" in text
     assert ("model.py:88" in text) != bool(answer["oom"].get("hidden"))
 

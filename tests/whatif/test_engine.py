@@ -11,17 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.allocator_programs import SETTINGS, PlainPools, Simulated
 from support.recording_allocator import RecordingAllocator, RecordingGpu
+from support.reports import STRANDED
 from support.snapshots import REAL_GPUS, of_real_gpu
 
 from torchmem.allocator.settings import LAST_PARSED, AllocatorConfig
 from torchmem.allocator.sizes import MIB
+from torchmem.explain.remedies import remedies
 from torchmem.recording import read
-from torchmem.recording.recording import Recording
+from torchmem.recording.recording import CaptureFacts, Recording
 from torchmem.sample.errors import UsageError
 from torchmem.simulator.blocks import BlockOrder
 from torchmem.simulator.errors import OutOfMemoryError
-from torchmem.whatif.engine import SimulatedGpuMemory, on_gpus, what_if
+from torchmem.whatif.engine import SimulatedGpuMemory, line_to_type, on_gpus, what_if
 from torchmem.whatif.result import ReplayResult
+from torchmem.whatif.settings import torch_versions
 
 CONF = LAST_PARSED.upper()
 GPU_BYTES = 100 * MIB
@@ -227,6 +230,7 @@ def test_expandable_segments_are_recommended_if_they_prevent_the_oom() -> None:
     assert allocator.stats.num_ooms == 0
 
 
+RECORDED = fragmented()
 PINNED, EXPANDABLE = "pinned_use_cuda_host_register:True", "expandable_segments:True"
 
 
@@ -251,6 +255,26 @@ def test_the_command_names_the_variable_of_the_version(
     answer = what_if(recording, settings=["expandable_segments:True"], versions=versions)
 
     assert line == answer.verdict.line
+
+
+@given(st.integers(1, 20), st.sampled_from(["+cu130", "+rocm6.4", ""]))
+def test_the_variable_is_that_of_the_oom_report(minor: int, build: str) -> None:
+    """For one PyTorch, a recording that tells its version gets the variable of `torchmem oom`."""
+    version = f"2.{minor}.0{build}"
+    process = replace(STRANDED.process, versions={"torch": version})
+    report = replace(STRANDED, process=process, allocator_settings={})
+    (said,) = remedies(report)[0].lines
+    recording = replace(RECORDED, facts=CaptureFacts(version))
+
+    assert said == line_to_type(recording, EXPANDABLE, torch_versions(recording))
+
+
+def test_settings_tell_a_version() -> None:
+    """A plain snapshot does not name its version, but some settings exist only since 2.13."""
+    recording = replace(fragmented(), settings={"max_cached_size": -1})
+    answer = what_if(recording, settings=[EXPANDABLE])
+
+    assert answer.verdict.line == f"export PYTORCH_ALLOC_CONF={EXPANDABLE}"
 
 
 def test_several_roundings_are_tried() -> None:

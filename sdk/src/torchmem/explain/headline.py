@@ -86,12 +86,12 @@ def _component(name: str | None) -> str:
 
 
 def _leak(report: OomReport, why: OnsetEvidence) -> str:
-    done = report.steps.count - (why.since_step or 0)
-    rate = format_size(round(why.bytes_per_step or 0))
-    grown = format_size(why.bytes or 0)
+    done = max(1, report.steps.count - (why.since_step or 0))
+    grown = why.bytes or 0
+    rate = format_size(round(grown / done))  # the mean: it times the steps is the total
     return (
         f"Memory leak: {_component(why.component)} grew by {rate} a step for {_steps(done)} "
-        f"({grown}){_at_line(report, why)}"
+        f"({format_size(grown)}){_at_line(report, why)}"
     )
 
 

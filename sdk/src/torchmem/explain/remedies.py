@@ -122,10 +122,15 @@ def remedies(report: OomReport, refuted: Container[str] = ()) -> tuple[Remedy, .
 
     `refuted` are allocator settings under which a replay of the same run fails too.
     """
-    kept = [remedy for remedy in _all(report) if remedy.setting not in refuted]
-    found = {remedy.text: remedy for remedy in reversed(kept)}
-    unique = [remedy for remedy in kept if found.pop(remedy.text, None)]
-    return tuple(sorted(unique, key=lambda remedy: -(remedy.gain_bytes or 0)))
+    return in_order(remedy for remedy in _all(report) if remedy.setting not in refuted)
+
+
+def in_order(found: Iterable[Remedy]) -> tuple[Remedy, ...]:
+    """Return remedies without duplicates, the largest gain first, then those without a gain."""
+    unique: dict[str, Remedy] = {}
+    for remedy in sorted(found, key=lambda remedy: -(remedy.gain_bytes or 0)):
+        unique.setdefault(remedy.text, remedy)
+    return tuple(unique.values())
 
 
 def _all(report: OomReport) -> Iterator[Remedy]:
@@ -205,7 +210,8 @@ def conf_variable(versions: Mapping[str, str]) -> str:
     """
     if torch_version(versions) >= (2, 10):
         return NEW_VARIABLE
-    return "PYTORCH_HIP_ALLOC_CONF" if "hip" in versions else OLD_VARIABLE
+    is_rocm = "hip" in versions or "+rocm" in versions.get("torch", "")
+    return "PYTORCH_HIP_ALLOC_CONF" if is_rocm else OLD_VARIABLE
 
 
 def export_line(conf: Mapping[str, str], variable: str) -> str:

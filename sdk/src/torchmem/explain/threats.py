@@ -14,9 +14,9 @@ from torchmem.allocator.sizes import ROUND_LARGE, format_size
 from torchmem.explain.growth import steps_left
 from torchmem.explain.headline import growth_sentence
 from torchmem.explain.oom_report import OomReport, format_seconds
-from torchmem.explain.remedies import Remedy, remedies
+from torchmem.explain.remedies import Remedy, in_order, remedies
 from torchmem.explain.thresholds import Limits
-from torchmem.explain.verdict import OnsetEvidence, Verdict
+from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import (
     DeviceSample,
@@ -78,13 +78,24 @@ def _compaction_gain(device: DeviceSample) -> int | None:
 
 
 def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy, ...]:
-    """Return at most MAX_REMEDIES remedies: the most promising for each threat, then others."""
-    causes = [(item.cause, item.onset) for item in threats(sample, device, limits) if item.cause]
-    expected = dict.fromkeys((cause, onset) for cause, onset in causes if cause)
+    """Return at most MAX_REMEDIES remedies, the largest gain first, as after an OOM.
+
+    Of those whose gain is unknown, the most promising for each threat come first.
+    """
+    expected = dict.fromkeys(
+        pair for threat in threats(sample, device, limits) for pair in _pairs(threat)
+    )
     lists = [remedies(_next_oom(sample, device, *pair)) for pair in expected]
     by_place = (remedy for place in zip_longest(*lists) for remedy in place if remedy is not None)
-    found = {remedy.text: remedy for remedy in by_place}
-    return tuple(found.values())[:MAX_REMEDIES]
+    return in_order(by_place)[:MAX_REMEDIES]
+
+
+def _pairs(threat: Threat) -> Iterator[tuple[OomCause, Onset | None]]:
+    """Yield the cause and onset of the OOM to expect, and a cause that has remedies of its own."""
+    if threat.cause is not None:
+        yield threat.cause, threat.onset
+        if threat.cause != "capacity":
+            yield threat.cause, None
 
 
 def _next_oom(
@@ -95,6 +106,8 @@ def _next_oom(
     headroom = layout.headroom_flush_bytes if layout else None
     detail: OomDetail | None = "stranded" if cause == "fragmentation" else None
     requested = (headroom or 0) + ROUND_LARGE
+    why = _why(sample, device, onset) if onset else None
+    gains = tuple(_gains(device)) if cause == "fragmentation" else ()
     return OomReport(
         timestamp=sample.timestamp,
         process=sample.process,
@@ -106,18 +119,25 @@ def _next_oom(
         layout_before=layout,
         steps=sample.steps,
         allocator_settings=sample.allocator_settings,
-        verdict=Verdict(cause, detail, _why(sample, device)) if onset else None,
+        verdict=Verdict(cause, detail, why, gains) if onset or gains else None,
     )
 
 
-def _why(sample: Sample, device: DeviceSample) -> OnsetEvidence | None:
-    """Return the onset of the OOM that what grows will cause.
+def _gains(device: DeviceSample) -> Iterator[Gain]:
+    """Yield what compaction would free, if that is known."""
+    gain, per_step = _compaction_gain(device), device.growth and device.growth.bytes_per_step
+    if gain:
+        yield Gain("compaction", gain, gain / per_step if per_step else None, matters=True)
+
+
+def _why(sample: Sample, device: DeviceSample, onset: Onset) -> OnsetEvidence | None:
+    """Return the onset of the OOM that what grows will cause, or has caused.
 
     The growth is taken up to the steps of the sample, which may be newer than the judgment.
     """
     growth = device.growth
-    if growth is None:
-        return None
+    if growth is None or growth.kind != onset:
+        return OnsetEvidence(onset) if onset == "leak" else None
     rate, since = growth.bytes_per_step, growth.since_step
     grown = max(growth.grown_bytes, int(rate * (sample.steps.count - since)))
     return OnsetEvidence(growth.kind, grown, rate, since, growth.component)
@@ -127,7 +147,7 @@ def _failed(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]
     if sample.oom_pending and device.last_oom:
         line = f" at {device.last_oom.line}" if device.last_oom.line else ""
         text = f"An allocation has failed{line} and no step has ended since: run `torchmem oom`."
-        yield Threat(text, device.last_oom.cause)
+        yield Threat(text, device.last_oom.cause, device.last_oom.onset)
 
 
 def _growth(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:

@@ -96,7 +96,7 @@ def _allocator_settings(environment: Mapping[str, str], torch: str | None) -> It
                 name,
                 "problem",
                 f"{text}: PyTorch reads this variable from 2.10 on, so it has no effect here",
-                "Set PYTORCH_CUDA_ALLOC_CONF instead.",
+                f"Set {conf_variable({'torch': torch})} instead.",
             )
         elif reason is not None and "backend" not in parse_alloc_conf(text):
             yield Check(

@@ -10,6 +10,8 @@ from typing import Any
 
 from torchmem.sample.untrusted import printable, printable_json
 
+MAX_REPORTS = 50
+"""The newest OOM reports, which `oom_reports` lists."""
 MAX_TEXT_BYTES = 16 << 10
 MAX_DATA_BYTES = 16 << 10
 """Bounds in UTF-8, the data as compact JSON. Assistants pass both, or one of them, to the model."""

@@ -19,7 +19,7 @@ from torchmem.explain.oom_report import OomReport, format_seconds
 from torchmem.explain.parts import component_words, device_parts, part_words
 from torchmem.explain.rank_report import heading
 from torchmem.mcp import ranks
-from torchmem.mcp.answer import ToolAnswer
+from torchmem.mcp.answer import MAX_REPORTS, ToolAnswer
 from torchmem.oom import command as oom
 from torchmem.oom import text as oom_text
 from torchmem.oom.recorded import recorded_leaks
@@ -37,7 +37,6 @@ from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import DeviceSample, Sample
 from torchmem.sample.untrusted import sanitize_text
 
-MAX_REPORTS = 50
 RECORDINGS = (SNAPSHOT_SUFFIX, OOM_SNAPSHOT_SUFFIX, OOM_RECORDING_SUFFIX)
 
 
@@ -177,6 +176,7 @@ def _summary(path: Path, found: OomReport) -> dict[str, Any]:
         "rank": process.rank,
         "cause": record.cause,
         "detail": record.detail,
+        "onset": record.onset,
         "requested_bytes": record.requested_bytes,
         "headline": headline(found),
     }

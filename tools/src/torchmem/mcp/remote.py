@@ -15,7 +15,7 @@ from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.oom_report import format_seconds
 from torchmem.mcp import ranks
-from torchmem.mcp.answer import ToolAnswer
+from torchmem.mcp.answer import MAX_REPORTS, ToolAnswer
 from torchmem.metrics.memory_parts import PARTS
 from torchmem.oom.text import advice_lines, memory_lines
 from torchmem.sample.errors import TorchmemError, UsageError
@@ -87,8 +87,9 @@ class ExporterNode:
 
     def oom_reports(self, run: str | None = None) -> ToolAnswer:
         """Return the newest OutOfMemoryError of each rank."""
-        found = _out_of_memory(_matching(_all(self._node()), ProcessFilter(run=run)))
-        lines = [_oom_line(each, oom) for each, oom in found]
+        newest = _out_of_memory(_matching(_all(self._node()), ProcessFilter(run=run)))
+        found = [(each, oom, self._headline(each, oom)) for each, oom in newest[:MAX_REPORTS]]
+        lines = [line for each in found for line in _oom_lines(*each)]
         none = f"No rank that {self._name} knows has run out of memory."
         data = [
             {
@@ -97,8 +98,9 @@ class ExporterNode:
                 "rank": each.rank.rank,
                 "pid": each.rank.pid,
                 **msgspec.to_builtins(oom),
+                "headline": headline,
             }
-            for each, oom in found
+            for each, oom, headline in found
         ]
         return ToolAnswer(joined([lines or [none]]), {"reports": data}, "Pass `run`.")
 
@@ -112,6 +114,13 @@ class ExporterNode:
                 data = {**_data(each), "oom": msgspec.to_builtins(oom)}
                 return ToolAnswer(_oom_page(each, oom), data)
         raise UsageError(f"{self._name} has no OOM report of such a rank: call oom_reports.")
+
+    def _headline(self, found: _Found, oom: NewestOom) -> str:
+        """Return the verdict of the report, or cause and onset if the exporter has no report."""
+        why = ask_rank(self._url, found.gpu.uuid, found.rank.id)
+        if why is not None and why.oom is not None:
+            return why.oom.summary
+        return ", ".join(word for word in (oom.cause, oom.onset) if word)
 
     def _node(self) -> Node:
         try:
@@ -203,11 +212,12 @@ def _words(name: str) -> str:
     return known.words if known else name
 
 
-def _oom_line(found: _Found, oom: NewestOom) -> str:
+def _oom_lines(found: _Found, oom: NewestOom, headline: str) -> Iterator[str]:
     ago = format_seconds(max(0.0, found.time - (oom.timestamp or found.time)))
     size = "" if oom.requested_bytes is None else f", {format_size(oom.requested_bytes)} requested"
     line = f" at {oom.line}" if oom.line else ""
-    return f"{_name(found)}: {oom.cause}{size}{line}, {ago} ago"
+    yield f"{_name(found)}{size}{line}, {ago} ago"
+    yield from wrapped(f"{headline}.", "    ", WIDTH)
 
 
 def _oom_page(found: _Found, oom: ExplainedOom) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import joined, wrapped
+from torchmem.explain.headline import headline
 from torchmem.explain.held_lines import held_lines
 from torchmem.explain.offer import offer
 from torchmem.explain.oom_chart import trend_columns, whole_run
@@ -82,16 +83,16 @@ def _useless(report: OomReport) -> Iterator[str]:
 
 
 def table(reports: Iterable[tuple[Path, OomReport]]) -> str:
-    """Return a list of reports, two lines each: the cause, and the file."""
-    return "".join(f"{_row(report)}\n    {sanitize_text(str(path))}\n" for path, report in reports)
+    """Return a list of reports: the process and its request, the verdict, and the file."""
+    return "".join(f"{line}\n" for path, report in reports for line in _row(path, report))
 
 
-def _row(report: OomReport) -> str:
+def _row(path: Path, report: OomReport) -> Iterator[str]:
     process, oom = report.process, report.oom
-    cause = f"{oom.cause} ({oom.detail})" if oom.detail else oom.cause
-    requested = "" if oom.requested_bytes is None else format_size(oom.requested_bytes)
-    origin = f"{_local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}"
-    return f"{origin}  {requested:>10}  {cause}"
+    requested = "" if oom.requested_bytes is None else f"  {format_size(oom.requested_bytes):>10}"
+    yield f"{_local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}{requested}"
+    yield from wrapped(f"{headline(report)}.", "    ", WIDTH)
+    yield f"    {sanitize_text(str(path))}"
 
 
 def _local_time(timestamp: float) -> str:

@@ -56,6 +56,7 @@ class NewestOom(msgspec.Struct, frozen=True):
     cause: str = ""
     requested_bytes: int | None = None
     detail: str | None = None
+    onset: str | None = None
     line: str | None = None
 
 

@@ -25,10 +25,10 @@ from torchmem.whatif.recorded_run import RecordedRun, recorded_run
 from torchmem.whatif.replay import Replayer
 from torchmem.whatif.reproduction import Reproduction
 from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start, WhatIf
-from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed
+from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed, torch_versions
 
 UNKNOWN_VERSIONS: Mapping[str, str] = MappingProxyType({})
-"""A snapshot does not name the version of PyTorch."""
+"""Those that the recording tells, see `torch_versions`."""
 
 OTHER_GPU = "recorded, this GPU"
 """Name of the row with the recorded settings if the recording needs a larger GPU."""
@@ -56,7 +56,8 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
         total_bytes: all memory of the GPU in bytes, which a memory fraction refers to; by default
             `gpu_bytes`.
         settings: settings to try instead of the usual ones, as in PYTORCH_CUDA_ALLOC_CONF.
-        versions: of torch and cuda or hip, which decide the name of the environment variable.
+        versions: of torch and cuda or hip, which decide the name of the environment variable; by
+            default what the recording tells.
         progress: called a few hundred times for each replay.
 
     Raises:
@@ -82,7 +83,8 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
     if not fidelity.trusted:
         return answer
     answer = _with_replays(answer, run, reproduction.program, inference, candidates, replays)
-    return replace(answer, verdict=_with_line(recording, answer, versions))
+    known = versions or torch_versions(recording)
+    return replace(answer, verdict=_with_line(recording, answer, known))
 
 
 def _with_replays(  # noqa: PLR0913, PLR0917 - one step of what_if

@@ -69,6 +69,17 @@ def last_parsed(recording: Recording) -> dict[str, str]:
     return parse_alloc_conf(str(recording.settings.get(LAST_PARSED.upper()) or ""))
 
 
+def torch_versions(recording: Recording) -> Mapping[str, str]:
+    """Return the version of PyTorch that made a recording, or the oldest possible one.
+
+    A capture names it. A plain snapshot does not, but has this setting since PyTorch 2.13. Empty
+    if nothing is known.
+    """
+    since = "2.13" if "max_cached_size" in recording.settings else ""
+    version = recording.facts.torch_version or since
+    return {"torch": version} if version else {}
+
+
 def conf_text(config: AllocatorConfig) -> str:
     """Return settings as in PYTORCH_CUDA_ALLOC_CONF, without those at their default."""
     default = DEFAULT_CONFIG

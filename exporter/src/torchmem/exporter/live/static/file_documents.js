@@ -73,7 +73,7 @@ function settings(section, found) {
     ? [words(outcome.name), "–", "–", "–", "–", words(outcome.refused)]
     : [words(outcome.name), size(outcome.peak_reserved), size(outcome.worst_stranded), count(outcome.retries ?? 0),
       count(outcome.ooms ?? 0), words(outcome.conf) || "default"]);
-  section.append(table(["Settings", "Peak reserved", "Worst stranded", "Retries", "OOMs", "PYTORCH_CUDA_ALLOC_CONF"], rows));
+  section.append(table(["Settings", "Peak reserved", "Worst stranded", "Retries", "OOMs", "Allocator configuration"], rows));
   const drawn = outcomes.filter(({ timeline }) => numbers(timeline?.event).length > 1);
   const top = Math.max(1, ...drawn.flatMap(({ timeline }) => numbers(timeline.reserved)));
   const charts = el("div", { class: "file-side-by-side" });

@@ -130,8 +130,9 @@ export class Recording {
   }
 
   /**
-   * Return columns over the trace: at most MAX_POINTS moments, in each stretch the one with the most
-   * allocated bytes. `headroom` is null where it is unknown.
+   * Return columns over the trace: about MAX_POINTS moments, in each stretch the one with the most
+   * allocated bytes, and the one with the most stranded bytes of all. `headroom` is null where it is
+   * unknown.
    */
   timeline() {
     const moments = this.moments();
@@ -158,15 +159,29 @@ export class Recording {
     let best = -1;
     let at = 0;
     this.seek(0);
+    let stranded = this.memory.measure(this.largePage).stranded;
+    let [worst, worstAt] = [stranded, 0];
     for (let count = 1; count <= this.events.length; count += 1) {
-      this.seek(count);
+      stranded = this.next(stranded);
+      if (stranded > worst) [worst, worstAt] = [stranded, count];
       if (this.memory.allocated > best) [best, at] = [this.memory.allocated, count];
       if (count % stride === 0) {
         chosen.add(at);
         best = -1;
       }
     }
+    chosen.add(worstAt);
     return [...chosen].sort((a, b) => a - b);
+  }
+
+  /** Show the state after one more event, and return its stranded bytes, given those before. */
+  next(stranded) {
+    const { action, addr } = this.events[this.position];
+    const segment = action.startsWith("segment_") ? null : this.memory.find(addr);
+    const before = segment?.strandedNear(addr, this.largePage) ?? 0;
+    this.seek(this.position + 1);
+    if (action.startsWith("segment_")) return this.memory.measure(this.largePage).stranded;
+    return stranded + (segment?.strandedNear(addr, this.largePage) ?? 0) - before;
   }
 
   /** Return free bytes at the driver plus reserved ones, which stay the same; null if unknown. */
@@ -405,19 +420,39 @@ class Segment {
     if (at < this.address + this.size) yield [at, this.address + this.size - at];
   }
 
+  /**
+   * Return what changes of the stranded bytes with the block at an address: without the whole free
+   * pages elsewhere. Unlike `refresh`, this does not visit every block.
+   */
+  strandedNear(address, largePage) {
+    if (this.isPrivate) return 0;
+    const free = this.size - this.used;
+    if (!this.expandable) return this.blocks.length ? free : 0;
+    const index = lastAt(this.blocks, address);
+    const block = this.blocks[index]?.address === address ? this.blocks[index] : null;
+    const previous = this.blocks[block ? index - 1 : index];
+    const begin = previous ? previous.address + previous.size : this.address;
+    const end = this.blocks[index + 1]?.address ?? this.address + this.size;
+    if (!block) return free - this.wholePages(begin, end, largePage);
+    const after = block.address + block.size;
+    return free - this.wholePages(begin, address, largePage) - this.wholePages(after, end, largePage);
+  }
+
+  /** Return the bytes of the whole pages in a free range of an expandable segment. */
+  wholePages(begin, end, largePage) {
+    const page = this.pool === "small" ? SMALL_SEGMENT : largePage;
+    const count = Math.floor((end - this.address) / page) - Math.ceil((begin - this.address) / page);
+    return Math.max(0, count) * page;
+  }
+
   refresh(largePage) {
     if (!this.dirty) return;
     const free = this.size - this.used;
-    const page = this.pool === "small" ? SMALL_SEGMENT : largePage;
     this.largest = 0;
     this.releasable = this.expandable || this.blocks.length ? 0 : free;
     for (const [address, size] of this.gaps()) {
       this.largest = Math.max(this.largest, size);
-      if (this.expandable) {
-        const begin = address - this.address;
-        const full = Math.floor((begin + size) / page) - Math.ceil(begin / page);
-        this.releasable += Math.max(0, full) * page;
-      }
+      if (this.expandable) this.releasable += this.wholePages(address, address + size, largePage);
     }
     this.stranded = free - this.releasable;
     this.dirty = false;
