@@ -20,7 +20,7 @@ Part = Callable[[], Files]
 def rules() -> Files:
     """Return Prometheus's rules, rendered from the shipped thresholds."""
     from torchmem.explain.thresholds import defaults
-    from torchmem.rules.render import RENDERED_BY, render
+    from torchmem.manifests.render import RENDERED_BY, render
 
     earlier = (path for path in RULES.glob("*.yml") if path.read_text().startswith(RENDERED_BY))
     current = {RULES / name: text for name, text in render(defaults()).items()}

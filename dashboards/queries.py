@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dashboards import recorded
 
+from torchmem.manifests import counters
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import CATALOG, GPU, RANK, MetricSpec
-from torchmem.rules import counters
 
 # Dashboard variables by the label that they filter; `instance` is on every scraped series.
 FILTERS = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from torchmem.manifests import counters
 from torchmem.metrics.catalog import DEVICE, GPU, RANK, MetricSpec
-from torchmem.rules import counters
 
 
 def _recorded(name: str, *labels: str) -> MetricSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -26,12 +27,7 @@ def rendered() -> dict[Path, str]:
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of each command."""
-    (subparsers,) = (
-        action
-        for action in _actions(command_line())
-        if isinstance(action, argparse._SubParsersAction)  # noqa: SLF001
-    )
-    return dict(subparsers.choices)
+    return {name: parser for name, (_, parser) in _subcommands(command_line()).items()}
 
 
 def flags(parser: argparse.ArgumentParser) -> list[argparse.Action]:
@@ -62,12 +58,50 @@ def _actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
     return parser._actions  # noqa: SLF001 - argparse has no other list of them
 
 
+def _subcommands(
+    parser: argparse.ArgumentParser,
+) -> dict[str, tuple[str, argparse.ArgumentParser]]:
+    """Return the help text and the parser of each subcommand, or of each kind of a command."""
+    found: dict[str, tuple[str, argparse.ArgumentParser]] = {}
+    for action in _actions(parser):
+        if isinstance(action, argparse._SubParsersAction):  # noqa: SLF001
+            texts = {choice.dest: choice.help or "" for choice in action._choices_actions}  # noqa: SLF001
+            found |= {name: (texts[name], each) for name, each in action.choices.items()}
+    return found
+
+
 def _command(name: str, parser: argparse.ArgumentParser) -> str:
+    kinds = _subcommands(parser)
+    rows = [f"- `{kind}`: {text}" for kind, (text, _) in kinds.items()] + _rows(parser)
+    parts = [f"## torchmem {name}", _sentence(parser), "\n".join(rows), *_notes(parser)]
+    return "\n\n".join([*parts, *_kinds(name, kinds)]) + "\n"
+
+
+def _kinds(name: str, kinds: dict[str, tuple[str, argparse.ArgumentParser]]) -> Iterator[str]:
+    """Yield a section for the kinds with the same flags, and one for each of the others."""
+    shared: dict[str, list[str]] = {}
+    for kind, (_, parser) in kinds.items():
+        shared.setdefault("\n".join(_rows(parser)), []).append(kind)
+    for rows, own in shared.items():
+        if len(own) > 1:
+            yield f"### torchmem {name} KIND\n\nThe flags of {', '.join(own)}.\n\n{rows}"
+        else:
+            parser = kinds[own[0]][1]
+            head = f"### torchmem {name} {own[0]}"
+            yield "\n\n".join([head, _sentence(parser), rows, *_notes(parser)])
+
+
+def _rows(parser: argparse.ArgumentParser) -> list[str]:
+    return [f"- {names(action)}: {meaning(action)}" for action in flags(parser)]
+
+
+def _sentence(parser: argparse.ArgumentParser) -> str:
     description = (parser.description or "").removesuffix("…").rstrip(", ")
-    rows = (f"- {names(action)}: {meaning(action)}" for action in flags(parser))
-    notes = map(_paragraph, (parser.epilog or "").strip().split("\n\n"))
-    sentence = f"{description[0].upper()}{description[1:]}."
-    return "\n\n".join([f"## torchmem {name}", sentence, "\n".join(rows), *notes]) + "\n"
+    return f"{description[0].upper()}{description[1:]}."
+
+
+def _notes(parser: argparse.ArgumentParser) -> Iterator[str]:
+    return map(_paragraph, (parser.epilog or "").strip().split("\n\n"))
 
 
 def _paragraph(text: str) -> str:

@@ -23,14 +23,14 @@ run, unless you select others. They link to each other and keep the selection an
 To save them in your own Grafana (11, 12 or 13), give it the token of a service account with the
 role Editor:
 
-    torchmem dashboards --grafana https://grafana.example.org --token-file token
+    torchmem manifests dashboards --grafana https://grafana.example.org --token-file token
 
 Without `--token-file`, the token is read from the variable `GRAFANA_TOKEN`. The dashboards go to
 the folder `torchmem`, or to that of `--folder`, and start with Grafana's default Prometheus data
 source, or with that of `--datasource`, a name or UID. Dashboards that exist are replaced only with
-`--force`. Alternatively, `torchmem dashboards --out DIR` writes files to import, and `torchmem
-manifests grafana --out DIR` also the provisioning. With `--grafana-com`, the files are in the form
-that grafana.com takes.
+`--force`. Alternatively, `torchmem manifests dashboards --out DIR` writes files to import, and
+`torchmem manifests grafana --out DIR` also the provisioning. With `--grafana-com`, the files are in
+the form that grafana.com takes.
 
 `make pictures` draws the pictures with Grafana's published panel libraries, from
 recordings of simulated jobs and GPUs. State timelines and heatmaps only resemble Grafana's.

@@ -56,7 +56,7 @@ from benchmarks.prediction.yardstick import (
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "prediction"
-RESULTS = ROOT / "tools" / "src" / "torchmem" / "rules" / "prediction.json"
+RESULTS = ROOT / "tools" / "src" / "torchmem" / "manifests" / "prediction.json"
 HELD_OUT = (500, 524)
 """Seeds that were not used for tuning."""
 

@@ -59,9 +59,9 @@ from dashboards.queries import (
 
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
+from torchmem.manifests import prediction
 from torchmem.metrics import catalog
 from torchmem.metrics.colors import CAUSES, STATES, TRENDS
-from torchmem.rules import prediction
 
 NO_SNAPSHOT = "No snapshot yet"
 

@@ -32,9 +32,9 @@ from dashboards.queries import (
     sum_without_pool,
 )
 
+from torchmem.manifests import prediction
 from torchmem.metrics import catalog
 from torchmem.metrics.colors import PARTS
-from torchmem.rules import prediction
 
 NO_FREE_BYTES = "No cached bytes"
 NO_SNAPSHOT = "No snapshot yet"

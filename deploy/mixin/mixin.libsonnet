@@ -1,4 +1,5 @@
-// The generated rules and dashboards as a monitoring mixin. For other thresholds, write prometheus/rules with `torchmem rules`.
+// The generated rules and dashboards as a monitoring mixin.
+// For other thresholds, write prometheus/rules with `torchmem manifests rules`.
 local groups(files) = std.flatMap(function(file) std.parseYaml(file).groups, files);
 
 {

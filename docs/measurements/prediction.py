@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from torchmem.rules.prediction import measured, planned_worth, worth
+from torchmem.manifests.prediction import measured, planned_worth, worth
 
 PAGE = Path(__file__).resolve().parent / "prediction.md"
 HEAD = """\
@@ -35,8 +35,9 @@ minutes). A prediction, `rank:torchmem_peak_margin_exhaustion:seconds`, exists o
   also takes memory fast.
 
 The alert fires if this lasts for half a minute, and keeps firing for 10 minutes after it has ended.
-The values are thresholds (`torchmem rules --defaults`). Otherwise no prediction is shown, because
-extrapolating every fall would sooner or later predict an OOM within the hour for most ranks.
+The values are thresholds (`torchmem manifests rules --defaults`). Otherwise no prediction is shown,
+because extrapolating every fall would sooner or later predict an OOM within the hour for most
+ranks.
 
 ## Measured
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reports import BY_NAME, CAPACITY, PENDING, reports
+from support.reports import BY_NAME, CAPACITY, reports
 
 from torchmem.explain.oom_report import (
     OomReport,
@@ -96,15 +96,6 @@ def test_the_error_gives_the_reason(data: bytes, sentence: str) -> None:
     """The error for an unusable file gives the reason."""
     with pytest.raises(UsageError, match=sentence):
         decode(data)
-
-
-def test_a_report_of_an_older_version_is_read() -> None:
-    """Where `pending` is a detail of fragmentation, it is read as the cause."""
-    data = encode(PENDING).replace(
-        b'"cause":"pending","detail":null', b'"cause":"fragmentation","detail":"pending"'
-    )
-
-    assert PENDING.oom == decode(data).oom
 
 
 def test_a_report_is_small() -> None:

@@ -11,13 +11,15 @@ import pytest
 from support.examples import prepare
 
 from torchmem.cli.main import COMMANDS, command_line, main
+from torchmem.manifests.command import MADE
 
 COLUMNS = 80
+NAMES = (*COMMANDS, *(f"manifests {kind}" for kind in MADE))
 _EXAMPLE = re.compile(r"^  (torchmem .+)$", re.MULTILINE)
 # They serve until Ctrl-C, or need another process, CUDA, NVML or a server.
 NOT_RUN = re.compile(
     r"torchmem (demo( --scenario .*)?|top( .*)?|exporter --listen .*|run .* torchrun .*|capture .*"
-    r"|preflight .*|release .*|doctor --prometheus .*|dashboards --grafana .*|fleet .*)"
+    r"|preflight .*|release .*|doctor --prometheus .*|manifests dashboards --grafana .*|fleet .*)"
 )
 
 
@@ -36,7 +38,7 @@ def help_text(capsys: pytest.CaptureFixture[str], *command: str) -> str:
 
 def examples(capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Return the examples of all help texts."""
-    texts = [help_text(capsys), *(help_text(capsys, name) for name in COMMANDS)]
+    texts = [help_text(capsys), *(help_text(capsys, *name.split()) for name in NAMES)]
     return [example for text in texts for example in _EXAMPLE.findall(text)]
 
 
@@ -46,14 +48,17 @@ def test_bare_torchmem_prints_the_help(capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out == help_text(capsys)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_help_text_has_examples_and_fits_a_terminal(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each command has two examples of its own, and no line is longer than 80 columns."""
-    text = help_text(capsys, name)
+    text = help_text(capsys, *name.split())
 
-    assert sum(example.split()[1] == name for example in _EXAMPLE.findall(text)) >= 2
+    assert (
+        sum(f"{example} ".startswith(f"torchmem {name} ") for example in _EXAMPLE.findall(text))
+        >= 2
+    )
     assert max(map(len, text.splitlines())) <= COLUMNS
 
 

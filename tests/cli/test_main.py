@@ -22,7 +22,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     os.mkfifo(thresholds)
     arguments = ["--thresholds", str(thresholds), "--out", str(tmp_path)]
     with subprocess.Popen(
-        [sys.executable, "-m", "torchmem.cli", "rules", *arguments],
+        [sys.executable, "-m", "torchmem.cli", "manifests", "rules", *arguments],
         stderr=subprocess.PIPE,
         text=True,
     ) as command:
@@ -91,6 +91,7 @@ def test_a_wrong_flag_shows_the_usage_of_its_command(
         ("zebra", "`torchmem --help` lists the commands."),
         ("phantom", "run `python -m torchmem.phantom`."),
         ("help", "run `torchmem --help`."),
+        ("rules", "run `torchmem manifests rules`."),
     ],
 )
 def test_an_unknown_command_names_the_nearest(
@@ -135,7 +136,7 @@ def test_a_file_that_is_not_executable_says_so(
     assert f"make it executable (chmod +x {path})" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", [["rules", "--out", "."], ["exporter", "--once"]])
+@pytest.mark.parametrize("command", [["manifests", "rules", "--out", "."], ["exporter", "--once"]])
 def test_a_file_that_is_not_yaml_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
 ) -> None:
@@ -155,6 +156,6 @@ def test_too_little_host_memory_is_one_sentence(
     def run(_: object) -> int:
         raise MemoryError
 
-    monkeypatch.setattr("torchmem.completion.command.run", run)
-    assert main(["completion", "bash"]) == 1
+    monkeypatch.setattr("torchmem.manifests.completion.run", run)
+    assert main(["manifests", "completion", "bash"]) == 1
     assert "too little free memory" in capsys.readouterr().err

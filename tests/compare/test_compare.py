@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.played_script import PlayedScript
 from support.publishing import own_process, own_sample, publish
-from support.recordings import varying_lengths, write
+from support.recordings import RecordedJob, varying_lengths, write
 from support.reports import CAPACITY
 from support.samples import full_sample
 
@@ -207,6 +207,34 @@ def test_files_of_different_kinds_are_compared(
             assert (code in {0, 1}, stderr) == (True, ""), (before, after)
             assert len(json.loads(stdout)["parts"]) == 1
             assert code == 0 or before != after
+
+
+def leaking(steps: int) -> dict[str, Any]:
+    """Return the snapshot of a job that keeps 3 MiB from train.py:2 in each step."""
+    recorded = RecordedJob()
+    recorded.alloc(1 * GIB)
+    recorded.trace[-1]["frames"] = [{"filename": "train.py", "line": 1, "name": "build"}]
+    for _ in range(steps):
+        activation = recorded.alloc(64 << 20)
+        recorded.alloc(3 << 20)
+        recorded.trace[-1]["frames"] = [{"filename": "train.py", "line": 2, "name": "step"}]
+        assert activation is not None
+        recorded.free(activation)
+    return recorded.snapshot()
+
+
+@pytest.mark.parametrize("later", [21, 60])
+def test_two_snapshots_of_a_process_show_what_grew(
+    later: int, tmp_path: Path, torchmem: Callable[..., Page]
+) -> None:
+    """Only the line that holds more is listed, with its growth, however small it is."""
+    first = write(leaking(20), tmp_path / "first.pickle")
+    second = write(leaking(later), tmp_path / "second.pickle")
+    _, stdout, _ = torchmem(first, second)
+    grown = f"+{3 * (later - 20):.2f} MiB".split()
+    table = stdout.partition("What changed")[2].splitlines()[1:]
+
+    assert [line.split() for line in table if line] == [[*grown, "allocated", "train.py:2"]]
 
 
 def test_a_preflight_that_does_not_fit(

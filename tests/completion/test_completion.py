@@ -1,4 +1,4 @@
-"""`torchmem completion`: real shells complete `torchmem` on a real terminal."""
+"""`torchmem manifests completion`: real shells complete `torchmem` on a real terminal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from support.needs import skip_without
 
-from torchmem.completion.command import SHELLS, script
+from torchmem.manifests.completion import SHELLS, script
 
 TIMEOUT_SECONDS = 60.0
 # What prints the words that the shell would pass to torchmem, between marks that no one types.
@@ -41,14 +41,14 @@ CASES = [
     ("torchmem whatif --gpu-model h100-n", "h100-nvl-94gb"),
     ("torchmem demo --scenario retry", "retry-storm"),
     ("torchmem oom rep", "report-of-rank3.json"),
-    ("torchmem rules --out rul", "rules-of-mine"),
+    ("torchmem manifests rules --out rul", "rules-of-mine"),
     ("torchmem manifests kube", "kubernetes"),
-    ("torchmem dashboards --datas", "--datasource"),
+    ("torchmem manifests dashboards --datas", "--datasource"),
     ("torchmem run -- torchmem-trai", "torchmem-trainer"),
     ("torchmem run -- python trai", "train-it.py"),
     ("torchmem run --name x -- python trai", "train-it.py"),
     ("torchmem preflight --gpu-model h200-141gb -- python trai", "train-it.py"),
-    ("torchmem completion fi", "fish"),
+    ("torchmem manifests completion fi", "fish"),
 ]
 
 

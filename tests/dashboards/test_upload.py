@@ -1,4 +1,4 @@
-"""`torchmem dashboards`: write the dashboards, or save them in a Grafana by its HTTP API."""
+"""`torchmem manifests dashboards`: write the dashboards, or save them in a Grafana."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def grafana(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeGrafana]:
 
 
 def upload(url: str, *arguments: str) -> int:
-    """Run `torchmem dashboards --grafana`."""
-    return main(["dashboards", "--grafana", url, *arguments])
+    """Run `torchmem manifests dashboards --grafana`."""
+    return main(["manifests", "dashboards", "--grafana", url, *arguments])
 
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Return the sentence with which `torchmem dashboards --grafana` refuses."""
+    """Return the sentence with which `torchmem manifests dashboards --grafana` refuses."""
 
     def run(url: str, *arguments: str, code: int = 2) -> str:
         assert upload(url, *arguments) == code
@@ -308,20 +308,20 @@ def test_a_wrong_call_is_refused(
 def test_a_file_that_was_changed_is_kept(tmp_path: Path, root: Path) -> None:
     """--out refuses to replace a changed file, and writes nothing; with --force it does."""
     changed = tmp_path / "fleet.json"
-    assert main(["dashboards", "--out", str(tmp_path)]) == 0
-    assert main(["dashboards", "--out", str(tmp_path)]) == 0
+    assert main(["manifests", "dashboards", "--out", str(tmp_path)]) == 0
+    assert main(["manifests", "dashboards", "--out", str(tmp_path)]) == 0
     changed.write_text("{}")
     (tmp_path / "node.json").unlink()
 
-    assert main(["dashboards", "--out", str(tmp_path)]) == 2
+    assert main(["manifests", "dashboards", "--out", str(tmp_path)]) == 2
     assert (changed.read_text(), (tmp_path / "node.json").exists()) == ("{}", False)
-    assert main(["dashboards", "--out", str(tmp_path), "--force"]) == 0
+    assert main(["manifests", "dashboards", "--out", str(tmp_path), "--force"]) == 0
     assert changed.read_bytes() == (root / "dashboards" / "json" / "fleet.json").read_bytes()
 
 
 def test_the_form_of_grafana_com(tmp_path: Path) -> None:
     """Each dashboard lists the panels that it needs, and a variable asks for the data source."""
-    assert main(["dashboards", "--out", str(tmp_path), "--grafana-com"]) == 0
+    assert main(["manifests", "dashboards", "--out", str(tmp_path), "--grafana-com"]) == 0
 
     for name in BOARDS:
         board = json.loads((tmp_path / f"{name}.json").read_text())

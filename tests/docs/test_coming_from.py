@@ -23,7 +23,7 @@ THIS, OTHER = "0a7c03e1-5f42-9d08-b3c6-0d41e80f2a90", "1a7c03e1-5f42-9d08-b3c6-1
 MIB = 1 << 20
 # The value that each command's flag needs to be complete.
 FLAG_VALUES = {"--plot": "memory.svg", "--at": "peak"}
-FILES = {"snapshot": 1, "whatif": 1, "--diff": 2}
+FILES = {"snapshot": 1, "whatif": 1, "compare": 2}
 
 
 def torchmem_series(gpu: str) -> dict[str, str]:

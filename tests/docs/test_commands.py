@@ -19,7 +19,7 @@ PAGES = ("README.md", "docs/leak-or-fragmentation.md")
 # They serve until Ctrl-C, need a running rank, CUDA or an exporter, or are only named.
 NOT_RUN = re.compile(
     r"torchmem (exporter|top|capture .*|release .*|preflight .*|fleet .*|run -- torchrun .*|demo .*"
-    r"|doctor|rules|manifests|dashboards|fleet|completion|run)"
+    r"|doctor|manifests( rules| dashboards| completion)?|fleet|run)"
 )
 _BLOCK = re.compile(r"```(?:bash|sh)\n(.*?)```|((?:^    [^\n]+\n)+)", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"(?<!`)`((?:torchmem|make|pip|docker) [^`]+)`(?!`)")
@@ -83,7 +83,8 @@ def test_make_knows_what_it_is_asked_for(root: Path) -> None:
 
 def test_every_command_line_of_torchmem_is_valid(root: Path) -> None:
     """The parser accepts the flags and values of every command that is complete."""
-    bare = {"torchmem rules", "torchmem manifests", "torchmem dashboards", "torchmem completion"}
+    kinds = {f"torchmem manifests {kind}" for kind in ("rules", "dashboards", "completion")}
+    bare = {"torchmem manifests", *kinds}
     for command in of(root, "torchmem"):
         if command not in bare | {"torchmem run", "torchmem demo --scenario NAME"}:
             assert callable(command_line().parse_args(words(command)[1:]).run), command

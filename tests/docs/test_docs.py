@@ -15,6 +15,8 @@ import pytest
 from torchmem import sdk
 from torchmem.cli.main import COMMANDS, main
 from torchmem.exporter.collect import COLLECTORS
+from torchmem.manifests.command import MADE
+from torchmem.manifests.shipped import KINDS
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import PREFIX, Settings
 
@@ -128,16 +130,19 @@ def test_every_command_is_shown(readme: str) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, *(f"manifests {kind}" for kind in (*KINDS, *MADE))])
 def test_every_flag_is_documented(
     name: str, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In docs/commands.md, the section of a command has each flag of its help text."""
     with pytest.raises(SystemExit):
-        main([name, "--help"])
+        main([*name.split(), "--help"])
     flags = set(re.findall(r"^ +(--[\w.-]+)", capsys.readouterr().out, re.MULTILINE))
     page = (root / "docs" / "commands.md").read_text()
-    section = page.partition(f"\n## torchmem {name}\n")[2].partition("\n## ")[0]
+    heading = f"torchmem {'manifests KIND' if name.rpartition(' ')[2] in KINDS else name}"
+    section = re.split(
+        r"^#+ ", page.partition(f"# {heading}\n")[2], maxsplit=1, flags=re.MULTILINE
+    )[0]
 
     assert section
     assert {flag for flag in flags if f"`{flag}" not in section} == set()

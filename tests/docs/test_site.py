@@ -21,7 +21,7 @@ from deploy.site.check import problems
 from deploy.site.navigation import PageEntry, navigation, site_path
 
 from torchmem.explain.thresholds import Thresholds, defaults
-from torchmem.rules.render import render
+from torchmem.manifests.render import render
 
 REPOSITORY = "https://git.example.org/torchmem"
 PAGES = {"README.md", "docs/README.md", "docs/sdk.md", "docs/runbooks/A.md", "CONTRIBUTING.md"}

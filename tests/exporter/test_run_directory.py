@@ -21,7 +21,6 @@ from support.publishing import (
     own_process,
     own_sample,
     publish,
-    publish_as_before,
     user_directory,
 )
 from support.samples import samples
@@ -305,16 +304,6 @@ def test_a_file_from_the_future_expires(run_dir: Path) -> None:
     # Not closer: the clock of the file system lags by milliseconds, a busy machine by seconds.
     assert len(directory.read(now + 840)) == 1
     assert directory.read(now + 960) == []
-
-
-def test_files_of_the_previous_release_are_read(run_dir: Path) -> None:
-    """A process with an older torchmem publishes in the run directory itself and is exported."""
-    path = publish_as_before(run_dir, own_sample(ended="exited"), f"1-2-3{SAMPLE_SUFFIX}")
-    directory = RunDirectory(run_dir, ttl_seconds=900)
-
-    assert [item.state for item in directory.read(time.time())] == ["exited"]
-    assert directory.read(time.time() + 1000) == []
-    assert not path.exists()
 
 
 def test_room_of_the_run_directory(open_exporter: OpenExporter, run_dir: Path) -> None:

@@ -23,7 +23,6 @@ from torchmem.exporter.budgets import (
 )
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.sample_files import MAX_USERS, RunDirectory, decode
-from torchmem.exporter.user_directories import MAX_OLD_FILES
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, sample_name
 from torchmem.sample.sample import Process, Sample, encode
 from torchmem.sdk.publish.sample_file import SampleFile, make_user_directory
@@ -122,7 +121,7 @@ def test_nobody_writes_for_another_user(shared_dir: Path) -> None:
 
 def junk(run_dir: Path) -> None:
     """Write 30,000 names of every form to the run directory."""
-    for number in range(MAX_OLD_FILES + 10_000):
+    for number in range(19_000):
         (run_dir / f"0-{number}-1{SAMPLE_SUFFIX}").touch()
     for number in range(10_000):
         (run_dir / str(number)).touch()

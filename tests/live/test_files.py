@@ -8,6 +8,7 @@ import json
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from support import reports, whatif_results
 from support.browser import Page
 from support.fuzz import make_input
+from support.played_script import PlayedScript
 from support.recordings import RecordedJob, varying_lengths
 from support.snapshots import REAL_GPUS, load_snapshot, of_real_gpu, segments
 
@@ -24,6 +26,7 @@ from torchmem import recording as recordings
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.cli.main import command_line
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.explain.oom_report import encode
 from torchmem.exporter.collect import Exporter
@@ -32,6 +35,7 @@ from torchmem.exporter.live.why import oom_why
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.oom import text
+from torchmem.preflight.command import run as run_preflight
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.result import document
 
@@ -365,6 +369,23 @@ def test_what_if_side_by_side(opened: Page, tmp_path: Path) -> None:
         assert outcome.name in shown(opened)
     drawn = sum(1 for outcome in result.outcomes if len(outcome.timeline) > 1)
     opened.wait(f"document.querySelectorAll('.file-side-by-side canvas').length === {drawn}")
+
+
+def test_a_preflight_names_its_gpu_and_those_it_compares(
+    opened: Page, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The GPU model with its memory, and a row for each model of the comparison, are shown."""
+    words = ["preflight", "--beside-gpu", "--gpu-model", "a100-40gb", "--json", "--", "sh", "a.sh"]
+    run_preflight(command_line().parse_args(words), PlayedScript(), count(0.0, 1.0).__next__)
+    found = json.loads(capfd.readouterr().out)
+    path = tmp_path / "preflight.json"
+    path.write_text(json.dumps(found))
+    choose(opened, path)
+
+    assert "a100-40gb 39.4 GiB" in shown(opened)
+    compared = [row["gpu_model"]["name"] for row in found["comparison"]["gpu_models"]]
+    assert len(compared) > 1
+    assert [name for name in compared if f"{name}\t" not in shown(opened)] == []
 
 
 @pytest.mark.parametrize(

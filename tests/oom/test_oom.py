@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from support.publishing import user_directory
 from support.reports import BY_NAME, CAPACITY, LEAK, LIMIT, STRANDED, reports
 from support.users import as_user, needs_root
 
@@ -40,7 +41,7 @@ def put(tmp_path: Path) -> Put:
     """Return a function that writes a report of process `pid` with the given mtime."""
 
     def put_report(report: OomReport, pid: int = 1, written: float = 1.0) -> Path:
-        path = tmp_path / f"1-{pid}-3-1{REPORT_SUFFIX}"
+        path = user_directory(tmp_path) / f"1-{pid}-3-1{REPORT_SUFFIX}"
         path.write_bytes(encode(report))
         os.utime(path, (written, written))
         return path
@@ -84,10 +85,11 @@ def test_the_list_is_newest_first_and_skips_junk(tmp_path: Path, put: Put) -> No
     """`--list` has one entry per valid report and skips everything else in the directory."""
     put(CAPACITY, pid=9, written=1.0)
     put(STRANDED, pid=2, written=2.0)
-    (tmp_path / f"1-5-3-1{REPORT_SUFFIX}").write_text("junk")
-    os.mkfifo(tmp_path / f"1-6-3-1{REPORT_SUFFIX}")
-    (tmp_path / f"1-7-3-1{REPORT_SUFFIX}").mkdir()
-    (tmp_path / f"evil\n{REPORT_SUFFIX}").write_bytes(encode(LIMIT))
+    folder = user_directory(tmp_path)
+    (folder / f"1-5-3-1{REPORT_SUFFIX}").write_text("junk")
+    os.mkfifo(folder / f"1-6-3-1{REPORT_SUFFIX}")
+    (folder / f"1-7-3-1{REPORT_SUFFIX}").mkdir()
+    (folder / f"evil\n{REPORT_SUFFIX}").write_bytes(encode(LIMIT))
     lines = oom("--list", "--run-dir", tmp_path).stdout.splitlines()
     files = [Path(line.strip()).name for line in lines if line.endswith(REPORT_SUFFIX)]
 

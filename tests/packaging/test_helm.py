@@ -16,7 +16,7 @@ from torchmem.explain.thresholds import changed, defaults
 from torchmem.exporter.pod_names import CONTAINER_LOGS
 from torchmem.exporter.pod_resources import KUBELET_SOCKET
 from torchmem.exporter.scrape_limits import NODE_LIMITS
-from torchmem.rules.render import render
+from torchmem.manifests.render import render
 
 helm = pytest.importorskip("helm_python", reason="Helm's engine has no package for this platform")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -180,7 +180,7 @@ THRESHOLDS = {
 
 
 def test_thresholds_mean_the_same_as_in_a_file(chart: Any) -> None:
-    """Thresholds in the chart's values give the rules of `torchmem rules` with the same file."""
+    """Thresholds in the chart's values give the rules that a file of the same thresholds gives."""
     rule = only(
         chart, "PrometheusRule", {"prometheusRule": {"enabled": True, "thresholds": THRESHOLDS}}
     )

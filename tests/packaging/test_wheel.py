@@ -147,7 +147,7 @@ def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
         ["exporter", "--once"],
         ["demo", "--duration", "1"],
         ["top", "--once"],
-        ["rules", "--thresholds", str(THRESHOLDS), "--out", "rules"],
+        ["manifests", "rules", "--thresholds", str(THRESHOLDS), "--out", "rules"],
     ],
     ids=lambda c: c[0],
 )
@@ -275,7 +275,7 @@ def test_a_changed_manifest_is_kept(bare: Path, tmp_path: Path) -> None:
 def test_the_wheel_writes_dashboards_and_rules(bare: Path, root: Path, tmp_path: Path) -> None:
     """In the base install, dashboards and rules are equal to the checkout's files."""
     for command, folder in (("dashboards", BOARDS), ("rules", "prometheus/rules")):
-        done = torchmem(bare, command, "--out", tmp_path / command)
+        done = torchmem(bare, "manifests", command, "--out", tmp_path / command)
         files = written(tmp_path / command)
         expected = of_checkout(root, folder)
         expected.pop(f"{BOARDS}/kustomization.yaml", None)

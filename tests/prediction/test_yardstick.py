@@ -32,7 +32,7 @@ from benchmarks.prediction.yardstick import (
     score,
 )
 
-from torchmem.rules.prediction import measured, planned_worth, worth
+from torchmem.manifests.prediction import measured, planned_worth, worth
 
 LABELS = frozenset({("rank", "0")})
 

@@ -1,4 +1,4 @@
-"""`torchmem rules` reads thresholds strictly and renders rules that apply them."""
+"""`torchmem manifests rules` reads thresholds strictly and renders rules that apply them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from support.promql import ROOT
 
 from torchmem.explain.thresholds import changed, defaults, defaults_text, scope
 from torchmem.exporter.thresholds import load
-from torchmem.rules.render import render, templates
+from torchmem.manifests.render import render, templates
 from torchmem.sample.errors import UsageError
 from torchmem.sample.xids import APPLICATION_XIDS
 
-COMMAND = [sys.executable, "-m", "torchmem.cli", "rules"]
+COMMAND = [sys.executable, "-m", "torchmem.cli", "manifests", "rules"]
 
 
 def rules(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run `torchmem rules`."""
+    """Run `torchmem manifests rules`."""
     return subprocess.run(
         [*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False
     )
@@ -68,7 +68,7 @@ def test_every_threshold_is_used() -> None:
     ("text", "sentence"),
     [
         ("fragmentation_ration: 0.8", "did you mean 'fragmentation_ratio'"),
-        ("nonsense: 1", "torchmem rules --defaults"),
+        ("nonsense: 1", "torchmem manifests rules --defaults"),
         ("fragmentation_ratio: 80", "a ratio between 0 and 1"),
         ("fragmentation_ratio: true", "a ratio between 0 and 1"),
         ("fragmentation_ratio: .nan", "a ratio between 0 and 1"),
@@ -165,8 +165,8 @@ def test_a_file_that_is_not_rendered_is_kept(tmp_path: Path) -> None:
 
     assert refused.returncode == 2
     assert refused.stderr == (
-        f"torchmem: alerts-memory.yml in {tmp_path} would be replaced, and `torchmem rules` did "
-        "not write it: add --force, or give another --out.\n"
+        f"torchmem: alerts-memory.yml in {tmp_path} would be replaced, and `torchmem manifests "
+        "rules` did not write it: add --force, or give another --out.\n"
     )
     assert list(tmp_path.iterdir()) == [mine]
     assert rules("--out", tmp_path, "--force").returncode == 0

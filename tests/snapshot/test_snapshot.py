@@ -1,4 +1,4 @@
-"""`torchmem snapshot`: the groups add up, and lines, moments, leaks and growth are right."""
+"""`torchmem snapshot`: the groups add up, and lines, moments and leaks are right."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.recordings import RecordedJob, write
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.cli.main import main
 from torchmem.recording import StackedTrace, read_with_stacks
-from torchmem.snapshot.holders import BEFORE_RECORDING, NO_LINE, growth, holders
+from torchmem.snapshot.holders import BEFORE_RECORDING, NO_LINE, holders
 from torchmem.snapshot.leaks import PARTS, is_long_enough, leaks
 from torchmem.snapshot.lifetimes import MOMENTS, Lifetimes
 
@@ -167,20 +167,6 @@ def test_a_leak_is_a_line_that_keeps_memory_throughout(tmp_path: Path) -> None:
     assert not is_long_enough(Lifetimes.of(only(write(job(steps=2), tmp_path / "short.pickle"))))
 
 
-def test_growth_is_by_line(tmp_path: Path) -> None:
-    """Between two snapshots, only the lines that hold more or less are listed."""
-    before, after = (
-        holders(Lifetimes.of(only(write(job(leak), tmp_path / f"{leak}.pickle"))), "end")
-        for leak in (0, 3 * MIB)
-    )
-    assert before is not None
-    assert after is not None
-    [change] = growth(before, after)
-
-    assert (change.line.line, change.size_bytes) == (3, 40 * 3 * MIB)
-    assert growth(before, before) == ()
-
-
 def test_the_request_that_failed_is_named(tmp_path: Path, run: Run) -> None:
     """By default a snapshot with an OOM shows the moment of the OOM and who asked."""
     recorded = RecordedJob(gpu_bytes=4 * GIB)
@@ -196,7 +182,7 @@ def test_the_request_that_failed_is_named(tmp_path: Path, run: Run) -> None:
     ].items()
 
 
-@pytest.mark.parametrize("name", ["end", "peak", "leaks", "diff"])
+@pytest.mark.parametrize("name", ["end", "peak", "leaks"])
 def test_the_page_is_the_recorded_one(tmp_path: Path, run: Run, name: str) -> None:
     """The output is the recorded page; record it again with WRITE_GOLDEN=1."""
     first = write(job(3 * MIB, steps=20), tmp_path / "first.pickle")
@@ -205,7 +191,6 @@ def test_the_page_is_the_recorded_one(tmp_path: Path, run: Run, name: str) -> No
         "end": (first, "--at", "end"),
         "peak": (first, "--at", "peak", "--top", 2),
         "leaks": (second, "--leaks"),
-        "diff": ("--diff", first, second),
     }
     code, out, error = run(*arguments[name])
 
@@ -256,7 +241,6 @@ def test_odd_content_is_one_sentence(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--diff", "{0}"), "two files"),
         (("{0}", "--gpu", "3"), "pass --gpu with one of 0"),
         (("{0}", "--at", "oom"), "no OutOfMemoryError"),
         (("{0}", "--top", "0"), "at least 1"),

@@ -23,13 +23,11 @@ def prepare(folder: Path) -> dict[str, str]:
     publish(run_dir, own_sample(process=own_process(run="nightly", rank=3)))
     publish(run_dir, encode(STRANDED), f"4242-1-1-1{REPORT_SUFFIX}")
     write(varying_lengths(steps=30).snapshot(), folder / "snapshot.pickle")
-    for step in (100, 900):
-        write(varying_lengths(steps=step // 50).snapshot(), folder / f"step{step}.pickle")
     for name in ("before", "after"):
         summary = summarize(own_sample(devices=(full_sample().devices[0],)), "exited")
         (folder / f"{name}{SUMMARY_SUFFIX}").write_bytes(run_summary.encode(summary))
     (folder / "train.py").write_text("")
-    for place in (".local/share/bash-completion/completions", ".config/fish/completions"):
+    for place in (".zfunc", ".config/fish/completions"):
         (folder / place).mkdir(parents=True)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return os.environ | {"PATH": path, "HOME": str(folder), "TORCHMEM_RUN_DIR": str(run_dir)}

@@ -109,7 +109,7 @@ def web_config_file(content: bytes) -> bool:
 
 
 def thresholds_file(content: bytes) -> bool:
-    """Check the file of `torchmem rules`."""
+    """Check the file of `torchmem manifests rules`."""
     return _with_file(content, load_thresholds)
 
 

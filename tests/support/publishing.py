@@ -50,12 +50,6 @@ def publish(run_dir: Path, content: Sample | bytes, name: str | None = None) -> 
     return replace_file(user_directory(run_dir) / (name or f"some{SAMPLE_SUFFIX}"), content)
 
 
-def publish_as_before(run_dir: Path, content: Sample, name: str) -> Path:
-    """Write a file as releases before 0.2 do: in the run directory itself."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    return replace_file(run_dir / name, encode(content))
-
-
 def replace_file(path: Path, content: bytes) -> Path:
     """Replace a file atomically."""
     temporary = path.with_name(f".{path.name}.tmp")

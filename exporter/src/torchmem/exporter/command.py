@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--thresholds",
         metavar="FILE.yml",
-        help="thresholds of `torchmem rules`, for the live page and `torchmem top`",
+        help="thresholds of `torchmem manifests rules`, for the live page and `torchmem top`",
     )
     parser.add_argument(
         "--print-config", action="store_true", help="print the effective settings as YAML and exit"

@@ -34,7 +34,7 @@ class ExporterSettings:
     `processes_per_gpu`: maximum number of processes exported for each GPU, the largest first.
     `web_ui`: serve the live page at `/`. `allowed_hosts`: further names by which browsers may open
     it on this machine; addresses, localhost and the node's name are always allowed.
-    `thresholds`: the file of `torchmem rules`, for the live page.
+    `thresholds`: the file of `torchmem manifests rules`, for the live page.
     `all_series`: also export the series of ranks that no rule and no panel reads.
     `otlp`: also send the metrics by OTLP, as set by OpenTelemetry's environment variables.
     `container_logs`: where the kubelet links the logs of containers, for the names of pods.

@@ -9,7 +9,6 @@ counted by reason, and the first of each reason and user is logged.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import operator
@@ -270,7 +269,7 @@ class RunDirectory:
                 self._refusals.exceed(version.path, version.uid, "over_budget")
                 break
             file = self._load(directory, version, now)
-            best = (self._publish(directory, file, now) if file else None) or best
+            best = (self._publish(file, now) if file else None) or best
             if best and best.attributed:
                 break
         return best
@@ -315,7 +314,7 @@ class RunDirectory:
         for version in versions:
             reason = reason or self._refuse_unread(version, budget)
             file = None if reason else self._load(directory, version, now)
-            item = self._publish(directory, file, now) if file else None
+            item = self._publish(file, now) if file else None
             series = self._admit(file, item, now) if file and item else None
             if file and item and series is None:
                 self._refusals.exceed(version.path, version.uid, "series_churn")
@@ -398,7 +397,7 @@ class RunDirectory:
             pass
         return version, None
 
-    def _publish(self, directory: int, file: _File, now: float) -> Published | None:
+    def _publish(self, file: _File, now: float) -> Published | None:
         """Return the process of one file, or None if it is rejected or its time to live is over."""
         process, version = file.sample.process, file.version
         try:
@@ -417,7 +416,6 @@ class RunDirectory:
             self._last_seen[key] = now
         elif now - max(file.written, self._last_seen.get(key, 0.0)) > self._ttl_seconds:
             self._files[version.path] = version, None
-            _remove_old(directory, version)
             return None
         attributed = bool(status.alive) and status.certain
         uid = None if version.uid == OVERFLOW_UID else version.uid
@@ -500,13 +498,6 @@ def _start_order(item: Published) -> tuple[float, int]:
 def _long_pid(pid: int, claimant: _Claimant) -> str:
     user, namespace = claimant
     return f"{pid}@{namespace or 0}-{user}"
-
-
-def _remove_old(directory: int, version: FileVersion) -> None:
-    """Remove a file of an older torchmem, which the exporter can do as the directory's owner."""
-    if not version.directory:
-        with contextlib.suppress(OSError):
-            os.unlink(version.name, dir_fd=directory)
 
 
 def _owned(sample: Sample, uid: int) -> Sample:
@@ -619,18 +610,11 @@ def _read(directory: int, listed: FileVersion) -> tuple[FileVersion, bytes]:
     if not listed.regular:
         raise RejectedSampleError("not_regular")
     try:
-        if not listed.directory:
-            data, status = read_untrusted(
-                listed.name, MAX_SAMPLE_BYTES, listed.uid, directory=directory
-            )
-        else:
-            with open_untrusted_directory(listed.directory, listed.uid, directory=directory) as (
-                own,
-                _,
-            ):
-                data, status = read_untrusted(
-                    listed.name, MAX_SAMPLE_BYTES, listed.uid, directory=own
-                )
+        with open_untrusted_directory(listed.directory, listed.uid, directory=directory) as (
+            own,
+            _,
+        ):
+            data, status = read_untrusted(listed.name, MAX_SAMPLE_BYTES, listed.uid, directory=own)
     except UntrustedFileError as error:
         if error.problem == "no_descriptors":
             raise OSError(errno.EMFILE, str(error)) from error

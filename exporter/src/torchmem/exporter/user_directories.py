@@ -34,15 +34,14 @@ MIN_USER_ENTRIES = 256  # of a user, however many users there are
 MAX_DIRECTORIES_PER_USER = 64
 MAX_LISTED_PER_USER = 2048  # files
 MAX_LISTED = 1 << 15  # files of all users together
-MAX_OLD_FILES = 4096  # of processes with an older torchmem, in the run directory itself
 
 
 @dataclass(frozen=True, slots=True)
 class FileVersion:
     """One version of one file, identified by its change time (ctime), which users cannot set.
 
-    `directory` is the name of the user's directory, empty for the run directory itself. `user`
-    names the owner, or in a user namespace that does not map the owner, the directory.
+    `directory` is the name of the user's directory. `user` names the owner, or in a user namespace
+    that does not map the owner, the directory.
     """
 
     directory: str
@@ -71,7 +70,7 @@ class FileVersion:
     @property
     def path(self) -> str:
         """The path in the run directory."""
-        return f"{self.directory}/{self.name}" if self.directory else self.name
+        return f"{self.directory}/{self.name}"
 
     @property
     def user(self) -> str:
@@ -80,7 +79,7 @@ class FileVersion:
 
 
 def _user(directory: str, uid: int) -> str:
-    return directory if uid == OVERFLOW_UID and directory else str(uid)
+    return directory if uid == OVERFLOW_UID else str(uid)
 
 
 def list_files(
@@ -91,19 +90,14 @@ def list_files(
     `run_dir` is the open run directory. If it has more than `max_users` users, those in `known` are
     read, and others by chance, so that each one's turn comes. Raises OSError.
     """
-    old = list[FileVersion]()
     directories = _Directories(refusals)
     with os.scandir(run_dir) as entries:
         for entry in islice(entries, MAX_ENTRIES):
             if is_user_directory(entry.name):
                 directories.add(entry)
-            elif entry.name.endswith(SAMPLE_SUFFIX) and len(old) < MAX_OLD_FILES:
-                old += versions("", [entry])
     chosen = directories.chosen(known, max_users)
     scan = _Scan(run_dir, len(chosen), refusals)
     listed = {user: scan.newest_files(names) for user, names in chosen}
-    for version in old:
-        listed.setdefault(version.user, []).append(version)
     for files in listed.values():
         files.sort(key=lambda version: version.changed_ns, reverse=True)
     return {user: files for user, files in listed.items() if files}

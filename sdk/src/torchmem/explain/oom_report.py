@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, field, fields, replace
-from typing import Any
 
 from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
@@ -69,8 +68,8 @@ class OomReport:
         lines: the lines that held the memory, if their stacks were recorded.
         tensors: the tensors of the device that are Python objects, in groups; empty if unknown.
         survived: whether the process is known to have gone on.
-        verdict: the cause, the onset, and what each change would have freed; None in reports of
-            older versions.
+        verdict: the cause, the onset, and what each change would have freed; None for a threat to
+            a rank that runs, if nothing has changed in it.
     """
 
     timestamp: float
@@ -138,21 +137,9 @@ def decode(data: bytes) -> OomReport:
     if schema != SCHEMA_VERSION:
         raise UsageError("is not an OOM report: run `torchmem oom --list` for a list of reports.")
     try:
-        return _checked(convert(sanitize_json(_current(raw)), OomReport))
+        return _checked(convert(sanitize_json(raw), OomReport))
     except ValueError as error:
         raise UsageError(f"is not a valid OOM report: {error}.") from None
-
-
-def _current(raw: dict[str, Any]) -> dict[str, Any]:
-    """Return a report with `pending` as a cause, which was a detail of fragmentation before 0.2."""
-    for oom in (raw.get("oom"), *(_last_ooms(raw.get("device")))):
-        if isinstance(oom, dict) and oom.get("detail") == "pending":
-            oom |= {"cause": "pending", "detail": None}
-    return raw
-
-
-def _last_ooms(device: Any) -> tuple[Any, ...]:
-    return (device.get("last_oom"),) if isinstance(device, dict) else ()
 
 
 def _checked(report: OomReport) -> OomReport:

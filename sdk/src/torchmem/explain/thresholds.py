@@ -150,7 +150,7 @@ def _thresholds(content: Mapping[str, Any], where: str, known: Mapping[str, str]
 
 
 def _unknown(name: object, where: str, known: list[str]) -> UsageError:
-    hint = did_you_mean(str(name), known, "`torchmem rules --defaults` lists all.")
+    hint = did_you_mean(str(name), known, "`torchmem manifests rules --defaults` lists all.")
     return UsageError(f"unknown threshold {name!r} in {where}: {hint}")
 
 

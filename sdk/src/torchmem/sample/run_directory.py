@@ -3,8 +3,7 @@
 Every user of the node may write to it. Each user's files are in a directory of that user's own,
 whose name is the user ID. If another user has taken that name, the owner's processes share a
 directory whose name has 16 random hex digits appended. Only the owner of such a directory can put
-files into it, which readers verify on the opened directory. Files of releases before 0.2 lie in the
-run directory itself and are still read.
+files into it, which readers verify on the opened directory.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import contextlib
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -67,7 +66,7 @@ def find_files(
     """
     with os.scandir(run_dir) as entries:
         names = [entry.name for entry in islice(entries, MAX_ENTRIES)]
-    found = _matching(run_dir, [name for name in names if matches(name)], None)
+    found = list[tuple[Path, os.stat_result]]()
     for name in filter(is_user_directory, names):
         with (
             contextlib.suppress(OSError, UntrustedFileError),
@@ -76,21 +75,18 @@ def find_files(
             with os.scandir(descriptor) as entries:
                 own = [entry.name for entry in islice(entries, MAX_USER_ENTRIES)]
             own = [file for file in own if matches(file)]
-            found += _matching(run_dir / name, own, descriptor, status.st_uid)
-    return [(path, status) for path, status in found if user in {None, status.st_uid}]
+            found += _owned(run_dir / name, own, descriptor, status.st_uid)
+    return found
 
 
-def _matching(
-    folder: Path, names: list[str], descriptor: int | None, owner: int | None = None
-) -> list[tuple[Path, os.stat_result]]:
-    files = []
+def _owned(
+    folder: Path, names: list[str], descriptor: int, owner: int
+) -> Iterator[tuple[Path, os.stat_result]]:
     for name in names:
         with contextlib.suppress(OSError):
-            path = folder / name if descriptor is None else name
-            status = os.stat(path, dir_fd=descriptor, follow_symlinks=False)
-            if owner in {None, status.st_uid}:
-                files.append((folder / name, status))
-    return files
+            status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            if status.st_uid == owner:
+                yield folder / name, status
 
 
 def sample_name(pid: int, pid_namespace: int | None, start_ticks: int | None) -> str:

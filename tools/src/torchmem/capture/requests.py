@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from torchmem.capture.processes import TrainingProcess
 from torchmem.sample.errors import UsageError
 from torchmem.sample.process_messages import MAX_MESSAGE_BYTES, encode, sibling_path
-from torchmem.sample.run_directory import is_user_directory, replace_file
+from torchmem.sample.run_directory import replace_file
 from torchmem.sample.untrusted import UntrustedFileError, open_untrusted_directory, read_untrusted
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ def opened(process: TrainingProcess) -> Iterator[Path]:
     not write. Raises UsageError if the directory is not the owner's.
     """
     folder = process.sample.parent
-    if not is_user_directory(folder.name):  # of an older torchmem, in the run directory itself
-        yield process.sample
-        return
     try:
         with open_untrusted_directory(folder, process.uid) as (descriptor, _):
             yield Path(f"/proc/self/fd/{descriptor}") / process.sample.name

@@ -1,9 +1,8 @@
-"""Flags that several commands have, and flags that once had another name."""
+"""Flags that several commands have."""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 DEFAULT_EXPORTER = "http://127.0.0.1:9847"
 
@@ -17,10 +16,3 @@ def add_exporter(group: argparse._ActionsContainer) -> None:
         help="address of the exporter, also with USER:PASSWORD@ before the host "
         f"(default {DEFAULT_EXPORTER})",
     )
-
-
-def add_flag(group: argparse._ActionsContainer, name: str, former: str, **options: Any) -> None:
-    """Declare a flag with its former name, which works too and which --help does not show."""
-    action = group.add_argument(name, **options)
-    hidden = options | {"dest": action.dest, "help": argparse.SUPPRESS}
-    group.add_argument(former, **hidden)

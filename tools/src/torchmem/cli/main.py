@@ -31,11 +31,8 @@ COMMANDS = (
     "preflight",
     "mcp",
     "doctor",
-    "rules",
-    "dashboards",
     "fleet",
     "manifests",
-    "completion",
 )
 EPILOG = """\
 Examples:

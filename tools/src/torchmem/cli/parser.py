@@ -17,6 +17,7 @@ ELSEWHERE = {
     "sdk": "call sdk.instrument() in the script, or run `torchmem run -- COMMAND`.",
     "help": "run `torchmem --help`.",
     "version": "run `torchmem --version`.",
+    **{kind: f"run `torchmem manifests {kind}`." for kind in ("rules", "dashboards", "completion")},
 }
 """What to do for words that look like a command but are none."""
 

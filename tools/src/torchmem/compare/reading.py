@@ -5,6 +5,7 @@ Snapshots are read as by `torchmem snapshot`, which unpickles plain data only.
 
 from __future__ import annotations
 
+import os
 import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -81,9 +82,24 @@ def summaries(directory: Path, user: int | None) -> list[tuple[Path, RunSummary]
     user: whose files; None for those of all. A process that died without an end is summarized from
     its last sample. Raises UsageError if the directory cannot be read.
     """
-    suffixes = (SUMMARY_SUFFIX, SAMPLE_SUFFIX)
+    return _summaries(directory, lambda: find_files(directory, _is_summary, user))
+
+
+def _all_in(directory: Path) -> list[tuple[Path, os.stat_result]]:
+    """Return the summaries of a run directory, and those copied to a directory. Raises OSError."""
+    own = (path for path in directory.iterdir() if _is_summary(path.name))
+    return [*((path, path.lstat()) for path in own), *find_files(directory, _is_summary)]
+
+
+def _is_summary(name: str) -> bool:
+    return name.endswith((SUMMARY_SUFFIX, SAMPLE_SUFFIX))
+
+
+def _summaries(
+    directory: Path, find: Callable[[], list[tuple[Path, os.stat_result]]]
+) -> list[tuple[Path, RunSummary]]:
     try:
-        files = find_files(directory, lambda name: name.endswith(suffixes), user)
+        files = find()
     except OSError as error:
         raise UsageError(
             f"{sanitize_text(str(directory))} cannot be read ({error.strerror}): name another "
@@ -125,7 +141,7 @@ def _baseline_kind(head: bytes) -> FileKind | None:
 def _directory(path: Path, name: str) -> Side:
     """Return the newest process of each rank in a directory of summaries."""
     newest: dict[int, RunSummary] = {}
-    found = [summary for _, summary in summaries(path, None)]
+    found = [summary for _, summary in _summaries(path, lambda: _all_in(path))]
     runs = sorted({summary.process.run for summary in found})
     if len(runs) > 1:
         names = ", ".join(map(sanitize_text, runs[:4]))

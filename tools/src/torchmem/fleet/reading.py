@@ -82,7 +82,7 @@ class StoreReader:
         if processes and not used.by_owner:
             raise UsageError(
                 f"the store has ranks, but not {series.GPUS}: load the recording rules of this "
-                "version (`torchmem rules`); the report covers the time since then."
+                "version (`torchmem manifests rules`); the report covers the time since then."
             )
         return Past(
             self.window,

@@ -1,6 +1,6 @@
 """The series that the report reads, and how it asks for them.
 
-The rules in rules/templates/recording-report.yml record those of whole runs.
+The rules in manifests/rule_templates/recording-report.yml record those of whole runs.
 """
 
 from __future__ import annotations

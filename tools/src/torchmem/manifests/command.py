@@ -1,4 +1,4 @@
-"""`torchmem manifests`: write the configuration that a checkout contains."""
+"""`torchmem manifests`: write the configuration that a checkout contains, or make it from flags."""
 
 from __future__ import annotations
 
@@ -6,32 +6,38 @@ import argparse
 from importlib.metadata import distribution
 from pathlib import Path
 
-from torchmem.manifests import shipped
+from torchmem.manifests import completion, dashboards, rules, shipped
 from torchmem.sample.errors import UsageError
 
-HELP = "write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …"
+HELP = "write rules, dashboards, shell completion, and files for Kubernetes, systemd, …"
 EPILOG = """\
-Kinds:
-  systemd       the exporter as a service, its user and its run directory
-  kubernetes    kustomizations: the exporter, rules, dashboards, example jobs
-  helm          the same as a Helm chart
-  mixin         rules and dashboards as a monitoring mixin, for jsonnet
-  slurm         job scripts, a prolog and an epilog
-  prometheus    scrape configuration and rules
-  scale         several Prometheus servers and a store, for large fleets
-  alertmanager  routing and templates
-  grafana       dashboards and their provisioning
-  compose       Docker Compose: exporter, Prometheus, Alertmanager and Grafana
-  image         the exporter's container image
-  stack         the same as compose, from native binaries
-
-Files have the same paths as in a checkout. Files that you changed are
+rules, dashboards and completion have flags of their own. The files of the
+other kinds have the same paths as in a checkout. Files that you changed are
 replaced only with --force.
 
 Examples:
   torchmem manifests kubernetes --out manifests
   torchmem manifests systemd --out manifests
+
+`torchmem manifests KIND --help` shows the flags of a kind.
 """
+# What the kinds of shipped files are.
+SHIPPED = {
+    "systemd": "the exporter as a service, its user and its run directory",
+    "kubernetes": "kustomizations: the exporter, rules, dashboards, example jobs",
+    "helm": "the same as a Helm chart",
+    "mixin": "rules and dashboards as a monitoring mixin, for jsonnet",
+    "slurm": "job scripts, a prolog and an epilog",
+    "prometheus": "scrape configuration and rules",
+    "scale": "several Prometheus servers and a store, for large fleets",
+    "alertmanager": "routing and templates",
+    "grafana": "dashboards and their provisioning",
+    "compose": "Docker Compose: exporter, Prometheus, Alertmanager and Grafana",
+    "image": "the exporter's container image",
+    "stack": "the same as compose, from native binaries",
+}
+# Kinds with flags of their own.
+MADE = {"rules": rules, "dashboards": dashboards, "completion": completion}
 # What to do in the folder that was written.
 NEXT = {
     "systemd": "The unit runs /opt/torchmem/bin/torchmem. Copy {out}/deploy/systemd/*.service to "
@@ -58,8 +64,23 @@ NEXT = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the kind and the flags."""
-    parser.add_argument("kind", choices=tuple(shipped.KINDS), metavar="KIND", help="what to write")
+    """Declare the kinds, each with its flags."""
+    kinds = parser.add_subparsers(title="kinds", metavar="KIND", dest="kind", required=True)
+    for name, content in SHIPPED.items():
+        _add_shipped_arguments(kinds.add_parser(name, help=content, description=content))
+    for name, kind in MADE.items():
+        made = kinds.add_parser(
+            name,
+            help=kind.HELP,
+            description=kind.HELP,
+            epilog=kind.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        kind.add_arguments(made)
+
+
+def _add_shipped_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of the kinds of shipped files."""
     parser.add_argument(
         "--out", type=Path, metavar="DIR", required=True, help="the directory to write to"
     )
@@ -67,10 +88,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the files of a kind, print what to do next, and return the exit code.
+    """Write or print what the kind says, and return the exit code.
 
-    Raises UsageError.
+    Raises UsageError, and what `run` of the kind raises.
     """
+    made = MADE.get(arguments.kind)
+    return made.run(arguments) if made else _write_shipped(arguments)
+
+
+def _write_shipped(arguments: argparse.Namespace) -> int:
+    """Write the files of a kind, and print what to do next."""
     from torchmem.manifests import writing
 
     paths = shipped.paths(shipped.root(), arguments.kind)

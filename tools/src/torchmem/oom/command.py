@@ -103,7 +103,7 @@ def document(report: OomReport, leaking: Sequence[Leak] = ()) -> dict[str, Any]:
     """Return a report for JSON: the file, with the verdict in words.
 
     `verdict` is public: `cause`, `onset`, `headline`, and `gains`, what each change would have
-    freed. `onset` is None where it is unknown; `gains` is empty in reports of older versions.
+    freed. `onset` is None where it is unknown; `gains` is empty if no change would have made room.
     `leaks` are the lines that leak according to a recording beside the report.
     """
     verdict = report.verdict

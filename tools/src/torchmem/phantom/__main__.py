@@ -61,11 +61,7 @@ def _run_command() -> NoReturn:
 def _gpu(name: str | None, memory: str | None, environment: Mapping[str, str]) -> GpuModel:
     """Return the GPU of the flags; without flags, the GPU of the enclosing phantom run."""
     if name is None and memory is None:
-        former = environment.get("PHANTOM_CARD")
-        name, memory = (
-            environment.get("PHANTOM_GPU_MODEL", former),
-            environment.get("PHANTOM_MEMORY"),
-        )
+        name, memory = environment.get("PHANTOM_GPU_MODEL"), environment.get("PHANTOM_MEMORY")
     if name is None:
         return parse_gpu_model(memory or "h100-80gb")
     gpu = parse_gpu_model(name)
@@ -124,8 +120,6 @@ def _parser() -> PhantomParser:
         default=os.environ.get("PHANTOM_DEVICES", "1"),
         help="number of GPUs (default: PHANTOM_DEVICES or 1)",
     )
-    for former, dest in (("--card", "gpu_model"), ("--devices", "gpus")):
-        parser.add_argument(former, dest=dest, help=argparse.SUPPRESS, default=argparse.SUPPRESS)
     _add_machine(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the command to run, after --")
     return parser

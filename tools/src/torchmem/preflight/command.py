@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmem.cli.flags import add_flag
 from torchmem.compare.baseline_flags import BASELINE_FLAGS
 from torchmem.sample.errors import TorchmemError
 
@@ -97,17 +96,13 @@ def run(
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
-    add_flag(
-        parser,
+    parser.add_argument(
         "--gpu-model",
-        "--card",
         metavar="MODEL",
         help="a name from --list-gpu-models, or a size: 24GB (10^9), 22.5GiB (2^30)",
     )
-    add_flag(
-        parser,
+    parser.add_argument(
         "--list-gpu-models",
-        "--list-cards",
         action="store_true",
         help="list the GPU models known by name, and exit",
     )
@@ -210,10 +205,8 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
         default=[],
         help="compare this allocator setting instead of the default ones; can be repeated",
     )
-    add_flag(
-        group,
+    group.add_argument(
         "--gpu-models",
-        "--cards",
         metavar="LIST",
         help="compare these GPU models instead of the next larger and smaller ones",
     )

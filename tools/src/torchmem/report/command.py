@@ -58,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--thresholds",
         type=Path,
         metavar="FILE",
-        help="your thresholds of `torchmem rules` (default TORCHMEM_THRESHOLDS, else the shipped)",
+        help="your thresholds of `torchmem manifests rules` (default TORCHMEM_THRESHOLDS, else the "
+        "shipped)",
     )
 
 

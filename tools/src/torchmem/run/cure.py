@@ -11,10 +11,7 @@ COMPACTING = "expandable_segments"
 
 
 def is_material(report: OomReport) -> bool:
-    """Return whether compaction, which settings try to achieve, would have made room that matters.
-
-    Reports of older versions say only whether the failed request would have fitted.
-    """
+    """Return whether compaction, the aim of settings, would have made room that matters."""
     return report.oom.cause == "fragmentation"
 
 

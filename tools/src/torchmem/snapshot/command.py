@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.cli import plots
-from torchmem.cli.flags import add_flag
 from torchmem.cli.terminal import StatusLine, write_out
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
@@ -26,7 +25,9 @@ HELP = "show what holds the memory in a snapshot: by line, module, size, age, an
 EPILOG = """\
 Examples:
   torchmem snapshot snapshot.pickle --at peak
-  torchmem snapshot --diff step100.pickle step900.pickle
+  torchmem snapshot snapshot.pickle --leaks
+
+To see what grew between two snapshots, run `torchmem compare`.
 """
 DEFAULT_ROWS = 12
 
@@ -46,16 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("end", "peak", "oom"),
         help="the moment to look at (default: the OutOfMemoryError if there is one, else the end)",
     )
-    questions = parser.add_mutually_exclusive_group()
-    questions.add_argument(
-        "--diff", action="store_true", help="show what grew from the first file to the second"
-    )
-    questions.add_argument(
+    add(
         "--leaks",
         action="store_true",
         help="show lines that allocate throughout the recording and never free",
     )
-    add_flag(parser, "--gpu", "--device", type=int, metavar="N", help="only cuda:N (default: all)")
+    add("--gpu", type=int, metavar="N", help="only cuda:N (default: all)")
     add(
         "--top",
         type=int,
@@ -73,25 +70,18 @@ def run(arguments: argparse.Namespace) -> int:
     A file that cannot be used is reported on stderr, and the other files are still answered.
 
     Raises:
-        UsageError: a flag cannot be used, or a file of `--diff`.
+        UsageError: a flag cannot be used.
     """
     _check(arguments)
-    if arguments.diff:
-        _diff(arguments)
-        return 0
     return max([_answer_or_report(path, arguments) for path in arguments.snapshots])
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    if arguments.diff and len(arguments.snapshots) != 2:
-        raise UsageError(
-            f"--diff compares two files, not {len(arguments.snapshots)}: name the older one first."
-        )
     if arguments.top < 1:
         raise UsageError(f"--top must be at least 1, not {arguments.top}.")
     if arguments.plot:
-        if arguments.diff or len(arguments.snapshots) > 1:
-            raise UsageError("--plot draws one snapshot: name only one, without --diff.")
+        if len(arguments.snapshots) > 1:
+            raise UsageError("--plot draws one snapshot: name only one.")
         plots.check(arguments.plot, "snapshot")
 
 
@@ -126,27 +116,6 @@ def _answers(path: Path, arguments: argparse.Namespace) -> list[str]:
             page = text.page(found, arguments.top)
             answers.append(document.document(found) if arguments.json else page)
     return answers
-
-
-def _diff(arguments: argparse.Namespace) -> None:
-    from torchmem.snapshot import document, text
-    from torchmem.snapshot.holders import growth
-
-    before, after = (
-        {
-            trace.device: examine(trace, path, arguments.at)[1]
-            for trace in read_traces(path, arguments.gpu)
-        }
-        for path in arguments.snapshots
-    )
-    common = sorted(before.keys() & after.keys())
-    if not common:
-        raise UsageError("--diff: the files have no GPU in common: name files of one process.")
-    for device in common:
-        changes = growth(before[device], after[device])
-        pair = before[device], after[device]
-        page = text.diff_page(*pair, changes, arguments.top)
-        write_out(document.diff_document(*pair, changes) if arguments.json else page)
 
 
 def read_traces(path: Path, device: int | None) -> Sequence[StackedTrace]:

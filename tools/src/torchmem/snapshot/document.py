@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from torchmem.snapshot.holders import HolderGroup, Holders, LineGrowth
+from torchmem.snapshot.holders import HolderGroup, Holders
 from torchmem.snapshot.leaks import Leak
 
 TABLES = ("by_line", "by_module", "by_size", "by_age", "by_pool")
@@ -27,19 +27,6 @@ def leaks_document(found: Holders, leaks: Sequence[Leak] | None) -> str:
             for leak in leaks
         ]
     return _line({**_heading(found), "leaks": rows})
-
-
-def diff_document(before: Holders, after: Holders, changes: Sequence[LineGrowth]) -> str:
-    """Return every line whose bytes differ."""
-    rows = [
-        {
-            **asdict(change.line),
-            "before_bytes": change.before.size_bytes if change.before else 0,
-            "after_bytes": change.after.size_bytes if change.after else 0,
-        }
-        for change in changes
-    ]
-    return _line({"before": _heading(before), "after": _heading(after), "lines": rows})
 
 
 def _heading(found: Holders) -> dict[str, Any]:

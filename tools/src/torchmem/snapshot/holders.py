@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import SMALL_SIZE, format_size
@@ -176,40 +176,6 @@ def groups(
 def largest_first(found: Iterable[HolderGroup]) -> tuple[HolderGroup, ...]:
     """Return the groups by bytes, and by name among equals."""
     return tuple(sorted(found, key=lambda group: (-group.size_bytes, group.key)))
-
-
-@dataclass(frozen=True, slots=True)
-class LineGrowth:
-    """Bytes and blocks of one line in two snapshots."""
-
-    line: HolderLine
-    before: HolderGroup | None
-    after: HolderGroup | None
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes by which the line grew."""
-        return _bytes(self.after) - _bytes(self.before)
-
-
-def growth(before: Holders, after: Holders) -> tuple[LineGrowth, ...]:
-    """Return the lines whose bytes differ, those that grew most first."""
-    old, new = _lines(before), _lines(after)
-    changes = (LineGrowth(line, old.get(line), new.get(line)) for line in {**old, **new})
-    return tuple(
-        sorted(
-            (change for change in changes if change.size_bytes),
-            key=lambda change: (-change.size_bytes, change.line.text),
-        )
-    )
-
-
-def _lines(found: Holders) -> Mapping[HolderLine, HolderGroup]:
-    return {group.line: group for group in found.by_line if group.line}
-
-
-def _bytes(group: HolderGroup | None) -> int:
-    return group.size_bytes if group else 0
 
 
 def _allocated(lifetimes: Lifetimes) -> int:

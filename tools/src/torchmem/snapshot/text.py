@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from torchmem.allocator.sizes import format_size
 from torchmem.cli.terminal import aligned, joined, wrapped
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.snapshot.holders import HolderGroup, Holders, LineGrowth
+from torchmem.snapshot.holders import HolderGroup, Holders
 from torchmem.snapshot.leaks import PARTS, WARMUP_PARTS, Leak
 from torchmem.snapshot.lifetimes import At
 
@@ -74,31 +74,6 @@ def leaks_page(found: Holders, leaks: Sequence[Leak] | None, rows: int) -> str:
     return joined(sections)
 
 
-def diff_page(before: Holders, after: Holders, changes: Sequence[LineGrowth], rows: int) -> str:
-    """Return what grew and shrank from one snapshot to another, the largest changes first."""
-    sections = [[*_heading(before), *_heading(after)]]
-    if not changes:
-        sections.append(["No line holds more or less than before."])
-        return joined(sections)
-    largest = sorted(changes, key=lambda change: -abs(change.size_bytes))[:rows]
-    header = ["  line", "before", "after", "growth"]
-    table = [
-        [
-            f"  {_key(change.line.text)}",
-            *(
-                format_size(group.size_bytes) if group else "-"
-                for group in (change.before, change.after)
-            ),
-            _signed(change.size_bytes),
-        ]
-        for change in sorted(largest, key=lambda change: -change.size_bytes)
-    ]
-    total = ["  all lines", format_size(before.size_bytes), format_size(after.size_bytes)]
-    total.append(_signed(after.size_bytes - before.size_bytes))
-    sections.append(["What grew", *aligned([header, *table, total]), *_more(len(changes), rows)])
-    return joined(sections)
-
-
 def _heading(found: Holders) -> Iterator[str]:
     yield f"{sanitize_text(found.name)}, cuda:{found.device}, {MOMENTS[found.at]}"
     rounding = ""
@@ -137,7 +112,3 @@ def _more(number: int, rows: int) -> Iterator[str]:
 def _key(text: str) -> str:
     text = sanitize_text(text)
     return text if len(text) <= MAX_KEY else "…" + text[1 - MAX_KEY :]
-
-
-def _signed(size: int) -> str:
-    return ("+" if size > 0 else "-" if size < 0 else "") + format_size(abs(size))

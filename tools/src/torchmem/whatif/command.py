@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from torchmem.allocator.settings import rejection_reason
 from torchmem.cli import plots
-from torchmem.cli.flags import add_flag
 from torchmem.cli.terminal import write_out
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import printable, sanitize_text
@@ -58,18 +57,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a file of torch.cuda.memory._dump_snapshot or `torchmem capture`",
     )
-    add_flag(
-        parser,
+    parser.add_argument(
         "--gpu",
-        "--device",
         type=int,
         metavar="N",
         help="only cuda:N (default: all that have a trace)",
     )
-    add_flag(
-        parser,
+    parser.add_argument(
         "--gpu-model",
-        "--card",
         metavar="MODEL",
         help="a name from `torchmem preflight --list-gpu-models`, or a size: 24GB (10^9), "
         "22.5GiB (2^30) (default: from an OOM in the trace, otherwise unlimited)",

@@ -92,17 +92,17 @@ function settings(section, found) {
   }
 }
 
-function preflight(section, { verdict, outcome, comparison, command, card, notes, tries }) {
+function preflight(section, { verdict, outcome, comparison, command, gpu_model: gpu, notes, tries }) {
   section.append(el("p", { class: "map-summary" }, words(verdict.sentence)));
-  section.append(facts([["Command", list(command).map(words).join(" ")], ["GPU", `${words(card?.name)} ${size(card?.bytes ?? card?.total_bytes)}`]]));
+  section.append(facts([["Command", list(command).map(words).join(" ")], ["GPU", `${words(gpu?.name)} ${size(gpu?.memory_bytes)}`]]));
   for (const found of list(outcome?.devices)) preflightDevice(section, found);
   if (list(tries).length) {
     section.append(table(["Value", "Fits", "Steps"], tries.map((run) => [String(run.value), run.fits ? "yes" : "no", count(run.steps ?? 0)])));
   }
   if (comparison?.settings?.outcomes) settings(section, list(comparison.settings.outcomes));
-  if (list(comparison?.cards).length) {
-    section.append(table(["GPU", "Fits", "Peak reserved", "Headroom"], comparison.cards.map((row) => [
-      words(row.card?.name), row.refused ? words(row.refused) : row.fits ? "yes" : "no", size(row.peak_reserved), size(row.headroom)])));
+  if (list(comparison?.gpu_models).length) {
+    section.append(table(["GPU", "Fits", "Peak reserved", "Headroom"], comparison.gpu_models.map((row) => [
+      words(row.gpu_model?.name), row.refused ? words(row.refused) : row.fits ? "yes" : "no", size(row.peak_reserved), size(row.headroom)])));
   }
   for (const text of list(notes).slice(0, 5)) section.append(el("p", { class: "soft" }, words(text)));
 }

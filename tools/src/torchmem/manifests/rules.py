@@ -1,4 +1,4 @@
-"""`torchmem rules`: write Prometheus' recording and alerting rules for a file of thresholds."""
+"""`torchmem manifests rules`: write Prometheus' rules for a file of thresholds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 HELP = "write recording and alerting rules for Prometheus from your thresholds"
 EPILOG = """\
 Examples:
-  torchmem rules --defaults > thresholds.yml
-  torchmem rules --thresholds thresholds.yml --out rules
-  torchmem rules --out torchmem.yml
+  torchmem manifests rules --defaults > thresholds.yml
+  torchmem manifests rules --thresholds thresholds.yml --out rules
+  torchmem manifests rules --out torchmem.yml
 """
 
 
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises MissingExtraError and UsageError.
     """
     from torchmem.explain.thresholds import defaults_text
-    from torchmem.rules import render
+    from torchmem.manifests import render
 
     if arguments.defaults:
         sys.stdout.write(defaults_text())
@@ -92,7 +92,7 @@ def _thresholds(file: Path | None) -> Thresholds:
 
         return thresholds.load(file)
     except ModuleNotFoundError as error:
-        raise MissingExtraError("rules --thresholds", error.name or "") from error
+        raise MissingExtraError("manifests rules --thresholds", error.name or "") from error
 
 
 def _check(place: Path, outdated: list[str]) -> int:
@@ -100,7 +100,7 @@ def _check(place: Path, outdated: list[str]) -> int:
         return 0
     print(
         f"torchmem: {place} does not match the thresholds ({', '.join(outdated)}): run "
-        f"`torchmem rules --out {place}` with the same thresholds.",
+        f"`torchmem manifests rules --out {place}` with the same thresholds.",
         file=sys.stderr,
     )
     return 1

@@ -6,7 +6,7 @@ import json
 from importlib.resources import files
 from typing import Any
 
-MEASURED = files("torchmem.rules").joinpath("prediction.json")
+MEASURED = files("torchmem.manifests").joinpath("prediction.json")
 
 
 def measured() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 #compdef torchmem
 
-# Completion of torchmem for zsh; installed as `torchmem completion --help` says.
+# Completion of torchmem for zsh; installed as `torchmem manifests completion --help` says.
 # Rendered by deploy/completion.py with shtab: do not edit.
 
 
@@ -8,25 +8,43 @@ _shtab_torchmem_commands() {
   local _commands=(
     capture:'record the memory history of a running process and save the snapshot'
     compare:'say what changed between two runs, and whether it is a regression'
-    completion:'print the completion script of a shell'
-    dashboards:'write Grafana'"'"'s dashboards to files, or save them in a Grafana'
     demo:'run a simulated training job and show the memory of its ranks; needs no GPU'
     doctor:'check everything between a training process and Prometheus, and say what to fix'
     exporter:'serve allocator and NVML metrics of this node to Prometheus'
     fleet:'report what GPU memory cost a fleet: lost, stranded and idle GPU-hours'
-    manifests:'write configuration for systemd, Kubernetes, Docker Compose, Prometheus, …'
+    manifests:'write rules, dashboards, shell completion, and files for Kubernetes, systemd, …'
     mcp:'serve read-only tools for AI assistants over the Model Context Protocol'
     oom:'explain why an instrumented process ran out of memory'
     preflight:'run a training script on a phantom GPU and report whether it fits'
     release:'make running processes return unused memory to the driver'
     report:'show what holds a running rank'"'"'s memory, what threatens it, and what to set'
-    rules:'write recording and alerting rules for Prometheus from your thresholds'
     run:'run a command unchanged, and monitor each of its processes that uses CUDA'
     snapshot:'show what holds the memory in a snapshot: by line, module, size, age, and pool'
     top:'show the GPUs and ranks of a node in the terminal, live'
     whatif:'replay a memory snapshot'"'"'s allocations under other allocator settings'
   )
   _describe 'torchmem commands' _commands
+}
+
+_shtab_torchmem_manifests_commands() {
+  local _commands=(
+    alertmanager:'routing and templates'
+    completion:'print the completion script of a shell'
+    compose:'Docker Compose: exporter, Prometheus, Alertmanager and Grafana'
+    dashboards:'write Grafana'"'"'s dashboards to files, or save them in a Grafana'
+    grafana:'dashboards and their provisioning'
+    helm:'the same as a Helm chart'
+    image:'the exporter'"'"'s container image'
+    kubernetes:'kustomizations: the exporter, rules, dashboards, example jobs'
+    mixin:'rules and dashboards as a monitoring mixin, for jsonnet'
+    prometheus:'scrape configuration and rules'
+    rules:'write recording and alerting rules for Prometheus from your thresholds'
+    scale:'several Prometheus servers and a store, for large fleets'
+    slurm:'job scripts, a prolog and an epilog'
+    stack:'the same as compose, from native binaries'
+    systemd:'the exporter as a service, its user and its run directory'
+  )
+  _describe 'torchmem manifests commands' _commands
 }
 
 _shtab_torchmem_options=(
@@ -64,28 +82,6 @@ _shtab_torchmem_compare_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_compare_defaults_added=0
-
-_shtab_torchmem_completion_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  ":the shell:(bash zsh fish)"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_torchmem_completion_defaults_added=0
-
-_shtab_torchmem_dashboards_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--out[the directory to write to]:DIR:_files -/"
-  "--grafana[the Grafana to save them in]:URL:"
-  "--grafana-com[with --out\: in the form that grafana.com takes]"
-  "--token-file[the token (default\: GRAFANA_TOKEN)]:FILE:_files"
-  "--folder[the folder in Grafana, made if it is missing (default\: torchmem)]:TITLE:"
-  "--datasource[name or UID of the Prometheus data source (default\: Grafana\'s default)]:NAME:"
-  "--force[replace dashboards that you may have changed]"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_torchmem_dashboards_defaults_added=0
 
 _shtab_torchmem_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -130,7 +126,7 @@ _shtab_torchmem_exporter_options=(
   "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
   "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
-  "--thresholds[thresholds of \`torchmem rules\`, for the live page and \`torchmem top\`]:FILE.yml:_files"
+  "--thresholds[thresholds of \`torchmem manifests rules\`, for the live page and \`torchmem top\`]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
   "--once[print the metrics once on stdout and exit]"
 )
@@ -157,13 +153,152 @@ _shtab_torchmem_fleet_defaults_added=0
 
 _shtab_torchmem_manifests_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--out[the directory to write to]:DIR:_files -/"
-  "--force[replace files that you changed]"
-  ":what to write:(systemd kubernetes helm mixin slurm prometheus scale alertmanager grafana image compose stack)"
 )
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_manifests_defaults_added=0
+
+_shtab_torchmem_manifests_alertmanager_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_alertmanager_defaults_added=0
+
+_shtab_torchmem_manifests_completion_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  ":the shell:(bash zsh fish)"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_completion_defaults_added=0
+
+_shtab_torchmem_manifests_compose_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_compose_defaults_added=0
+
+_shtab_torchmem_manifests_dashboards_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--grafana[the Grafana to save them in]:URL:"
+  "--grafana-com[with --out\: in the form that grafana.com takes]"
+  "--token-file[the token (default\: GRAFANA_TOKEN)]:FILE:_files"
+  "--folder[the folder in Grafana, made if it is missing (default\: torchmem)]:TITLE:"
+  "--datasource[name or UID of the Prometheus data source (default\: Grafana\'s default)]:NAME:"
+  "--force[replace dashboards that you may have changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_dashboards_defaults_added=0
+
+_shtab_torchmem_manifests_grafana_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_grafana_defaults_added=0
+
+_shtab_torchmem_manifests_helm_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_helm_defaults_added=0
+
+_shtab_torchmem_manifests_image_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_image_defaults_added=0
+
+_shtab_torchmem_manifests_kubernetes_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_kubernetes_defaults_added=0
+
+_shtab_torchmem_manifests_mixin_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_mixin_defaults_added=0
+
+_shtab_torchmem_manifests_prometheus_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_prometheus_defaults_added=0
+
+_shtab_torchmem_manifests_rules_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--thresholds[the file of your thresholds (default\: the shipped thresholds)]:FILE:_files"
+  "--out[the directory to write to, one file for each subject\; or one .yml file]:DIR|FILE:_files"
+  "--check[write nothing\; fail if the rules there differ]:DIR|FILE:_files"
+  "--defaults[print the shipped thresholds, as a template for your file]"
+  "--force[replace files of the same names that this command did not write]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_rules_defaults_added=0
+
+_shtab_torchmem_manifests_scale_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_scale_defaults_added=0
+
+_shtab_torchmem_manifests_slurm_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_slurm_defaults_added=0
+
+_shtab_torchmem_manifests_stack_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_stack_defaults_added=0
+
+_shtab_torchmem_manifests_systemd_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--out[the directory to write to]:DIR:_files -/"
+  "--force[replace files that you changed]"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_manifests_systemd_defaults_added=0
 
 _shtab_torchmem_mcp_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -244,23 +379,11 @@ _shtab_torchmem_report_options=(
   "--json[print the sample, the threats and the advice as JSON]"
   "--html[write the report as a page (- for stdout)]:FILE:_files"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
-  "--thresholds[your thresholds of \`torchmem rules\` (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE:_files"
+  "--thresholds[your thresholds of \`torchmem manifests rules\` (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_report_defaults_added=0
-
-_shtab_torchmem_rules_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--thresholds[the file of your thresholds (default\: the shipped thresholds)]:FILE:_files"
-  "--out[the directory to write to, one file for each subject\; or one .yml file]:DIR|FILE:_files"
-  "--check[write nothing\; fail if the rules there differ]:DIR|FILE:_files"
-  "--defaults[print the shipped thresholds, as a template for your file]"
-  "--force[replace files of the same names that this command did not write]"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_torchmem_rules_defaults_added=0
 
 _shtab_torchmem_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -276,7 +399,6 @@ _shtab_torchmem_run_defaults_added=0
 _shtab_torchmem_snapshot_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--at[the moment to look at (default\: the OutOfMemoryError if there is one, else the end)]:at:(end peak oom)"
-  "--diff[show what grew from the first file to the second]"
   "--leaks[show lines that allocate throughout the recording and never free]"
   "--gpu[only cuda\:N (default\: all)]:N:"
   "--top[rows of each table (default 12)]:N:"
@@ -332,23 +454,57 @@ _shtab_torchmem() {
       case $line[1] in
         capture) _arguments -C -s $_shtab_torchmem_capture_options ;;
         compare) _arguments -C -s $_shtab_torchmem_compare_options ;;
-        completion) _arguments -C -s $_shtab_torchmem_completion_options ;;
-        dashboards) _arguments -C -s $_shtab_torchmem_dashboards_options ;;
         demo) _arguments -C -s $_shtab_torchmem_demo_options ;;
         doctor) _arguments -C -s $_shtab_torchmem_doctor_options ;;
         exporter) _arguments -C -s $_shtab_torchmem_exporter_options ;;
         fleet) _arguments -C -s $_shtab_torchmem_fleet_options ;;
-        manifests) _arguments -C -s $_shtab_torchmem_manifests_options ;;
+        manifests) _shtab_torchmem_manifests ;;
         mcp) _arguments -C -s $_shtab_torchmem_mcp_options ;;
         oom) _arguments -C -s $_shtab_torchmem_oom_options ;;
         preflight) _arguments -C -s $_shtab_torchmem_preflight_options ;;
         release) _arguments -C -s $_shtab_torchmem_release_options ;;
         report) _arguments -C -s $_shtab_torchmem_report_options ;;
-        rules) _arguments -C -s $_shtab_torchmem_rules_options ;;
         run) _arguments -C -s $_shtab_torchmem_run_options ;;
         snapshot) _arguments -C -s $_shtab_torchmem_snapshot_options ;;
         top) _arguments -C -s $_shtab_torchmem_top_options ;;
         whatif) _arguments -C -s $_shtab_torchmem_whatif_options ;;
+      esac
+  esac
+}
+
+_shtab_torchmem_manifests() {
+  local context state line curcontext="$curcontext" one_or_more='(*)' remainder='(-)*:' default='*::: :->manifests'
+
+  # Add default positional/remainder specs only if none exist, and only once per session
+  if (( ! _shtab_torchmem_manifests_defaults_added )); then
+    if (( ${_shtab_torchmem_manifests_options[(I)${(q)one_or_more}*]} +          ${_shtab_torchmem_manifests_options[(I)${(q)remainder}*]} +          ${_shtab_torchmem_manifests_options[(I)${(q)default}]} == 0 )); then
+      _shtab_torchmem_manifests_options+=(': :_shtab_torchmem_manifests_commands' '*::: :->manifests')
+    fi
+    _shtab_torchmem_manifests_defaults_added=1
+  fi
+  _arguments -C -s $_shtab_torchmem_manifests_options
+
+  case $state in
+    manifests)
+      words=($line[1] "${words[@]}")
+      (( CURRENT += 1 ))
+      curcontext="${curcontext%:*:*}:_shtab_torchmem_manifests-$line[1]:"
+      case $line[1] in
+        alertmanager) _arguments -C -s $_shtab_torchmem_manifests_alertmanager_options ;;
+        completion) _arguments -C -s $_shtab_torchmem_manifests_completion_options ;;
+        compose) _arguments -C -s $_shtab_torchmem_manifests_compose_options ;;
+        dashboards) _arguments -C -s $_shtab_torchmem_manifests_dashboards_options ;;
+        grafana) _arguments -C -s $_shtab_torchmem_manifests_grafana_options ;;
+        helm) _arguments -C -s $_shtab_torchmem_manifests_helm_options ;;
+        image) _arguments -C -s $_shtab_torchmem_manifests_image_options ;;
+        kubernetes) _arguments -C -s $_shtab_torchmem_manifests_kubernetes_options ;;
+        mixin) _arguments -C -s $_shtab_torchmem_manifests_mixin_options ;;
+        prometheus) _arguments -C -s $_shtab_torchmem_manifests_prometheus_options ;;
+        rules) _arguments -C -s $_shtab_torchmem_manifests_rules_options ;;
+        scale) _arguments -C -s $_shtab_torchmem_manifests_scale_options ;;
+        slurm) _arguments -C -s $_shtab_torchmem_manifests_slurm_options ;;
+        stack) _arguments -C -s $_shtab_torchmem_manifests_stack_options ;;
+        systemd) _arguments -C -s $_shtab_torchmem_manifests_systemd_options ;;
       esac
   esac
 }

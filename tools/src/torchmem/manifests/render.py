@@ -19,15 +19,15 @@ from torchmem.explain.headline import ONSET_SUMMARIES
 from torchmem.explain.oom_report import CAUSE_SUMMARIES
 from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
 from torchmem.explain.thresholds import Thresholds, scope
+from torchmem.manifests import counters, prediction
 from torchmem.metrics import catalog
-from torchmem.rules import counters, prediction
 from torchmem.sample.errors import UsageError
 from torchmem.sample.xids import XIDS
 
 # The start of the first line of every rendered file.
-RENDERED_BY = "# Rendered by `torchmem rules`"
+RENDERED_BY = "# Rendered by `torchmem manifests rules`"
 HEADER = f"{RENDERED_BY} from the thresholds file. Change the thresholds, not this file.\n"
-TEMPLATES = files("torchmem.rules").joinpath("templates")
+TEMPLATES = files("torchmem.manifests").joinpath("rule_templates")
 _PLACEHOLDER = re.compile(r"\[\[([^\[\]]+)\]\]")
 
 
@@ -319,8 +319,8 @@ def write(folder: Path, rendered: Mapping[str, str], *, force: bool = False) -> 
         foreign = [name for name in rendered if (folder / name).exists() and name not in present]
         if foreign and not force:
             raise UsageError(
-                f"{', '.join(foreign)} in {folder} would be replaced, and `torchmem rules` did not "
-                "write it: add --force, or give another --out."
+                f"{', '.join(foreign)} in {folder} would be replaced, and `torchmem "
+                "manifests rules` did not write it: add --force, or give another --out."
             )
         folder.mkdir(parents=True, exist_ok=True)
         for name in _obsolete(present, rendered):

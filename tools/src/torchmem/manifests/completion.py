@@ -1,4 +1,4 @@
-"""`torchmem completion`: print the script that completes `torchmem` on a shell's command line.
+"""`torchmem manifests completion`: print the script that completes `torchmem` in a shell.
 
 `make generate` renders the scripts with shtab (deploy/completion.py), so the base install and a
 shell's startup only read a file.
@@ -13,11 +13,16 @@ from torchmem.cli.terminal import write_out
 
 HELP = "print the completion script of a shell"
 EPILOG = """\
-Examples:
-  torchmem completion bash > ~/.local/share/bash-completion/completions/torchmem
-  torchmem completion fish > ~/.config/fish/completions/torchmem.fish
+Where each shell looks for the script:
+  bash  ~/.local/share/bash-completion/completions/torchmem
+  zsh   _torchmem in a folder of $fpath
+  fish  ~/.config/fish/completions/torchmem.fish
 
-For zsh, write _torchmem to a folder in $fpath. Then start a new shell.
+Write it there, and start a new shell.
+
+Examples:
+  torchmem manifests completion zsh > ~/.zfunc/_torchmem
+  torchmem manifests completion fish > ~/.config/fish/completions/torchmem.fish
 """
 SHELLS = ("bash", "zsh", "fish")
 

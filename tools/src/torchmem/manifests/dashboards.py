@@ -1,4 +1,4 @@
-"""`torchmem dashboards`: write Grafana's dashboards to files, or save them in a Grafana."""
+"""`torchmem manifests dashboards`: write Grafana's dashboards, or save them in a Grafana."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EPILOG = f"""\
 The token of a Grafana service account is in {TOKEN_VARIABLE} or --token-file.
 
 Examples:
-  torchmem dashboards --out dashboards
-  torchmem dashboards --grafana https://grafana.example.org --folder GPUs
+  torchmem manifests dashboards --out dashboards
+  torchmem manifests dashboards --grafana https://grafana.example.org
 """
 
 
@@ -73,13 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _shared(board: bytes) -> bytes:
-    from torchmem.dashboards.sharing import for_grafana_com
+    from torchmem.manifests.sharing import for_grafana_com
 
     return json.dumps(for_grafana_com(json.loads(board)), indent=2).encode() + b"\n"
 
 
 def _upload(arguments: argparse.Namespace, boards: list[bytes]) -> int:
-    from torchmem.dashboards.grafana import Grafana
+    from torchmem.manifests.grafana import Grafana
 
     grafana = Grafana(_url(arguments.grafana), _token(arguments.token_file))
     parsed = [json.loads(board) for board in boards]

@@ -1,1 +1,0 @@
-"""`torchmem completion`: command line completion for shells."""
