@@ -304,7 +304,7 @@ try: torch.empty(1 << 40, dtype=torch.uint8, device="cuda")
 except torch.OutOfMemoryError: pass
 (path,) = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/*.oom.json")
 report = decode(open(path, "rb").read())
-parts = {part_words(part): part.bytes for part in memory_parts(report)}
+parts = {part_words(part, report.steps.unread): part.bytes for part in memory_parts(report)}
 print(json.dumps([parts, leaked, report.steps.count]))
 """
     )

@@ -234,7 +234,7 @@ trainer.train()
     [path] = (tmp_path / "run").glob("*/*.sample.json")
     sample = json.loads(path.read_text())
 
-    assert done.stderr.endswith("ValueError: mine\n"), done.stderr[-2000:]
+    assert "\nValueError: mine\n" in done.stderr, done.stderr[-2000:]
     assert (sample["steps"]["count"], sample["ended"]) == (6, "failed")
     assert sample["cost"]["errors"]["step"] == 2
 

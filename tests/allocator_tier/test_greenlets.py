@@ -68,9 +68,10 @@ deadline = time.monotonic() + 100
 while (session.newest is None or session.newest.steps.count < 12) and time.monotonic() < deadline:
     time.sleep(0.01)
 text = ""
-if session.url:
+while HAS_PORT and "torchmem_steps_total" not in text and time.monotonic() < deadline:
     import urllib.request
-    text = urllib.request.urlopen(session.url, timeout=50).read().decode()
+    time.sleep(0.01)
+    text = urllib.request.urlopen(session.url, timeout=50).read().decode() if session.url else ""
 errors = {stage: count for stage, count in session.errors.counts.items() if count}
 session.close()
 print(with_gradients, errors, session.newest.ended, "torchmem_steps_total" in text)
@@ -79,7 +80,7 @@ print(with_gradients, errors, session.newest.ended, "torchmem_steps_total" in te
 
 
 def script(text: str, settings: str = "interval=0.05") -> str:
-    return text.replace("SETTINGS", settings)
+    return text.replace("SETTINGS", settings).replace("HAS_PORT", str("port=" in settings))
 
 
 def run(folder: Path, library: str, moment: str, text: str) -> subprocess.CompletedProcess[str]:
