@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPResponse
 from itertools import count
 
@@ -223,7 +223,8 @@ def test_a_closed_endpoint_frees_its_port(errors: Errors) -> None:
     with socket.create_connection(("127.0.0.1", port_of(endpoint)), 30) as idle:
         until(lambda: open_descriptors() == before + 3)
         endpoint.close()
-        assert idle.recv(1) == b""
+        with suppress(ConnectionResetError):  # if it was closed before it was accepted
+            assert idle.recv(1) == b""
 
     assert before == open_descriptors()
     assert ENDPOINT not in thread_names()
