@@ -1,4 +1,4 @@
-"""Answers of servers that nobody trusts: one deadline and one size for a whole answer."""
+"""Answers of untrusted servers: one deadline and one size limit for a whole answer."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ GROWS = {
 """What grows from step to step. Nothing does in the other scenarios."""
 FULL_IN = re.compile(r"full in about ([\d,]+) steps")
 FLAT_LOOKS = 5
-"""So many looks, which are more than fifty steps, show that nothing grows any more."""
+"""After this many looks, more than 50 steps, a growth that has ended must no longer be told."""
 MATTERS = 0.25
-"""The share of the GPU that is stranded in a rank that retries, from which on it is the matter."""
+"""In a rank that retries, stranding more than this share of the GPU is the main problem."""
 
 
 def living(name: str, rank: int) -> list[Look]:

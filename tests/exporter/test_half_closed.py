@@ -75,7 +75,7 @@ def test_half_closed_connection_is_answered(
 
 
 def test_half_closed_connection_without_a_whole_request(server: ExporterServer) -> None:
-    """Without the rest of the head or of the body there is no answer, and nothing waits for it."""
+    """A request with an incomplete head or body gets no answer, and nothing waits for the rest."""
     for request in (b"", GET_METRICS[:-2], head(100) + b"{"):
         with connect(server.url) as client:
             client.sendall(request)

@@ -132,7 +132,7 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[PartBytes, ..
 
     Without a valid sample there are no parts. Statistics are read when a step ends and the snapshot
     at a random time. The parts in use describe the moment at which more was in use, as in
-    rank:torchmem_in_use_bytes:max. What an engine has given back to the driver is no part. If
+    rank:torchmem_in_use_bytes:max. Memory that an engine has returned to the driver is left out. If
     `outside` is below zero, that many reserved bytes are not on the device either, and it is
     unknown which bytes these are.
     """
@@ -157,8 +157,8 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[PartBytes, ..
 def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartBytes, ...]:
     """Return the parts of a whole device as one of its processes knows it, without NVML.
 
-    `driver_free` was read with the statistics of `device`. There are no parts if it is unknown, or
-    if reserved bytes are not on the device and it is unknown which.
+    `driver_free` was read with the statistics of `device`. The result is empty if it is None, or if
+    some reserved bytes are not on the device and it is unknown which.
     """
     if device.total_bytes is None or outside_bytes(device, driver_free) is None:
         return ()

@@ -15,7 +15,7 @@ _READ_BYTES = 1 << 16
 def read_file(path: Path | str) -> str | None:
     """Return a file of the kernel; None if it is missing, hidden, or its process has ended.
 
-    Raises OSError if there is no file descriptor left, which says nothing about the process.
+    Raises OSError if no file descriptor is left, which does not mean that the process has ended.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -53,7 +53,7 @@ def start_time(ticks: int, now: float) -> float:
 
 
 def own_start_ticks() -> int | None:
-    """Return `start_ticks` of this process; None also if there is no file descriptor left."""
+    """Return `start_ticks` of this process; None also if no file descriptor is left."""
     try:
         return start_ticks(os.getpid())
     except OSError:

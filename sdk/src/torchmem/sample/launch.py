@@ -1,7 +1,7 @@
 """The label `launch`: the user's id, and a short hash of what only the ranks of a launch share.
 
-The hash is made by the user's own process. The exporter writes the id of the file's owner before
-it, so that nobody can publish a rank of another user's launch.
+The user's own process makes the hash. The exporter puts the id of the file's owner in front of it,
+so a user cannot publish a rank of another user's launch.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Part:
         """Use a sample that is published.
 
         `routine` is True in the background thread, once in each `interval`; False at an OOM, in a
-        signal handler, and at the end. A process that is no rank is not published.
+        signal handler, and at the end. A process that is not a rank publishes nothing.
         """
 
     def at_oom(self, oom: Oom) -> None:

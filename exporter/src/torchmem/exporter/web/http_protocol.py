@@ -62,7 +62,7 @@ class HttpProtocol(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Answer the requests that have arrived: a client may close its half after the last one.
 
-        asyncio's TLS closes both halves together. Without the whole body there is no answer.
+        With TLS, asyncio closes both halves together. An incomplete request gets no answer.
         """
         self._has_ended = True
         is_answered = self._answering is not None and self._body.is_whole
