@@ -41,8 +41,8 @@ OUTPUT_VARIABLES = (
     "TORCHMEM_OTLP",
 )
 """Variables with which the script would publish the phantom's memory as a real GPU's."""
-OVERRIDING_VARIABLE = "PYTORCH_ALLOC_CONF"
-"""Takes precedence over PYTORCH_CUDA_ALLOC_CONF, which carries the plan's setting."""
+OTHER_CONF_VARIABLE = "PYTORCH_ALLOC_CONF"
+"""Removed if the plan has settings: only PYTORCH_CUDA_ALLOC_CONF, which carries them, remains."""
 
 
 def run(
@@ -128,7 +128,7 @@ def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> d
     """
     removed = {*REMOVED_VARIABLES, *OUTPUT_VARIABLES}
     if plan.alloc_conf is not None:
-        removed.add(OVERRIDING_VARIABLE)
+        removed.add(OTHER_CONF_VARIABLE)
     given = {**base, **dict(plan.environment)}
     kept = {name: value for name, value in given.items() if name not in removed}
     torch = cuda_build(plan.command, kept)
