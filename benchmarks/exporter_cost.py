@@ -38,7 +38,7 @@ from torchmem.exporter.driver import Driver, PyNvml
 from torchmem.exporter.nvml import NvmlDownError
 
 PEER = "nvitop-exporter"
-ROOTS = ("sdk/src", "exporter/src", "tools/src")
+ROOTS = ("core/src", "sdk/src", "exporter/src", "lab/src", "tools/src")
 SETTLING_SECONDS = 10.0
 HEADER = (
     "| GPUs | ranks | exporter | series | idle, % of a core | followed, % of a core | "

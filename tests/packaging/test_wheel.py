@@ -20,7 +20,7 @@ from torchmem.explain.oom_report import encode
 from torchmem.manifests import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
-THRESHOLDS = ROOT / "sdk/src/torchmem/explain/thresholds.yml"
+THRESHOLDS = ROOT / "core/src/torchmem/explain/thresholds.yml"
 BOARDS = "dashboards/json"
 RELATIVE_LINK = re.compile(r"\]\((?!https?:)[^)]*\)")
 NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", ".programs", ".stack", "build", "tests")
