@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchmem.why.answer import Answer
     from torchmem.why.snapshot import SnapshotView
 
-HELP = "explain an OutOfMemoryError, a running rank, a memory snapshot or a run's summary"
+HELP = "explain an OutOfMemoryError, a running rank, a memory snapshot or a summary"
 EPILOG = """\
 Examples:
   torchmem why
@@ -30,7 +30,7 @@ Examples:
   torchmem why --html why.html
 
 Without arguments, it explains your newest OutOfMemoryError; if there is none,
-the running rank that is worst off. What a file is, its content tells.
+the running rank that is worst off. It knows a file by its content.
 """
 
 

@@ -23,10 +23,10 @@ from torchmem.exporter.live.why import oom_why, rank_why
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.sample_files import Published
-from torchmem.host.gpu_indices import gpu_indices
 from torchmem.host.process_table import ProcessStatus, process_state
 from torchmem.mcp.answer import MAX_REPORTS
 from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
+from torchmem.node.gpu_indices import gpu_indices
 from torchmem.node.reports import load, load_all
 from torchmem.sample.capture_messages import (
     OOM_RECORDING_SUFFIX,
