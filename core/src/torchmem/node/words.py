@@ -22,7 +22,7 @@ from torchmem.explain.oom_report import (
     origin_lines,
     preceding_events,
 )
-from torchmem.explain.parts import part_words
+from torchmem.explain.parts import component_words, part_words
 from torchmem.explain.rank_report import Fact, RankReport, memory_facts, rank_report, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
 from torchmem.explain.run_chart import Chart
@@ -263,9 +263,12 @@ def summary_page(path: Path, summary: RunSummary) -> str:
     process = summary.process
     who = f"Run {process.run}, rank {process.rank} (pid {process.pid})"
     heading = [who, *wrapped(summary.verdict, "  ", WIDTH)]
-    about = [Fact("until", local_time(summary.timestamp))]
-    if summary.mean_step_seconds is not None:
-        about.append(Fact("mean step", format_seconds(summary.mean_step_seconds)))
+    mean = summary.mean_step_seconds
+    each = "" if mean is None else f", {mean:.2f} s each"
+    about = [
+        Fact("until", local_time(summary.timestamp)),
+        Fact("steps", f"{summary.steps:,}{each}"),
+    ]
     devices = [_device_lines(device) for device in summary.devices]
     settings = fact_lines(settings_facts(summary.allocator_settings))
     file = [f"Summary: {sanitize_text(str(path))}"]
@@ -283,9 +286,9 @@ def _device_lines(device: DeviceSummary) -> list[str]:
     facts = [Fact(name, format_size(size)) for name, size in sizes.items() if size is not None]
     counts = {"retries": device.counters.alloc_retries, "OOMs": sum(device.counters.ooms.values())}
     facts += [Fact(name, f"{count:,}") for name, count in counts.items() if count]
-    parts = [(name.replace("_", " "), size) for name, size in device.component_peaks.items()]
+    parts = [(component_words(name), size) for name, size in device.component_peaks.items()]
     lines = [gpu_name(device.index, device.uuid, None), *fact_lines(facts)]
     if parts:
-        lines.append("  at the peak")
-        lines += [f"    {name:<30}{format_size(size):>12}" for name, size in parts]
+        lines += ["", "What the peak consisted of"]
+        lines += [f"  {name:<32}{format_size(size):>12}" for name, size in parts]
     return lines
