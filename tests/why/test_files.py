@@ -82,7 +82,7 @@ def test_the_other_files_are_answered(tmp_path: Path, capsys: pytest.CaptureFixt
 
     assert (code, err.count("\n")) == (2, 1)
     assert "is an HTML page, not an OOM report" in err
-    assert out.startswith("The run needed more memory than the GPU has.")
+    assert out.lstrip().startswith("The run needed more memory than the GPU has.")
 
 
 @pytest.mark.parametrize(
