@@ -284,7 +284,10 @@ def _device_lines(device: DeviceSummary) -> list[str]:
         "left at the peak": device.headroom_bytes,
     }
     facts = [Fact(name, format_size(size)) for name, size in sizes.items() if size is not None]
-    counts = {"retries": device.counters.alloc_retries, "OOMs": sum((device.counters.ooms or {}).values())}
+    counts = {
+        "retries": device.counters.alloc_retries,
+        "OOMs": sum((device.counters.ooms or {}).values()),
+    }
     facts += [Fact(name, f"{count:,}") for name, count in counts.items() if count]
     parts = [(component_words(name), size) for name, size in device.component_peaks.items()]
     lines = [gpu_name(device.index, device.uuid, None), *fact_lines(facts)]

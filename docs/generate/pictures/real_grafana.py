@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pictures.drawing import CHROMIUM, PACKAGES
-from pictures.recorder import ROOT
-from pictures.recordings import END
+from docs.generate.pictures.drawing import CHROMIUM, PACKAGES
+from docs.generate.pictures.recorder import ROOT
+from docs.generate.pictures.recordings import END
 from support.dashboards import filled_in
 from support.stack import answers, free_port, running
 from support.waiting import until

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from pictures.drawing import Drawing, draw, missing
-from pictures.findings import (
+from docs.generate.pictures.drawing import Drawing, draw, missing
+from docs.generate.pictures.findings import (
     BOARD_FAULTS,
     DISAGREEMENT,
     PANEL_FAULTS,
@@ -18,7 +18,7 @@ from pictures.findings import (
     findings,
     unmatched_overrides,
 )
-from pictures.recordings import END
+from docs.generate.pictures.recordings import END
 
 Json = dict[str, Any]
 STATE = "torchmem_process_state"

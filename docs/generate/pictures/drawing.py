@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pictures.recorder import BUILD, ROOT, fingerprint, locked, recorded, served
-from pictures.recordings import END
+from docs.generate.pictures.recorder import BUILD, ROOT, fingerprint, locked, recorded, served
+from docs.generate.pictures.recordings import END
 from support import needs
 
 Json = dict[str, Any]

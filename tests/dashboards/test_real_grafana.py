@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from pictures.drawing import missing
-from pictures.real_grafana import DATASOURCE, Grafana, Json, absent, grafana
-from pictures.recorder import BUILD, recorded, served
+from docs.generate.pictures.drawing import missing
+from docs.generate.pictures.real_grafana import DATASOURCE, Grafana, Json, absent, grafana
+from docs.generate.pictures.recorder import BUILD, recorded, served
 from support.dashboards import BOARDS, PANELS
 from support.local_http import Answer, Request, answering
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from pictures.nodes import GIB, NodePlan, OtherProcess
-from pictures.serving import EngineLife
-from pictures.training import Life
+from docs.generate.pictures.nodes import GIB, NodePlan, OtherProcess
+from docs.generate.pictures.serving import EngineLife
+from docs.generate.pictures.training import Life
 
 from torchmem.allocator.settings import WITHDRAWN
 from torchmem.sample.sample import State

@@ -17,9 +17,9 @@ from os import environ, pathsep
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pictures import shown
-from pictures.drawing import BOARDS, RECORDING_OF, Drawing, draw
-from pictures.recorder import BUILD, ROOT
+from docs.generate.pictures import shown
+from docs.generate.pictures.drawing import BOARDS, RECORDING_OF, Drawing, draw
+from docs.generate.pictures.recorder import BUILD, ROOT
 
 DOCS = ROOT / "docs"
 STAMPS = DOCS / "pictures" / "drawn.json"
@@ -29,7 +29,7 @@ LIVE = ROOT / "exporter" / "src" / "torchmem" / "exporter" / "live" / "static"
 _MAP = re.compile(r"map|^file_|^memory_layout")
 _OTHERS = re.compile(rf"{_MAP.pattern}|^report_|uplot|worker|pickle")
 """Files of the page whose texts and styles are not in the pictures of the demo."""
-LAB, TOOLS = (ROOT / root / "src" / "torchmem" for root in ("lab", "tools"))
+CORE, LAB, TOOLS = (ROOT / root / "src" / "torchmem" for root in ("core", "lab", "tools"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ def _map() -> str:
 
 
 def _draw_demo() -> None:
-    from pictures import from_demo
+    from docs.generate.pictures import from_demo
 
     from_demo.draw(DOCS)
 
@@ -93,7 +93,7 @@ def _plot(command: str) -> Subject:
 
 
 def _shown_by_plot(command: str) -> str:
-    code = shown.program(LAB / command / "plot.py", TOOLS / "cli" / "plots.py")
+    code = shown.program(LAB / command / "plot.py", CORE / "output" / "plots.py")
     return "\n".join([code, *shown.commands(DOCS / f"{command}.md", f"{command}.png")])
 
 

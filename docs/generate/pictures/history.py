@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
-from pictures.nodes import Labels, Scrape
+from docs.generate.pictures.nodes import Labels, Scrape
 from support.stack import answers, free_port, running
 from support.waiting import until
 

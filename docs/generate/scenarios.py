@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchmem.simulator.scenarios import SCENARIOS, Scenario
 
-PAGE = Path(__file__).resolve().parent / "scenarios.md"
+PAGE = Path(__file__).resolve().parents[1] / "scenarios.md"
 HEAD = """# Scenarios of the demo
 
     torchmem demo --scenario NAME            # four ranks, five minutes

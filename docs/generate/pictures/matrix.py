@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from pictures.drawing import Drawing, Json
-from pictures.findings import NO_DATA, WITHOUT_PARTS, Finding, findings
+from docs.generate.pictures.drawing import Drawing, Json
+from docs.generate.pictures.findings import NO_DATA, WITHOUT_PARTS, Finding, findings
 
 CASES = {
     "empty": "no data",

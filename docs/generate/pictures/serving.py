@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from pictures.training import GIB, Life, Trainer
+from docs.generate.pictures.training import GIB, Life, Trainer
 
 from torchmem.sample.sample import ASLEEP, DeviceSample
 from torchmem.sdk.draft import Draft

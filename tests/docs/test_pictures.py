@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pictures import shown
-from pictures.docs import DOCS, SUBJECTS, stale
+from docs.generate.pictures import shown
+from docs.generate.pictures.docs import DOCS, SUBJECTS, stale
 
 Json = dict[str, Any]
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from pictures import matrix
-from pictures.drawing import BOARDS, RECORDING_OF, Drawing, Json, draw, missing
-from pictures.findings import Finding, findings, unmatched_overrides
-from pictures.recorder import BUILD, recorded, served
-from pictures.recordings import END, RECORDINGS
+from docs.generate.pictures import matrix
+from docs.generate.pictures.drawing import BOARDS, RECORDING_OF, Drawing, Json, draw, missing
+from docs.generate.pictures.findings import Finding, findings, unmatched_overrides
+from docs.generate.pictures.recorder import BUILD, recorded, served
+from docs.generate.pictures.recordings import END, RECORDINGS
 
 ENDS = datetime.fromtimestamp(END, timezone.utc).isoformat()
 

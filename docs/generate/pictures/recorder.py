@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from pictures.history import History, Scrapes, prometheus
-from pictures.nodes import Node
-from pictures.recordings import END, RECORDINGS, Recording
-from pictures.rules import FOLDER, evaluate
+from docs.generate.pictures.history import History, Scrapes, prometheus
+from docs.generate.pictures.nodes import Node
+from docs.generate.pictures.recordings import END, RECORDINGS, Recording
+from docs.generate.pictures.rules import FOLDER, evaluate
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "build" / "pictures"
 SCRAPES_AT_ONCE = 30
 

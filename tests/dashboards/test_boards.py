@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import pytest
-from pictures.drawing import RECORDING_OF, Drawing, Json, draw, missing
-from pictures.findings import (
+from docs.generate.pictures.drawing import RECORDING_OF, Drawing, Json, draw, missing
+from docs.generate.pictures.findings import (
     NO_DATA,
     WITHOUT_PARTS,
     Finding,

@@ -13,7 +13,7 @@ from pathlib import Path
 from torchmem.metrics.catalog import CATALOG
 from torchmem.metrics.families import ProcessView, families
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 UUID = "GPU-0a7c03e1-5f42-9d08-b3c6-0d41e80f2a90"
 TITLES = {
     "training-memory": "Training memory",

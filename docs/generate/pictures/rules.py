@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from pictures.history import History, with_stale_markers
-from pictures.nodes import Labels
+from docs.generate.pictures.history import History, with_stale_markers
+from docs.generate.pictures.nodes import Labels
 
-FOLDER = Path(__file__).resolve().parents[2] / "prometheus" / "rules"
+FOLDER = Path(__file__).resolve().parents[3] / "prometheus" / "rules"
 _NAME = re.compile(r"[a-zA-Z_][\w:]*")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

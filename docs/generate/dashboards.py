@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "dashboards.md"
 # From the fleet to a single error, and torchmem itself last.
 ORDER = ("fleet", "training-memory", "node", "oom", "self")
@@ -46,7 +46,7 @@ example:
 ```sh
 docker run --detach --name grafana --network host grafana/grafana:12.4.0  # or 11.6.0, 13.0.0
 export GRAFANA_URL=http://127.0.0.1:3000 GRAFANA_CREDENTIALS=admin:admin
-make test ARGS=tests/pictures/test_real_grafana.py
+make test ARGS=tests/dashboards/test_real_grafana.py
 docker rm --force grafana
 ```
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from pictures.serving import EngineLife, Server
-from pictures.training import Life, Trainer
+from docs.generate.pictures.serving import EngineLife, Server
+from docs.generate.pictures.training import Life, Trainer
 from support.waiting import until
 
 from torchmem.demo.node import VERSIONS, SimulatedNode, cuda_bytes, product_name, uuid

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pictures.history import History, Scrapes, prometheus
-from pictures.recordings import END
-from pictures.rules import Rule, alert_series, evaluate, shipped
+from docs.generate.pictures.history import History, Scrapes, prometheus
+from docs.generate.pictures.recordings import END
+from docs.generate.pictures.rules import Rule, alert_series, evaluate, shipped
 
 TICKS = range(int(END - 1800) * 1000, int(END) * 1000 + 1, 10_000)
 UP = (("instance", "node1:9847"), ("job", "torchmem"), ("__name__", "up"))
