@@ -1,4 +1,4 @@
-"""The page docs/measurements/prediction.md, generated from `python -m benchmarks.prediction`."""
+"""The page docs/measurements/prediction.md, generated from `python -m experiments.prediction`."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ TAIL = """\
 
 Run it yourself; the first run takes 40 minutes on two cores:
 
-    PYTHONPATH=tests python -m benchmarks.prediction                # these tables
-    PYTHONPATH=tests python -m benchmarks.prediction --promtool 20  # the same alerts by Prometheus
+    PYTHONPATH=tests python -m experiments.prediction                # these tables
+    PYTHONPATH=tests python -m experiments.prediction --promtool 20  # the same alerts by Prometheus
 
 The rules are evaluated as PromQL, by a small evaluator that agrees with Prometheus' own rule engine
 at every scrape of the compared jobs.

@@ -29,7 +29,7 @@ LIVE = ROOT / "exporter" / "src" / "torchmem" / "exporter" / "live" / "static"
 _MAP = re.compile(r"map|^file_|^memory_layout")
 _OTHERS = re.compile(rf"{_MAP.pattern}|^report_|uplot|worker|pickle")
 """Files of the page whose texts and styles are not in the pictures of the demo."""
-CORE, LAB, TOOLS = (ROOT / root / "src" / "torchmem" for root in ("core", "lab", "tools"))
+CORE, LAB = (ROOT / root / "src" / "torchmem" for root in ("core", "lab"))
 
 
 @dataclass(frozen=True, slots=True)
