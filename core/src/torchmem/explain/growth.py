@@ -85,7 +85,7 @@ SUSPICION = Evidence(rises=7, of=10, points=6)
 the order of their sizes once in 120 times, and hardly ever after more reads."""
 
 
-def judge(
+def judge_growth(
     kind: GrowthKind, points: Sequence[Point], evidence: Evidence, component: str | None = None
 ) -> Growth | None:
     """Return the growth over points in the order of their steps, if it is steady and goes on.
@@ -181,8 +181,8 @@ def of_steps(leak: Growth | None, larger_step: Growth | None) -> Growth | None:
 
 def growth_of_steps(history: RunHistory, evidence: Evidence) -> Growth | None:
     """Return what grows from step to step in a run, by what it keeps and by its peaks."""
-    leak = judge("leak", kept_points(history), evidence, grown_component(history))
-    return of_steps(leak, judge("larger_step", peak_points(history), HIGHEST_NEEDS))
+    leak = judge_growth("leak", kept_points(history), evidence, grown_component(history))
+    return of_steps(leak, judge_growth("larger_step", peak_points(history), HIGHEST_NEEDS))
 
 
 def after_warm_up(points: Sequence[Point]) -> list[Point]:
@@ -241,7 +241,7 @@ def live_growth(history: RunHistory, total: int | None, left: int | None) -> Gro
         return None
     found = (
         growth_of_steps(history, JUDGED_OFTEN),
-        judge("outside", outside_points(history), JUDGED_OFTEN),
+        judge_growth("outside", outside_points(history), JUDGED_OFTEN),
     )
     told = [growth for growth in found if growth and _is_worth(growth, history, total, left)]
     return max(told, key=lambda growth: growth.bytes_per_step, default=None)

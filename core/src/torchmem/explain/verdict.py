@@ -21,7 +21,7 @@ from torchmem.explain.growth import (
     MIN_GROWTH_RATIO,
     WARM_UP_STEPS,
     growth_of_steps,
-    judge as judge_growth,
+    judge_growth,
     kept_points,
     lasting_jump,
     outside_points,
