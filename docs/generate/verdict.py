@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.verdict.kinds import LITTLE, MUCH, WORTH
 
-from torchmem.explain.growth import MIN_GROWTH_RATIO
+from torchmem.explain.growth import MAX_JUDGED_POINTS, MIN_GROWTH_RATIO
 from torchmem.explain.verdict import (
     MIN_ROOM_RATIO,
     MIN_STEPS_SHARE,
@@ -66,7 +66,8 @@ The cause is the change that matters and makes the most room. If no change matte
 Each device has a history of the whole run: at most {points} points with the bytes
 allocated at the end of a step, the peak, the stranded bytes, and the bytes outside the allocator.
 All early steps are read. Growth is the median of the slopes between all pairs of points
-(Theil–Sen).
+(Theil–Sen), of at most {judged} points that are spaced evenly in steps. The same judge serves a
+rank that runs, a preflight, and the lines of a recording.
 
 | onset | meaning |
 |---|---|
@@ -132,6 +133,7 @@ def rendered() -> dict[Path, str]:
     head = HEAD.format(
         steps=MIN_STEPS_SHARE,
         points=MAX_POINTS,
+        judged=MAX_JUDGED_POINTS,
         new=NEW_RATIO,
         requests=REQUESTS,
         least=MIN_ROOM_RATIO,

@@ -7,14 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from torchmem.sdk.reading.step_growth import (
-    NOISY_READS,
-    SOON_SECONDS,
-    SOON_STEPS,
-    STEADY_READS,
-    WARM_UP_STEPS,
-    StepGrowth,
-)
+from torchmem.explain.growth import SOON_SECONDS, SOON_STEPS, SUSPICION, WARM_UP_STEPS
+from torchmem.sdk.capture.pressure import NEWEST_READS, StepPressure
 
 MIB = 1 << 20
 TOTAL = 4000 * MIB
@@ -24,7 +18,7 @@ Sizes = Callable[[random.Random], Iterator[int]]
 
 def found_at(sizes: Iterator[int], *, total: int = TOTAL, seconds: float = 0.005) -> int | None:
     """Return the step at which growth of what is allocated between steps is found."""
-    growth, peak = StepGrowth(), 0
+    growth, peak = StepPressure(), 0
     for step, size in enumerate(sizes, 1):
         peak = max(peak, size + 100 * MIB)
         if growth.update(step, step * seconds, size, peak, max(0, total - peak), total):
@@ -40,12 +34,12 @@ def growing(by: int, steps: int) -> Iterator[int]:
 @pytest.mark.parametrize("mib", [8, 16, 85])
 def test_steady_growth_is_found_at_once(mib: int) -> None:
     """Five rises after the first steps are enough, however fast the job."""
-    assert found_at(growing(mib * MIB, 100)) == WARM_UP_STEPS + STEADY_READS
+    assert found_at(growing(mib * MIB, 100)) == WARM_UP_STEPS + SUSPICION.points - 1
 
 
 def test_growth_of_the_peaks_alone_is_found() -> None:
     """Steps that need more each time are recorded too, although nothing is kept."""
-    growth = StepGrowth()
+    growth = StepPressure()
     found = [
         growth.update(step, float(step), BASE, BASE + step * 50 * MIB, 2000 * MIB, TOTAL)
         for step in range(1, 10)
@@ -105,8 +99,8 @@ def test_growth_that_takes_long_is_not_soon() -> None:
 
 def test_growth_that_has_ended_is_forgotten() -> None:
     """After as many reads without a rise nothing grows."""
-    growth = StepGrowth()
-    sizes = [*growing(50 * MIB, 10), *[BASE + 450 * MIB] * NOISY_READS]
+    growth = StepPressure()
+    sizes = [*growing(50 * MIB, 10), *[BASE + 450 * MIB] * NEWEST_READS]
     found = [
         growth.update(step, step * 0.1, size, size, TOTAL - size, TOTAL)
         for step, size in enumerate(sizes, 1)
@@ -118,6 +112,6 @@ def test_growth_that_has_ended_is_forgotten() -> None:
 
 def test_a_read_of_the_same_step_adds_nothing() -> None:
     """The read of an evaluation between two steps is not one of a step's end."""
-    growth = StepGrowth()
+    growth = StepPressure()
 
     assert not any(growth.update(3, 0.1 * n, n * MIB, n * MIB, 0, TOTAL) for n in range(50))
