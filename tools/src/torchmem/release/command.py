@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmem.allocator.sizes import format_size
-from torchmem.capture.processes import ProcessFilter, TrainingProcess, training_processes
-from torchmem.capture.requests import Exchange, opened
 from torchmem.cli.terminal import write_out
+from torchmem.node.ranks import ProcessFilter, TrainingProcess, training_processes
+from torchmem.node.requests import Exchange, opened
 from torchmem.release.gpus import gpu_uuid
 from torchmem.sample.errors import UsageError
 from torchmem.sample.release_messages import (

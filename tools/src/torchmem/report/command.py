@@ -14,12 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
 from torchmem.cli.gpus import gpu_indices
 from torchmem.cli.terminal import write_out
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
+from torchmem.node.ranks import ProcessFilter, TrainingProcess, find_process
 from torchmem.oom.command import load_all
 from torchmem.pages import output
 from torchmem.report import html, text

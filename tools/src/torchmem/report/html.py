@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from torchmem.capture.processes import TrainingProcess
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.parts import device_parts
@@ -14,6 +13,7 @@ from torchmem.explain.rank_report import ending, heading, next_request, rank_fac
 from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
+from torchmem.node.ranks import TrainingProcess
 from torchmem.oom.html import advice_items
 from torchmem.pages import memory_map, sections
 from torchmem.pages.page import Heading, filled

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from torchmem.cli.terminal import joined, wrapped
-from torchmem.explain.rank_report import RankReport, rank_report
 from torchmem.explain.thresholds import Limits
+from torchmem.node.state import RankWhy
+from torchmem.node.why import rank_report
 from torchmem.oom.text import advice_lines, fact_lines, memory_lines, run_lines
-from torchmem.sample.sample import Sample
+from torchmem.sample.sample import DeviceSample, Sample
 
 WIDTH = 80
 
@@ -19,31 +20,42 @@ def page(sample: Sample, now: float, gpus: Mapping[str, int], limits: Limits) ->
     `gpus` are NVML's indices by UUID, as far as they are known.
     """
     return "\n".join(
-        joined(sections(rank_report(sample, device, now, gpus.get(device.uuid or ""), limits)))
+        _device(sample, device, now, gpus.get(device.uuid or ""), limits)
         for device in sample.devices
     )
 
 
-def sections(report: RankReport, width: int = WIDTH) -> list[list[str]]:
+def _device(
+    sample: Sample, device: DeviceSample, now: float, gpu: int | None, limits: Limits
+) -> str:
+    report, read = rank_report(sample, device, now, gpu, limits), device.stats_timestamp
+    parts = [(part.label, part.bytes) for part in report.memory]
+    age = None if read is None else max(0.0, now - read)
+    return joined(sections(report, memory_lines(device.total_bytes, parts, age, WIDTH)))
+
+
+def sections(report: RankWhy, memory: Iterable[str], width: int = WIDTH) -> list[list[str]]:
     """Return the sections of a report, in lines of at most `width` columns.
 
-    Lines to type and the names and sizes of the memory's parts may be longer.
+    `memory` has the lines about the device. Lines to type and the names and sizes of the memory's
+    parts may be longer.
     """
     return [
         [*report.heading],
-        [*memory_lines(report.total_bytes, report.parts, report.age_seconds, width)],
+        [*memory],
         [*fact_lines(report.facts, width)],
         [*run_lines(report.run)],
-        [*_threats(report.threats, width)],
+        [*_threats(report, width)],
         [*advice_lines(report.advice, width)],
     ]
 
 
-def _threats(threats: Sequence[str] | None, width: int) -> Iterator[str]:
-    if threats is None:
+def _threats(report: RankWhy, width: int) -> Iterator[str]:
+    """Yield what threatens a process that has not ended."""
+    if report.ending:
         return
     yield "Threats"
-    for threat in threats:
-        yield from wrapped(threat, "  - ", width)
-    if not threats:
+    for threat in report.threats:
+        yield from wrapped(threat.text, "  - ", width)
+    if not report.threats:
         yield "  Nothing at the moment."
