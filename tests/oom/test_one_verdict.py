@@ -10,9 +10,9 @@ from support.reports import BY_NAME
 
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import encode
-from torchmem.exporter.live.why import oom_why
 from torchmem.mcp.answers import NodeTools
 from torchmem.mcp.local import LocalNode
+from torchmem.node.why import oom_why
 from torchmem.oom import html as page
 from torchmem.oom import text
 from torchmem.oom.command import document

@@ -14,10 +14,10 @@ from torchmem.cli.exporter import ask_rank, read
 from torchmem.cli.http import HttpAnswer
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.live.state import encode, node_state
+from torchmem.exporter.live.state import node_state
 from torchmem.exporter.live.why import rank_why
 from torchmem.exporter.sample_files import RunDirectory
-from torchmem.node.state import GpuState, RankState, RankWhy
+from torchmem.node.state import GpuState, RankState, RankWhy, encode
 from torchmem.report import text as report_text
 from torchmem.top.reading import rank_lines
 
