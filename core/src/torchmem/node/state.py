@@ -167,7 +167,7 @@ class LabeledBytes:
 
 @dataclass(frozen=True, slots=True)
 class OomWhy:
-    """An OOM report in the words of `torchmem oom`. `time` is in Unix seconds.
+    """An OOM report in the words of `torchmem why`. `time` is in Unix seconds.
 
     `about`: the process, its GPU and its versions. `parts`: the use of the device at that time; its
     sizes add up to `total_bytes`. `charts`: the whole run, and the minutes before. `listings`: the
@@ -194,7 +194,7 @@ class OomWhy:
 class RankWhy:
     """The answer about one rank on one device.
 
-    `heading`: who it is, and `memory`: what the device was used for, as `torchmem report` prints
+    `heading`: who it is, and `memory`: what the device was used for, as `torchmem why` prints
     them; `parts_at_peak`: what its tensors were at their peak, the largest first. `holds`: what
     holds its memory; `next_request`: whether the next allocation would succeed;
     `ending`: how it ended. `run`: its memory over the whole run, in at most 64 points. `oom`: its

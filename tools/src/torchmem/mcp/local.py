@@ -12,10 +12,9 @@ from torchmem.explain.oom_listings import listings
 from torchmem.explain.oom_report import OomReport
 from torchmem.mcp.answer import MAX_REPORTS
 from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
+from torchmem.node.reports import load, load_all
 from torchmem.node.state import LastOom, NodeState, RankWhy
 from torchmem.node.why import oom_why
-from torchmem.oom import command as oom
-from torchmem.oom.recorded import leak_documents, leak_lines, recorded_leaks, sentence
 from torchmem.sample.capture_messages import (
     OOM_RECORDING_SUFFIX,
     OOM_SNAPSHOT_SUFFIX,
@@ -26,6 +25,7 @@ from torchmem.sample.launch import is_launch, owned_launch
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.sample import Process
 from torchmem.top.local import LocalRanks, gpu_indices
+from torchmem.trace.recorded_leaks import leak_documents, leak_lines, recorded_leaks, sentence
 
 RECORDINGS = (SNAPSHOT_SUFFIX, OOM_SNAPSHOT_SUFFIX, OOM_RECORDING_SUFFIX)
 
@@ -53,13 +53,13 @@ class LocalNode:
     def reports(self) -> list[OomRow]:
         """Return the OOM reports in the directory, the newest first."""
         with suppress(UsageError):
-            return [_row(*each) for each in oom.load_all(self._directory, limit=MAX_REPORTS)]
+            return [_row(*each) for each in load_all(self._directory, limit=MAX_REPORTS)]
         return []
 
     def explain(self, file: str) -> Explanation:
         """Explain a report, with the lines that leak according to a recording beside it."""
         path = Path(file)
-        report = oom.load(path)
+        report = load(path)
         leaking = recorded_leaks(path, report)
         words = oom_why(report, gpu_indices().get(report.device.uuid or ""), may_look=True)
         listed = (*listings(leak_lines(leaking)), *words.listings)

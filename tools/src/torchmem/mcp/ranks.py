@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchmem.allocator.sizes import format_index, format_size
-from torchmem.cli.terminal import aligned, joined
 from torchmem.mcp.answer import ToolAnswer
 from torchmem.node.state import GpuState, NodeState, RankState
+from torchmem.output.terminal import aligned, joined
 from torchmem.top.view import is_live
 
 HEADER = ("run", "launch", "rank", "pid", "GPU", "state", "allocated", "reserved", "headroom", "FI")

@@ -5,6 +5,7 @@ They are those of this user; root has those of all users.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -12,7 +13,7 @@ from dataclasses import replace
 from functools import cache, cached_property
 from pathlib import Path
 
-from torchmem.cli import gpus
+from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, defaults
 from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.host_processes import HostProcesses
@@ -21,10 +22,11 @@ from torchmem.exporter.live.why import rank_why
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.sample_files import Published
+from torchmem.exporter.thresholds import load
+from torchmem.host import gpu_indices as gpus
 from torchmem.host.process_table import ProcessStatus, process_state
 from torchmem.node.ranks import TrainingProcess, training_processes
 from torchmem.node.state import NodeState, RankWhy
-from torchmem.report.command import chosen_thresholds
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.sample import decode
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
@@ -60,12 +62,13 @@ class LocalRanks:
     @cached_property
     def _found(self) -> NodeReading:
         now, hosts = time.time(), HostProcesses()
+        file = os.environ.get(THRESHOLDS_VARIABLE)
         return NodeReading(
             now,
             Reading(PyNvml()),
             hosts.update(self._published(now)),
             {uuid: GpuIdentity(index, uuid) for uuid, index in gpu_indices().items()},
-            thresholds=chosen_thresholds(None),
+            thresholds=load(Path(file)) if file else defaults(),
             run_dir=self._directory,
         )
 

@@ -14,7 +14,7 @@ from rich.live import Live
 
 from torchmem.cli.exporter import AwayError, SilentError, ask, ask_rank
 from torchmem.cli.http import exporter_url, without_credentials
-from torchmem.cli.terminal import interrupted_by
+from torchmem.output.terminal import interrupted_by
 from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.top.asking import Asking
 from torchmem.top.keyboard import Keyboard, keyboard

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.run_chart import Chart
 from torchmem.metrics.memory_parts import PARTS
 from torchmem.node.state import GpuState, RankState, RankWhy
-from torchmem.oom.text import advice_lines, memory_lines, run_lines
-from torchmem.report.text import sections
+from torchmem.node.words import advice_lines, memory_lines, rank_sections, run_lines
+from torchmem.output.terminal import joined, wrapped
 from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, ScreenColumn
 from torchmem.top.keys import KEY_COLUMNS, KEYS
 
@@ -64,7 +63,7 @@ def _entry(name: str, text: str, width: int, columns: int = NAME_COLUMNS) -> lis
 def rank_lines(
     gpu: GpuState, rank: RankState, answer: RankWhy, now: float | None, width: int
 ) -> list[str]:
-    """Return the report of a rank, as `torchmem report` prints it; after an OOM with its reason.
+    """Return the report of a rank, as `torchmem why` prints it; after an OOM with its reason.
 
     `now` is in Unix seconds.
     """
@@ -72,7 +71,7 @@ def rank_lines(
     heading = answer.heading or (f"run {rank.run}, rank {rank.rank}: {rank.state}",)
     advice = answer.oom.advice if answer.oom else answer.advice
     report = replace(answer, heading=heading, run=sound(answer.run), advice=advice)
-    parts = sections(report, _memory(gpu, rank, answer, now, columns), columns)
+    parts = rank_sections(report, _memory(gpu, rank, answer, now, columns), columns)
     return joined([*parts[:1], *_happened(answer, columns), *parts[1:]]).splitlines()
 
 

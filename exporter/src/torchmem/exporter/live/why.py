@@ -1,4 +1,4 @@
-"""Explain the memory of one rank with the texts of `torchmem report` and `torchmem oom`.
+"""Explain the memory of one rank with the texts of `torchmem why`.
 
 Every client that may read /metrics may read this, except for what tells about the program: lines,
 tensors and the call stack. Other clients see only the line in `torchmem_last_oom_info`. The rest is
