@@ -260,9 +260,14 @@ def test_markup_is_text() -> None:
 
 
 def without_each_key(value: Any) -> Iterator[Any]:
-    """Yield the JSON value without each key of its objects, of lists only in the first item."""
+    """Yield the JSON value without each key of its objects, of lists only in the first item.
+
+    Parts, legends and warnings keep what they are not without.
+    """
     if isinstance(value, dict):
         for key, item in value.items():
+            if key in {"name", "bytes", "text"} and "uuid" not in value:
+                continue
             rest = {name: other for name, other in value.items() if name != key}
             yield rest
             yield from ({**rest, key: changed} for changed in without_each_key(item))

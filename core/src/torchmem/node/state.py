@@ -3,7 +3,7 @@
 `/api/v1/state` serves a `NodeState` and `/api/v1/rank` a `RankWhy`; docs/live-page.md describes
 both for other programs. The exporter fills the records, and every screen reads them. A value of
 None is unknown and left out of the JSON. A reader takes the JSON of any version: what it does not
-know is ignored, and any field of these classes may be absent.
+know is ignored, and any field of the classes below may be absent.
 """
 
 from __future__ import annotations
