@@ -19,9 +19,9 @@ from support.samples import full_sample, samples
 from support.users import as_user, needs_root
 
 from torchmem.allocator.sizes import GIB
-from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
 from torchmem.explain.oom_report import encode
 from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, defaults
+from torchmem.node.ranks import ProcessFilter, TrainingProcess, find_process
 from torchmem.node.words import RANK_WIDTH as WIDTH
 from torchmem.node.words import rank_page as page
 from torchmem.pages import rank as html

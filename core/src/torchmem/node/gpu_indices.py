@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 
 COMMAND = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
 MAX_SECONDS = 5.0
 """How long a driver that does not respond may delay the output."""
 
 
+@cache
 def gpu_indices() -> Mapping[str, int]:
-    """Return NVML's index of each GPU by its UUID, from nvidia-smi; empty where it is unknown."""
+    """Return NVML's index of each GPU by its UUID, from nvidia-smi; empty where it is unknown.
+
+    It is asked once: it takes up to a second.
+    """
     try:
         process = subprocess.Popen(
             COMMAND, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -23,15 +23,17 @@ from torchmem.explain.oom_report import (
     preceding_events,
 )
 from torchmem.explain.parts import component_words, part_words
-from torchmem.explain.rank_report import Fact, RankReport, memory_facts, rank_report, settings_facts
+from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
 from torchmem.explain.run_chart import Chart
 from torchmem.explain.run_summary import DeviceSummary, RunSummary
 from torchmem.explain.tensor_lines import tensor_lines
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.where import where
+from torchmem.node.state import RankWhy
+from torchmem.node.why import rank_report
 from torchmem.output.terminal import joined, wrapped
-from torchmem.sample.sample import Sample
+from torchmem.sample.sample import DeviceSample, Sample
 from torchmem.sample.untrusted import sanitize_text
 
 WIDTH = 88
@@ -228,33 +230,46 @@ def rank_page(sample: Sample, now: float, gpus: Mapping[str, int], limits: Limit
     `gpus` are NVML's indices by UUID, as far as they are known.
     """
     return "\n".join(
-        joined(rank_sections(rank_report(sample, device, now, gpus.get(device.uuid or ""), limits)))
+        _device_page(sample, device, now, gpus.get(device.uuid or ""), limits)
         for device in sample.devices
     )
 
 
-def rank_sections(report: RankReport, width: int = RANK_WIDTH) -> list[list[str]]:
+def _device_page(
+    sample: Sample, device: DeviceSample, now: float, gpu: int | None, limits: Limits
+) -> str:
+    report, read = rank_report(sample, device, now, gpu, limits), device.stats_timestamp
+    parts = [(part.label, part.bytes) for part in report.memory]
+    age = None if read is None else max(0.0, now - read)
+    return joined(rank_sections(report, memory_lines(device.total_bytes, parts, age, RANK_WIDTH)))
+
+
+def rank_sections(
+    report: RankWhy, memory: Iterable[str], width: int = RANK_WIDTH
+) -> list[list[str]]:
     """Return the sections of a report, in lines of at most `width` columns.
 
-    Lines to type and the names and sizes of the memory's parts may be longer.
+    `memory`: the lines about the device. Lines to type and the names and sizes of the memory's
+    parts may be longer.
     """
     return [
         [*report.heading],
-        [*memory_lines(report.total_bytes, report.parts, report.age_seconds, width)],
+        [*memory],
         [*fact_lines(report.facts, width)],
         [*run_lines(report.run)],
-        [*_threat_lines(report.threats, width)],
+        [*_threat_lines(report, width)],
         [*advice_lines(report.advice, width)],
     ]
 
 
-def _threat_lines(threats: Sequence[str] | None, width: int) -> Iterator[str]:
-    if threats is None:
+def _threat_lines(report: RankWhy, width: int) -> Iterator[str]:
+    """Yield what threatens a process that has not ended."""
+    if report.ending:
         return
     yield "Threats"
-    for threat in threats:
-        yield from wrapped(threat, "  - ", width)
-    if not threats:
+    for threat in report.threats:
+        yield from wrapped(threat.text, "  - ", width)
+    if not report.threats:
         yield "  Nothing at the moment."
 
 

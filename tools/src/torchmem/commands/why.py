@@ -136,7 +136,7 @@ def _selection(arguments: argparse.Namespace) -> tuple[Any, ...]:
 
 def _answer(arguments: argparse.Namespace) -> Answer:
     """Return the answer without a file. Raise UsageError if there is nothing to explain."""
-    from torchmem.capture.processes import ProcessFilter
+    from torchmem.node.ranks import ProcessFilter
     from torchmem.node.reports import load_all
     from torchmem.why.oom import OomList
     from torchmem.why.subject import most_urgent, selected

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmem.capture.processes import training_processes
 from torchmem.explain.run_summary import SUMMARY_SUFFIX
+from torchmem.node.ranks import training_processes
 from torchmem.node.summaries import last_summary, read_summary
 from torchmem.sample.capture_messages import SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError

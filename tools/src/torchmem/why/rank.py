@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchmem.capture.processes import (
+from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.threats import advice, threats
+from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
+from torchmem.node.gpu_indices import gpu_indices
+from torchmem.node.ranks import (
     ProcessFilter,
     TrainingProcess,
     find_process,
     training_processes,
 )
-from torchmem.explain.oom_report import format_seconds
-from torchmem.explain.threats import advice, threats
-from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
-from torchmem.node.gpu_indices import gpu_indices
 from torchmem.node.reports import load_all
 from torchmem.node.words import rank_page
 from torchmem.output.terminal import wrapped

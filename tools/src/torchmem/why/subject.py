@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmem.capture.processes import START, ProcessFilter, training_processes
+from torchmem.node.ranks import START, ProcessFilter, training_processes
 from torchmem.node.reports import newest
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from torchmem.capture.processes import TrainingProcess
+from torchmem.node.ranks import TrainingProcess
 from torchmem.sample.errors import UsageError
 from torchmem.sample.process_messages import MAX_MESSAGE_BYTES, encode, sibling_path
 from torchmem.sample.run_directory import replace_file
