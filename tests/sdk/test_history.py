@@ -222,7 +222,7 @@ def test_the_looks_come_with_the_steps() -> None:
     training.read(1.0, 100)
     looks = []
     for step in range(101, 135):
-        if training.history.wants(step):
+        if step >= training.history.due_step:
             looks.append(step)
         training.read(0.0, step)
         training.history.at_step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -39,8 +40,9 @@ class Toy(Part):
     def begin(self) -> None:
         self._note("begin")
 
-    def wants(self, step: int) -> StepAction | None:
-        return "call" if step == 3 else None
+    @property
+    def due_step(self) -> float:
+        return 3 if self.calls.count("step") < 2 else math.inf
 
     def at_read(self, step: int | None) -> None:
         self._note(f"read {step}")
@@ -76,21 +78,21 @@ class Toy(Part):
 
 
 class Indifferent(Toy):
-    """Wants no step."""
+    """Has nothing to do at the end of a step without a read."""
 
-    def wants(self, step: int) -> StepAction | None:
-        return None
+    due_step = math.inf
 
 
 class Reading(Toy):
-    """Wants a read at a step after the first ones."""
+    """Has a read made at a step after the first ones."""
 
     def __init__(self, action: StepAction) -> None:
         super().__init__()
-        self._action = action
+        self.step_action = action
 
-    def wants(self, step: int) -> StepAction | None:
-        return self._action if step == 120 else None
+    @property
+    def due_step(self) -> float:
+        return math.inf if "read 120" in self.calls else 120
 
 
 def monitored(backend: SimulatedBackend, run_dir: Path, toy: Toy) -> Session:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from torchmem.sdk.draft import Draft, Finished
 from torchmem.sdk.identity import identify, is_compile_process, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
-from torchmem.sdk.part import Part, Parts, StepAction
+from torchmem.sdk.part import Part, Parts
 from torchmem.sdk.pytorch.call_stack import calling_origin
 from torchmem.sdk.reading.reader import Reader
 from torchmem.sdk.reading.run_history import EARLY_STEPS
@@ -66,6 +66,8 @@ class Monitor:
         self.oom_pending = False
         self.is_step_watched = False
         self._is_rank = False
+        # The step from which its end may have more to do than to count, if no read is due before.
+        self._due_step: float = 0
         self._context = context
         self._build = build
         self._settings = context.settings
@@ -201,30 +203,31 @@ class Monitor:
         """
         self._clock.tick(now, samples)
         self.oom_pending = False
-        count = self._clock.count
-        actions = self._actions(count)
-        is_due = now >= self.reader.next_read or self.is_step_watched or count <= EARLY_STEPS
-        if (is_due or actions) and self._backend.is_initialized() and not self._ended:
-            self._act(now, actions)
+        if now >= self.reader.next_read or self._clock.count >= self._due_step:
+            self._act(now)
 
-    def _actions(self, count: int) -> dict[Part, StepAction]:
-        """Return what parts want at the end of a step."""
-        return {part: action for part in self._parts.wanting if (action := part.wants(count))}
-
-    def _act(self, now: float, actions: Mapping[Part, StepAction]) -> None:
-        """Read if a read is due, and call the parts."""
-        count = self._clock.count
-        is_first = count <= FIRST_STEPS and self._components.has_optimizers
-        is_routine = is_first or "watch" in actions.values() or now >= self.reader.next_read
-        if is_routine or self.is_step_watched or "read" in actions.values():
-            self._read_at_step(now, watch_next=is_routine)
+    def _act(self, now: float) -> None:
+        """Read if a read is due, and call the parts that are due."""
+        if self._ended or not self._backend.is_initialized():
             return
-        if count <= EARLY_STEPS:
-            self.reader.early(count, self._after_early_read)
-        if actions:
-            started = time.thread_time()
-            self._call_each(actions, lambda part: part.at_step())
-            self._cost.add(time.thread_time() - started)
+        count = self._clock.count
+        due = self._parts.due(count)
+        actions = {part.step_action for part in due}
+        is_first = count <= FIRST_STEPS and self._components.has_optimizers
+        is_routine = is_first or "watch" in actions or now >= self.reader.next_read
+        if is_routine or self.is_step_watched or "read" in actions:
+            self._read_at_step(now, watch_next=is_routine)
+        else:
+            if count <= EARLY_STEPS:
+                self.reader.early(count, self._after_early_read)
+            self._call_at_step(due)
+        is_next_due = self.is_step_watched or count < EARLY_STEPS
+        self._due_step = 0 if is_next_due else self._parts.due_step
+
+    def _call_at_step(self, parts: Iterable[Part]) -> None:
+        started = time.thread_time()
+        self._call_each(parts, lambda part: part.at_step())
+        self._cost.add(time.thread_time() - started)
 
     def _read_at_step(self, now: float, *, watch_next: bool) -> None:
         started = time.thread_time()
@@ -241,7 +244,7 @@ class Monitor:
     def _watch_next_step(self) -> None:
         """Read before and after the next optimizer's step, and record it if that is due."""
         self._watch(is_watched=self._components.has_optimizers)
-        is_called = "call" in self._actions(self._clock.count).values()
+        is_called = any(part.step_action == "call" for part in self._parts.due(self._clock.count))
         # Optimizers that step in the backward pass free each gradient before the next one exists.
         is_in_backward = self._backend.backward_node() is not None
         if self.is_step_watched and not is_called and not is_in_backward:
@@ -292,6 +295,8 @@ class Monitor:
             if self.file and self._backend.is_initialized() and not self._ended:
                 self.measure()
                 self._call_each(self._parts.ticking, lambda part: part.at_tick())
+                if self._parts.due_step < self._due_step:
+                    self._due_step = 0  # the next step sets it, as the training thread may now
                 now = time.perf_counter()
                 self.reader.request(now, is_idle=self._is_idle(now))
                 self.measure()
@@ -374,7 +379,9 @@ class Monitor:
         with self._errors.suppress("publish"):
             write = partial(self._write, self.file, routine=routine)
             sample = call_holding(self._publishing, LOCK_SECONDS, write)
-            self._call_each(self._parts.publishing, lambda part: part.at_publish(sample, routine=routine))
+            self._call_each(
+                self._parts.publishing, lambda part: part.at_publish(sample, routine=routine)
+            )
 
     def _write(self, file: SampleFile, *, routine: bool) -> Sample:
         sample = self.sample()

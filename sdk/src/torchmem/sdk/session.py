@@ -155,14 +155,10 @@ class Session:
 
         After the first call, only these calls count as steps; optimizer steps do not.
         """
-        self._step_by_hand(samples)
-        if self.after_step:
-            self.after_step()
-
-    @shield
-    def _step_by_hand(self, samples: int | None) -> None:
         self._explicit_steps = True
         self._count_step(perf_counter(), samples)
+        if self.after_step:
+            self.after_step()
 
     def iteration(
         self,
@@ -528,7 +524,8 @@ class Session:
         """Count a training step if this step of an optimizer shows that one began."""
         now = perf_counter()
         self._monitor.oom_pending = False
-        self._context.components.see(optimizer)
+        if self._iterations.latest() is not optimizer:
+            self._context.components.see(optimizer)
         if self._explicit_steps:
             return
         begun = self._begun(optimizer)
@@ -548,6 +545,7 @@ class Session:
         begins, iteration.has_counted = not iteration.has_counted, True
         return int(begins)
 
+    @shield
     def _count_step(self, now: float, samples: int | None) -> None:
         """Call the monitor at the end of a step, and count what this cost."""
         try:

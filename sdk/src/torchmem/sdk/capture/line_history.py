@@ -125,6 +125,7 @@ class LineHistory(Part):
     """
 
     stage: Stage = "history"
+    step_action: StepAction = "watch"
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is a collaborator
         self,
@@ -159,9 +160,10 @@ class LineHistory(Part):
     def _backend(self) -> Backend:
         return self._recorder.backend
 
-    def wants(self, step: int) -> StepAction | None:
-        """Return "watch" if the lines are to be compared at the end of this step."""
-        return "watch" if self._is_recording and step >= self._next_look else None
+    @property
+    def due_step(self) -> float:
+        """The next step at whose end the lines are to be compared."""
+        return self._next_look if self._is_recording else math.inf
 
     def begin(self) -> None:
         """Start at the first allocation, unless the start depends on reads."""
