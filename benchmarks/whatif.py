@@ -46,7 +46,7 @@ SETTINGS = (
     "garbage_collection_threshold:0.8,per_process_memory_fraction:0.95",
     "expandable_segments:True,roundup_power2_divisions:4",
 )
-ROOTS = ("sdk/src", "tools/src", "exporter/src")
+ROOTS = ("core/src", "sdk/src", "exporter/src", "lab/src", "tools/src")
 
 
 class Recorder(SimulatedGpu):

@@ -65,7 +65,7 @@ def _image(text: str, urls: Urls) -> str:
 
 
 _PLACES: Mapping[str, Callable[[str, Urls], str]] = {
-    "sdk/src/torchmem/explain/thresholds.yml": _thresholds,
+    "core/src/torchmem/explain/thresholds.yml": _thresholds,
     "deploy/helm/torchmem/Chart.yaml": _chart,
     "exporter/Dockerfile": _image,
 }

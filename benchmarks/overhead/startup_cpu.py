@@ -4,7 +4,7 @@
 
 Prints medians of 15 processes. Each collects garbage and freezes what is left before the import, so
 that no full collection, which visits torch's objects, falls into it. Another checkout is measured
-with its `sdk/src` in PYTHONPATH.
+with its `core/src` and `sdk/src` in PYTHONPATH.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 
 The modules of Python's library that torch imports are imported before, as the script needs torch.
 The allocator is simulated and CUDA is not initialized, as in a script that calls `instrument()`
-first. Another checkout is measured with its `sdk/src` and `tools/src` in PYTHONPATH.
+first. Another checkout is measured with its source roots in PYTHONPATH.
 """
 
 from __future__ import annotations

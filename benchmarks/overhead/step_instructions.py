@@ -5,7 +5,7 @@
 The allocator is simulated: what PyTorch's own calls cost is not included. An optimizer's step is
 announced only if it is watched, so most steps call one hook. The last lines add up what a process
 with steps of 5 ms, and one that only sleeps, execute per second at the default interval. Another
-checkout is measured with its `sdk/src` and `tools/src` in PYTHONPATH.
+checkout is measured with its source roots in PYTHONPATH.
 """
 
 from __future__ import annotations

@@ -266,7 +266,16 @@ def test_the_image_is_built_in_two_stages_without_a_compiler() -> None:
 def test_the_image_gets_what_the_wheel_is_built_from() -> None:
     """.dockerignore lets through every file that the wheel is built from."""
     allowed = re.findall(r"^!(\S+)", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
-    sources = ["pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "sdk", "tools"]
+    sources = [
+        "pyproject.toml",
+        "hatch_build.py",
+        "README.md",
+        "LICENSE",
+        "core",
+        "sdk",
+        "lab",
+        "tools",
+    ]
     assert [
         name
         for name in [*sources, *shipped.paths(ROOT, *shipped.KINDS)]

@@ -14,8 +14,8 @@ import pytest
 
 from torchmem import sdk
 from torchmem.cli.main import COMMANDS, main
+from torchmem.commands.manifests import MADE
 from torchmem.exporter.collect import COLLECTORS
-from torchmem.manifests.command import MADE
 from torchmem.manifests.shipped import KINDS
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import PREFIX, Settings
@@ -212,7 +212,7 @@ def test_every_integration_is_documented(root: Path) -> None:
 
 
 def test_every_package_is_in_the_layout(root: Path) -> None:
-    """The table in CONTRIBUTING.md names each package of the three source roots, and no other."""
+    """The table in CONTRIBUTING.md names each package of the source roots, and no other."""
     page = (root / "CONTRIBUTING.md").read_text()
     rows = re.findall(r"^\| `(\w+/src/torchmem)/([\w{},]+)` \|", page, re.MULTILINE)
     named = {f"{top}/{name}" for top, names in rows for name in names.strip("{}").split(",")}

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE_ROOTS = [ROOT / "sdk/src", ROOT / "exporter/src", ROOT / "tools/src", ROOT]
+SOURCE_ROOTS = [*ROOT.glob("*/src"), ROOT]
 MAX_FUNCTION_LINES = 40
-PACKAGES = [path for root in SOURCE_ROOTS[:3] for path in (root / "torchmem").iterdir()]
+PACKAGES = [path for root in SOURCE_ROOTS[:-1] for path in (root / "torchmem").iterdir()]
 
 
 @pytest.fixture(scope="module")
 def modules() -> dict[str, ast.Module]:
     """Return all modules of the package and of the dashboards, parsed, by name."""
-    folders = [*((root, "torchmem") for root in SOURCE_ROOTS[:3]), (ROOT, "dashboards")]
+    folders = [*((root, "torchmem") for root in SOURCE_ROOTS[:-1]), (ROOT, "dashboards")]
     files = ((path, root) for root, name in folders for path in (root / name).rglob("*.py"))
     return {module_name(path, root): ast.parse(path.read_text()) for path, root in files}
 

@@ -39,11 +39,11 @@ def used(tree: ast.Module) -> Iterator[str]:
 
 def test_nothing_waits_by_what_is_replaced(root: Path) -> None:
     """Each use has its reason here; all others are `torchmem.sample.native_threads`'."""
-    source = root / "sdk" / "src" / "torchmem"
     found = {
-        f"{path.relative_to(source)}: {use}"
+        f"{room}/{path.relative_to(folder)}: {use}"
         for room in ROOMS
-        for path in (source / room).rglob("*.py")
+        for folder in root.glob(f"*/src/torchmem/{room}")
+        for path in folder.rglob("*.py")
         for use in used(ast.parse(path.read_text()))
     }
     assert found == set(ALLOWED)

@@ -12,7 +12,7 @@ from deploy.urls import LOCAL_RUNBOOKS, rendered
 ROOT = Path(__file__).resolve().parents[2]
 REPOSITORY, SITE = "https://git.example.org/torchmem", "https://docs.example.org/torchmem"
 CHART = "deploy/helm/torchmem/Chart.yaml"
-THRESHOLDS = "sdk/src/torchmem/explain/thresholds.yml"
+THRESHOLDS = "core/src/torchmem/explain/thresholds.yml"
 DOCKERFILE = "exporter/Dockerfile"
 
 

@@ -29,7 +29,7 @@ LIVE = ROOT / "exporter" / "src" / "torchmem" / "exporter" / "live" / "static"
 _MAP = re.compile(r"map|^file_|^memory_layout")
 _OTHERS = re.compile(rf"{_MAP.pattern}|^report_|uplot|worker|pickle")
 """Files of the page whose texts and styles are not in the pictures of the demo."""
-TOOLS = ROOT / "tools" / "src" / "torchmem"
+LAB, TOOLS = (ROOT / root / "src" / "torchmem" for root in ("lab", "tools"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _plot(command: str) -> Subject:
 
 
 def _shown_by_plot(command: str) -> str:
-    code = shown.program(TOOLS / command / "plot.py", TOOLS / "cli" / "plots.py")
+    code = shown.program(LAB / command / "plot.py", TOOLS / "cli" / "plots.py")
     return "\n".join([code, *shown.commands(DOCS / f"{command}.md", f"{command}.png")])
 
 

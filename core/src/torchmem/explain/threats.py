@@ -1,0 +1,262 @@
+"""What threatens a running rank, judged by its latest sample, and what to do about it.
+
+The thresholds are those of the alerts. Alerts also look at the minutes before, so they are fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import zip_longest
+
+from torchmem.allocator.oom_cause import CONTEXT_ALLOWANCE_BYTES
+from torchmem.allocator.outside_memory import outside_bytes
+from torchmem.allocator.sizes import ROUND_LARGE, format_size
+from torchmem.explain.growth import steps_left
+from torchmem.explain.headline import growth_sentence
+from torchmem.explain.oom_report import OomReport, format_seconds
+from torchmem.explain.remedies import Remedy, in_order, remedies
+from torchmem.explain.thresholds import Limits
+from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
+from torchmem.sample.quick_dataclass import dataclass
+from torchmem.sample.sample import (
+    DeviceSample,
+    Layout,
+    Onset,
+    OomCause,
+    OomDetail,
+    OomRecord,
+    Sample,
+)
+
+MAX_REMEDIES = 3
+MIN_GAIN = 0.5
+"""What compaction gains, as a share of what is left, for it to matter to a rank that retries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threat:
+    """One thing that may end the run or slow it down.
+
+    `cause` and `onset` are those of the OOM to expect, as far as they are known.
+    """
+
+    text: str
+    cause: OomCause | None = None
+    onset: Onset | None = None
+
+
+def threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Threat, ...]:
+    """Return what threatens a rank on one of its devices, the most urgent first.
+
+    If compaction would make more room than what has grown, fragmentation comes before the growth.
+    """
+    is_first = strands_most(device, limits)
+    growth = (_fragmentation, _growth) if is_first else (_growth, _fragmentation)
+    finders = (_failed, *growth, _capacity, _libraries, _retries, _host, _ignored)
+    return tuple(threat for find in finders for threat in find(sample, device, limits))
+
+
+def strands_most(device: DeviceSample, limits: Limits) -> bool:
+    """Return whether a rank is fragmented, and compaction would make more room than anything else.
+
+    What has grown is all that an end of the growth could give back.
+    """
+    grown = device.growth.grown_bytes if device.growth else 0
+    return _is_fragmented(device, limits) and (_compaction_gain(device) or 0) > grown
+
+
+def _compaction_gain(device: DeviceSample) -> int | None:
+    """Return how much larger the largest request could be if all free bytes were in one piece.
+
+    That is what is stranded, without a piece of it that is itself the largest request.
+    """
+    layout, free = device.layout, device.driver_free_bytes
+    if layout is None or layout.headroom_flush_bytes is None or free is None:
+        return None
+    gain = free + layout.free_bytes - layout.headroom_flush_bytes
+    return min(layout.stranded_bytes, max(0, gain))
+
+
+def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy, ...]:
+    """Return at most MAX_REMEDIES remedies, the largest gain first, as after an OOM.
+
+    Of those whose gain is unknown, the most promising for each threat come first.
+    """
+    expected = dict.fromkeys(
+        pair for threat in threats(sample, device, limits) for pair in _pairs(threat)
+    )
+    lists = [remedies(_next_oom(sample, device, *pair)) for pair in expected]
+    by_place = (remedy for place in zip_longest(*lists) for remedy in place if remedy is not None)
+    return in_order(by_place)[:MAX_REMEDIES]
+
+
+def _pairs(threat: Threat) -> Iterator[tuple[OomCause, Onset | None]]:
+    """Yield the cause and onset of the OOM to expect, and a cause that has remedies of its own."""
+    if threat.cause is not None:
+        yield threat.cause, threat.onset
+        if threat.cause != "capacity":
+            yield threat.cause, None
+
+
+def _next_oom(
+    sample: Sample, device: DeviceSample, cause: OomCause, onset: Onset | None
+) -> OomReport:
+    """Return the OOM report of the smallest request that would fail now."""
+    layout = device.layout
+    headroom = layout.headroom_flush_bytes if layout else None
+    detail: OomDetail | None = "stranded" if cause == "fragmentation" else None
+    requested = (headroom or 0) + ROUND_LARGE
+    why = _why(sample, device, onset) if onset else None
+    gains = tuple(_gains(device)) if cause == "fragmentation" else ()
+    return OomReport(
+        timestamp=sample.timestamp,
+        process=sample.process,
+        device=device,
+        oom=OomRecord(sample.timestamp, requested, cause, detail, onset=onset),
+        driver_free_bytes=device.driver_free_bytes or 0,
+        limit_bytes=None,
+        layout=layout,
+        layout_before=layout,
+        steps=sample.steps,
+        allocator_settings=sample.allocator_settings,
+        verdict=Verdict(cause, detail, why, gains) if onset or gains else None,
+    )
+
+
+def _gains(device: DeviceSample) -> Iterator[Gain]:
+    """Yield what compaction would free, if that is known."""
+    gain, per_step = _compaction_gain(device), device.growth and device.growth.bytes_per_step
+    if gain:
+        yield Gain("compaction", gain, gain / per_step if per_step else None, matters=True)
+
+
+def _why(sample: Sample, device: DeviceSample, onset: Onset) -> OnsetEvidence | None:
+    """Return the onset of the OOM that what grows will cause, or has caused.
+
+    The growth is taken up to the steps of the sample, which may be newer than the judgment.
+    """
+    growth = device.growth
+    if growth is None or growth.kind != onset:
+        return OnsetEvidence(onset) if onset == "leak" else None
+    rate, since = growth.bytes_per_step, growth.since_step
+    grown = max(growth.grown_bytes, int(rate * (sample.steps.count - since)))
+    return OnsetEvidence(growth.kind, grown, rate, since, growth.component)
+
+
+def _failed(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
+    if sample.oom_pending and device.last_oom:
+        line = f" at {device.last_oom.line}" if device.last_oom.line else ""
+        text = f"An allocation has failed{line} and no step has ended since: run `torchmem why`."
+        yield Threat(text, device.last_oom.cause, device.last_oom.onset)
+
+
+def _growth(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
+    growth, left = device.growth, steps_left(device)
+    if growth is None:
+        return
+    seconds = sample.steps.mean_seconds
+    time = f" ({format_seconds(left * seconds)})" if left is not None and seconds else ""
+    cause: OomCause = "external" if growth.kind == "outside" else "capacity"
+    yield Threat(f"{growth_sentence(growth, left)}{time}.", cause, growth.kind)
+
+
+def _is_below(size: int | None, ratio: float, device: DeviceSample) -> bool:
+    return size is not None and device.total_bytes is not None and size < ratio * device.total_bytes
+
+
+def is_severe(index: float | None, limits: Limits) -> bool:
+    """Return whether a fragmentation index is above what is considered severe."""
+    return index is not None and index > limits.fragmentation_ratio
+
+
+def _is_stranded(layout: Layout, device: DeviceSample, limits: Limits) -> bool:
+    stranded = layout.stranded_bytes
+    is_share = not _is_below(stranded, limits.stranded_ratio, device)
+    return stranded >= limits.stranded_bytes and is_share
+
+
+def _is_fragmented(device: DeviceSample, limits: Limits) -> bool:
+    """Return whether much is stranded and the rank needs it.
+
+    It does if little can be allocated without a flush, or if it has retried or grows and
+    compaction would make much more room than there is.
+    """
+    layout = device.layout
+    if layout is None or layout.headroom_bytes is None or not _is_stranded(layout, device, limits):
+        return False
+    is_asked = bool(device.counters.alloc_retries) or device.growth is not None
+    is_much = (_compaction_gain(device) or 0) > MIN_GAIN * (layout.headroom_flush_bytes or 0)
+    return (is_asked and is_much) or _is_below(layout.headroom_bytes, limits.headroom_ratio, device)
+
+
+def _fragmentation(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    layout = device.layout
+    if layout is None or not _is_fragmented(device, limits):
+        return
+    stranded, headroom = layout.stranded_bytes, layout.headroom_bytes or 0
+    share = f" ({stranded / device.total_bytes:.0%} of the GPU)" if device.total_bytes else ""
+    fails = (layout.headroom_flush_bytes or 0) <= headroom
+    end = "fails" if fails else "has to flush the cache"
+    yield Threat(
+        f"Fragmentation: {format_size(stranded)}{share} is free but stranded beside live tensors, "
+        f"and a request above {format_size(headroom)} {end}.",
+        "fragmentation",
+    )
+
+
+def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    layout = device.layout
+    headroom = layout.headroom_flush_bytes if layout else None
+    if headroom is None or not _is_below(headroom, limits.near_capacity_ratio, device):
+        return
+    outside = outside_bytes(device, device.driver_free_bytes) or 0
+    foreign = outside - CONTEXT_ALLOWANCE_BYTES
+    if foreign > 0 and not _is_below(foreign, limits.near_capacity_ratio, device):
+        held = f", while {format_size(outside)} is held outside PyTorch's allocator"
+        cause: OomCause = "external"
+    elif _is_fragmented(device, limits):
+        return  # compaction would make room
+    else:
+        held, cause = "", "capacity"
+    yield Threat(
+        f"Nearly full: no request above {format_size(headroom)} succeeds, even after a flush of "
+        f"the cache{held}.",
+        cause,
+    )
+
+
+def _libraries(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    layout, free = device.layout, device.driver_free_bytes
+    releasable = layout.releasable_bytes if layout else 0
+    is_short = free is not None and free < limits.gpu_library_bytes
+    if free is not None and is_short and releasable >= limits.library_releasable_bytes:
+        yield Threat(
+            f"The driver has {format_size(free)} left for libraries such as NCCL, while PyTorch "
+            f"caches {format_size(releasable)} in whole segments.",
+            "library",
+        )
+
+
+def _retries(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
+    retries, steps = device.counters.alloc_retries or 0, sample.steps.count
+    if retries:
+        often = f", in {steps:,} steps" if steps else ""
+        times = "once" if retries == 1 else f"{retries:,} times"
+        yield Threat(f"PyTorch has emptied its whole cache {times} to retry an allocation{often}.")
+
+
+def _host(sample: Sample, _: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    host = sample.host
+    if host is None or host.limit_bytes is None or host.available_bytes is None:
+        return
+    if host.available_bytes < limits.host_available_ratio * host.limit_bytes:
+        yield Threat(
+            f"Host memory is almost full: {format_size(host.available_bytes)} of "
+            f"{format_size(host.limit_bytes)} is left."
+        )
+
+
+def _ignored(sample: Sample, _: DeviceSample, __: Limits) -> Iterator[Threat]:
+    names = [name for name, ignored in sample.settings_ignored.items() if ignored]
+    if names:
+        yield Threat(f"PyTorch has ignored these allocator settings: {', '.join(names)}.")

@@ -1,0 +1,198 @@
+"""Saves what a preflight needs as a baseline, and compares with one.
+
+The script runs again if that is in doubt: when a baseline is saved, and when it needs more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+from torchmem.compare import baseline as files
+from torchmem.compare import markdown
+from torchmem.compare.baseline import Baseline, BaselineEntry, Compared
+from torchmem.compare.text import change_lines, headline
+from torchmem.compare.usage import usage_values
+from torchmem.output.terminal import wrapped
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.runner import Runner
+from torchmem.sample.errors import UsageError
+
+MORE_RUNS = 2
+"""Runs that tell growth from variation."""
+_PYTHON = re.compile(r"python[\d.]*t?")
+_TABLES = ("find_batch", "matrix", "bisect")
+_FLAGS = ("save_baseline", "baseline", "tolerance", "markdown")
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineOptions:
+    """Where to save, what to compare with and how, and the file for a pull request's comment."""
+
+    save: Path | None
+    baseline: Baseline | None
+    tolerance: float
+    markdown: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineResult:
+    """The runs compared with the baseline; `problem` is why some have no verdict."""
+
+    compared: tuple[Compared, ...] = ()
+    problem: str | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """1 if a run needs more, 2 if one could not be compared, else 0."""
+        if self.problem is None and any(each.outcome == "more" for each in self.compared):
+            return 1
+        unknown = any(each.outcome in {"new", "other"} for each in self.compared)
+        return 2 if self.problem or unknown else 0
+
+    def lines(self) -> Iterator[str]:
+        """Yield what the comparison says, as text."""
+        for each in self.compared:
+            grown = headline(each.diff) if each.diff and each.outcome == "more" else None
+            yield from wrapped(f"Baseline: {each.sentence}" + (f" {grown}." if grown else ""))
+            if each.diff and each.outcome in {"more", "less"}:
+                yield from change_lines(each.diff)
+        if self.problem:
+            yield from wrapped(f"Baseline: {self.problem}")
+
+    def values(self) -> dict[str, Any]:
+        """Return what the comparison says, for JSON."""
+        rows = [
+            {
+                "name": each.name,
+                "outcome": each.outcome,
+                "sentence": each.sentence,
+                "before": usage_values(each.diff.before) if each.diff else None,
+                "after": usage_values(each.entry.usage),
+                "largest_growth": headline(each.diff) if each.diff else None,
+            }
+            for each in self.compared
+        ]
+        return {"exit_code": self.exit_code, "problem": self.problem, "compared": rows}
+
+
+def checked_options(arguments: argparse.Namespace) -> BaselineOptions | None:
+    """Return the checked flags, None if there are none. Raises UsageError."""
+    given = [name for name in _FLAGS if getattr(arguments, name)]
+    if not given:
+        return None
+    table = next((name for name in _TABLES if getattr(arguments, name)), None)
+    if table:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} compares single runs: do not combine it with "
+            f"--{table.replace('_', '-')}."
+        )
+    if not (arguments.save_baseline or arguments.baseline):
+        raise UsageError(f"--{given[0]} needs a baseline: add --baseline FILE.")
+    for path in (arguments.save_baseline, arguments.markdown):
+        files.check_output(path)
+    tolerance = files.DEFAULT_TOLERANCE
+    if arguments.tolerance:
+        tolerance = files.parse_tolerance(arguments.tolerance)
+    known = files.load(arguments.baseline) if arguments.baseline else None
+    return BaselineOptions(arguments.save_baseline, known, tolerance, arguments.markdown)
+
+
+def check(
+    options: BaselineOptions, runs: Sequence[tuple[RunPlan, RunResult]], runner: Runner
+) -> BaselineResult:
+    """Compare the runs with the baseline, and save them as one, as the flags say."""
+    problems: list[str] = []
+    compared: list[Compared] = []
+    saved: dict[str, BaselineEntry] = {}
+    for plan, result in runs:
+        found = entries(plan, result)
+        if not found:
+            problems.append(f"{run_name(plan)} has no peak to compare, because it did not fit.")
+        saved |= found
+        if options.baseline:
+            each = [
+                options.baseline.compare(name, entry, options.tolerance)
+                for name, entry in found.items()
+            ]
+            compared += each
+            if any(one.outcome == "more" for one in each):
+                problems += _variation(plan, each, options.tolerance, runner)
+        elif found:
+            problems += _varies(plan, found, options.tolerance, runner)
+    if options.save and saved:
+        files.save(options.save, saved)
+        print(f"torchmem: saved {len(saved)} in {options.save}.", file=sys.stderr)
+    if options.markdown:
+        markdown.write(options.markdown, markdown.page(compared, phantom=True))
+    return BaselineResult(tuple(compared), " ".join(problems) or None)
+
+
+def entries(plan: RunPlan, result: RunResult) -> dict[str, BaselineEntry]:
+    """Return what a run needed, by its name and, if there are several, by GPU."""
+    if result.ended == "oom" or no_verdict_error(result):
+        return {}
+    several = len(result.devices) > 1
+    return {
+        f"{run_name(plan)}{f' on cuda:{device.device}' if several else ''}": BaselineEntry(
+            device.usage, plan.gpu.name, result.torch_version
+        )
+        for device in result.devices
+    }
+
+
+def run_name(plan: RunPlan) -> str:
+    """Return the command, the same on all machines, with the rank of a distributed run."""
+    program = PurePath(plan.command[0]).name
+    words = "python" if _PYTHON.fullmatch(program) else program, *plan.command[1:]
+    place = plan.placement
+    rank = f" as rank {place.rank} of {place.world_size}" if place else ""
+    return shlex.join(words) + rank
+
+
+def _varies(
+    plan: RunPlan, found: dict[str, BaselineEntry], tolerance: float, runner: Runner
+) -> list[str]:
+    """Return what varies between this run and another one."""
+    again = _again(plan, runner, 1)
+    peaks = {name: [_peak(entry), *_peaks(again, name)] for name, entry in found.items()}
+    varying = (files.variation(each, tolerance) for each in peaks.values())
+    return [sentence for sentence in varying if sentence]
+
+
+def _variation(
+    plan: RunPlan, compared: Sequence[Compared], tolerance: float, runner: Runner
+) -> list[str]:
+    """Return the variation of runs that need more, if not all runs do."""
+    again = _again(plan, runner, MORE_RUNS)
+    problems = []
+    for each in compared:
+        before = each.diff.before.peak_allocated if each.diff else None
+        if each.outcome == "more" and before is not None:
+            peaks = [_peak(each.entry), *_peaks(again, each.name)]
+            varies = files.variation(peaks, tolerance)
+            if varies and min(peaks) <= before * (1 + tolerance):
+                problems.append(varies)
+    return problems
+
+
+def _again(plan: RunPlan, runner: Runner, times: int) -> list[dict[str, BaselineEntry]]:
+    return [
+        entries(plan, runner.run_captured(plan, "again, to see whether the peak varies"))
+        for _ in range(times)
+    ]
+
+
+def _peaks(again: Sequence[dict[str, BaselineEntry]], name: str) -> list[int]:
+    return [_peak(found[name]) for found in again if name in found]
+
+
+def _peak(entry: BaselineEntry) -> int:
+    return entry.usage.peak_allocated or 0

@@ -1,0 +1,147 @@
+"""Runs plans one after another, each in its own scratch folder, and shows their progress."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Protocol, TextIO
+
+from torchmem.allocator.sizes import format_size
+from torchmem.output.terminal import PLAIN_INTERVAL_SECONDS, StatusLine, share_done
+from torchmem.preflight.plan import RunPlan
+from torchmem.preflight.result import RunProgress, RunResult
+
+LINE_SECONDS = 2.0
+
+
+class RunFunction(Protocol):
+    """The type of torchmem.preflight.run.run."""
+
+    def __call__(
+        self,
+        plan: RunPlan,
+        folder: Path,
+        progress: Callable[[RunProgress], None],
+        *,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> RunResult:
+        """Run the plan."""
+
+
+@dataclass(slots=True)
+class Runner:
+    """Runs plans in separate folders below `scratch`.
+
+    json: stdout is reserved for the JSON document, so the script's stdout goes to stderr. clock:
+    seconds, from any start.
+    """
+
+    run: RunFunction
+    scratch: Path
+    json: bool = False
+    clock: Callable[[], float] = time.monotonic
+    _number: int = field(default=0, init=False)
+    _started: float = field(init=False)
+    _announce_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
+        self._announce_at = self._started + PLAIN_INTERVAL_SECONDS
+
+    @property
+    def runs(self) -> int:
+        """Number of runs so far."""
+        return self._number
+
+    def elapsed_seconds(self) -> float:
+        """Return the wall time since this runner was made, including the time between runs."""
+        return self.clock() - self._started
+
+    def run_visible(self, plan: RunPlan) -> RunResult:
+        """Run the plan and pass the script's output through."""
+        stdout = sys.stderr.fileno() if self.json else None
+        return self.run(plan, self._new_folder(), _ProgressLines(), stdout=stdout)
+
+    def run_captured(self, plan: RunPlan, label: str) -> RunResult:
+        """Run the plan and show the script's output, on stderr, only if it ends with an error.
+
+        label: description for the progress.
+        """
+        folder = self._new_folder()
+        self._announce(label)
+        with (folder.parent / f"{folder.name}.output").open("w+b") as output:
+            descriptor = output.fileno()
+            with _ProgressBar(label) as progress:
+                result = self.run(plan, folder, progress, stdout=descriptor, stderr=descriptor)
+            if result.ended in {"error", "unsupported"}:
+                _copy_to_stderr(output)
+        return result
+
+    def _announce(self, label: str) -> None:
+        """Print now and then which run starts: short runs show no progress without a terminal."""
+        now = self.clock()
+        if now >= self._announce_at and not sys.stderr.isatty():
+            self._announce_at = now + PLAIN_INTERVAL_SECONDS
+            line = f"torchmem: run {self._number} of the script, {label}; {now - self._started:.0f}"
+            print(f"{line} s so far", file=sys.stderr, flush=True)
+
+    def _new_folder(self) -> Path:
+        self._number += 1
+        folder = self.scratch / str(self._number)
+        folder.mkdir()
+        return folder
+
+
+class _ProgressBar(StatusLine):
+    """The progress of a script whose output is captured."""
+
+    def __init__(
+        self, label: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(stream, clock)
+        self._label = label
+
+    def __call__(self, progress: RunProgress) -> None:
+        """Show the progress if an update is due."""
+        self.show(
+            lambda: f"{self._label}, {_memory(progress)}", progress.step, progress.total_steps
+        )
+
+
+class _ProgressLines:
+    """Lines of progress, for a script that writes to the same stream."""
+
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._started = clock()
+        is_terminal = self._stream.isatty()
+        self._interval = LINE_SECONDS if is_terminal else PLAIN_INTERVAL_SECONDS
+        self._next = self._started + self._interval
+
+    def __call__(self, progress: RunProgress) -> None:
+        """Write a line if one is due."""
+        now = self._clock()
+        if now >= self._next:
+            self._next = now + self._interval
+            label = f"preflight (phantom): step {progress.step:,} of {progress.total_steps:,}, "
+            steps, seconds = (progress.step, progress.total_steps), now - self._started
+            self._stream.write(share_done(label + _memory(progress), *steps, seconds) + "\n")
+            self._stream.flush()
+
+
+def _memory(progress: RunProgress) -> str:
+    return f"{format_size(progress.peak_reserved)} reserved so far"
+
+
+def _copy_to_stderr(output: BinaryIO) -> None:
+    output.seek(0)
+    sys.stderr.flush()
+    sys.stderr.buffer.write(output.read())
+    sys.stderr.flush()
