@@ -13,7 +13,7 @@ from torchmem.sdk.context import Context
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.monitor import Monitor
 from torchmem.sdk.observation import MeasuredSnapshot, Oom
-from torchmem.sdk.part import Part, Wish
+from torchmem.sdk.part import Part, StepAction
 from torchmem.sdk.parts import build
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import Settings
@@ -39,7 +39,7 @@ class Toy(Part):
     def begin(self) -> None:
         self._note("begin")
 
-    def wants(self, step: int) -> Wish:
+    def wants(self, step: int) -> StepAction | None:
         return "call" if step == 3 else None
 
     def at_read(self, step: int | None) -> None:
@@ -78,19 +78,19 @@ class Toy(Part):
 class Indifferent(Toy):
     """Wants no step."""
 
-    def wants(self, step: int) -> Wish:
+    def wants(self, step: int) -> StepAction | None:
         return None
 
 
 class Reading(Toy):
     """Wants a read at a step after the first ones."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, action: StepAction) -> None:
         super().__init__()
-        self._wish = wish
+        self._action = action
 
-    def wants(self, step: int) -> Wish:
-        return self._wish if step == 120 else None
+    def wants(self, step: int) -> StepAction | None:
+        return self._action if step == 120 else None
 
 
 def monitored(backend: SimulatedBackend, run_dir: Path, toy: Toy) -> Session:
@@ -158,17 +158,17 @@ def test_a_part_asks_for_the_end_of_a_step(backend: SimulatedBackend, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("wish", "reads"), [("read", ["read 120"]), ("watch", ["read 120", "read 121"])]
+    ("action", "reads"), [("read", ["read 120"]), ("watch", ["read 120", "read 121"])]
 )
 def test_a_part_asks_for_a_read(
     allocator: DeviceCachingAllocator,
     backend: SimulatedBackend,
     tmp_path: Path,
-    wish: Wish,
+    action: StepAction,
     reads: list[str],
 ) -> None:
     """The step after it is read too only if the part asks for that."""
-    toy, settings = Reading(wish), Settings(run_dir=tmp_path, interval=3600.0)
+    toy, settings = Reading(action), Settings(run_dir=tmp_path, interval=3600.0)
     session = Session(settings, backend, {}, lambda _context, _monitor: (toy,))
     optimizer = SimulatedOptimizer([allocator.malloc(MIB)])
     for _ in range(124):

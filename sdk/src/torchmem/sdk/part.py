@@ -14,7 +14,7 @@ from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import MeasuredSnapshot, Oom
 from torchmem.sdk.safety.errors import Stage
 
-Wish = Literal["call", "read", "watch"] | None
+StepAction = Literal["call", "read", "watch"]
 """What a part wants at the end of a step: a call of its `at_step`, or also a read before it.
 
 After "watch" the next step is read too, as after a routine read.
@@ -30,20 +30,11 @@ class Part:
     def begin(self) -> None:
         """Start, once CUDA is up in this process. It is called again if it was interrupted."""
 
-    def wants(self, step: int) -> Wish:
-        """Return what the part wants at the end of `step`, counted from 1.
+    def wants(self, step: int) -> StepAction | None:
+        """Return what the part wants at the end of `step`, counted from 1; mostly None.
 
-        It is called in the training thread: at each step while `is_wishing`, else at some steps.
+        It is called in the training thread at the end of each step, and must cost next to nothing.
         """
-
-    @property
-    def is_wishing(self) -> bool:
-        """Whether `wants` must be called at the end of the next step.
-
-        It is asked after full steps and ticks, and only of parts that override `wants`. As long as
-        no part is wishing, most steps cost less than a microsecond.
-        """
-        return True
 
     def at_read(self, step: int | None) -> None:
         """Act after a read of the statistics, in the thread that read.
@@ -105,7 +96,7 @@ class Parts:
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
         self.all = tuple(parts)
-        self.wishing = self._overriding("wants")
+        self.wanting = self._overriding("wants")
         self.reading = self._overriding("at_read")
         self.reading_early = self._overriding("at_early_read")
         self.stepping = self._overriding("at_step")

@@ -34,9 +34,9 @@ from torchmem.sdk.reading.peaks import Phase
 from torchmem.sdk.release.pressure_hooks import PressureHook, PressureHooks
 from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 from torchmem.sdk.safety.errors import Errors, log
-from torchmem.sdk.safety.interruptions import ignore, is_interruption, shield
+from torchmem.sdk.safety.interruptions import is_interruption, shield
 from torchmem.sdk.settings import Settings, SettingsKeywords, resolve
-from torchmem.sdk.steps import Iterations, nothing
+from torchmem.sdk.steps import Iterations
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -87,7 +87,8 @@ class Session:
         self._backend = backend
         self._environment = environment
         self._iterations = Iterations()
-        self._forget_optimizers()
+        # When an optimizer last stepped in an iteration that another one had begun.
+        self._joined = 0.0
         self._explicit_steps = False
         # Weak: if training fails, a framework's callback never ends its pass.
         self._open: list[ref[Iteration]] = []
@@ -109,15 +110,6 @@ class Session:
             self._uncaught.remove()
             self._monitor.abandon()
             raise
-
-    def _forget_optimizers(self) -> None:
-        # The optimizer of the latest step, and whether its next step begins an iteration.
-        self._stepped: Callable[[], object] = nothing
-        self._is_alone = False
-        # When an optimizer last stepped in an iteration that another one had begun.
-        self._joined = 0.0
-        # The optimizer whose next step is one of the loop's, without another look at it.
-        self._only: Callable[[], object] = nothing
 
     def _new_context(self) -> Context:
         return Context(
@@ -163,18 +155,14 @@ class Session:
 
         After the first call, only these calls count as steps; optimizer steps do not.
         """
-        now, clock = perf_counter(), self._clock
-        if now < clock.quiet_until and samples is None and self._explicit_steps:
-            clock.note(now)
-        else:
-            self._step_by_hand(now, samples)
+        self._step_by_hand(samples)
         if self.after_step:
             self.after_step()
 
     @shield
-    def _step_by_hand(self, now: float, samples: int | None) -> None:
-        self._explicit_steps, self._only = True, nothing
-        self._count_step(now, samples)
+    def _step_by_hand(self, samples: int | None) -> None:
+        self._explicit_steps = True
+        self._count_step(perf_counter(), samples)
 
     def iteration(
         self,
@@ -341,7 +329,6 @@ class Session:
     @shield
     def _begin_iteration(self, iteration: Iteration) -> None:
         self._open.append(ref(iteration))
-        self._only = nothing
         self._context.clock.note_progress(waits=False)
 
     @shield
@@ -525,7 +512,7 @@ class Session:
             self._open, self._closers = [], []
             parents, self._context = self._monitor, self._new_context()
             self._cost, self._clock = self._context.cost, self._context.clock
-            self._forget_optimizers()
+            self._iterations = Iterations()
             self._monitor = Monitor(self._context, self._parts)
             parents.close_in_child()
 
@@ -536,59 +523,39 @@ class Session:
             self._monitor.start()
         self._context.cost.add(time.thread_time() - started)
 
-    def _on_step(self, optimizer: object) -> None:
-        """Note a step of the loop's only optimizer; most steps need nothing more."""
-        now, clock = perf_counter(), self._clock
-        if now < clock.quiet_until and self._only() is optimizer:
-            clock.note(now)
-        else:
-            self._on_full_step(optimizer, now)
-
     @shield
-    def _on_full_step(self, optimizer: object, now: float) -> None:
+    def _on_step(self, optimizer: object) -> None:
+        """Count a training step if this step of an optimizer shows that one began."""
+        now = perf_counter()
         self._monitor.oom_pending = False
-        if self._stepped() is not optimizer:
-            self._note_optimizer(optimizer)
+        self._context.components.see(optimizer)
         if self._explicit_steps:
             return
-        begun = 1 if self._is_alone and not self._open else self._begun(optimizer)
+        begun = self._begun(optimizer)
         if begun == 0:
             self._joined = now
             return
         if begun > 1:
             self._clock.tick(self._joined)
         self._count_step(now, None)
-        is_only = self._is_alone and not self._open
-        self._only = self._stepped if is_only else nothing
-
-    def _note_optimizer(self, optimizer: object) -> None:
-        """Note an optimizer that did not make the latest step."""
-        self._context.components.see(optimizer)
-        self._is_alone, self._only = False, nothing
-        with ignore(TypeError):  # of an object that allows no weak references
-            self._stepped = ref(optimizer)
 
     def _begun(self, optimizer: object) -> int:
         """Return the number of steps to count at this step of an optimizer."""
-        passes = (each() for each in reversed(self._open))
+        passes = [each() for each in reversed(self._open)] if self._open else ()
         iteration = next((each for each in passes if each and each.made_step), None)
         if iteration is None:
-            begun = self._iterations.begun(optimizer)
-            is_loop = begun > 0 and self._iterations.is_loop
-            self._is_alone = is_loop and self._stepped() is optimizer
-            return begun
+            return self._iterations.begun(optimizer)
         begins, iteration.has_counted = not iteration.has_counted, True
         return int(begins)
 
     def _count_step(self, now: float, samples: int | None) -> None:
-        """Call the monitor, and count what this step cost, and those that were only noted."""
-        spent = self._clock.collect()
+        """Call the monitor at the end of a step, and count what this cost."""
         try:
             self._monitor.step(now, samples)
         except Exception as error:
             if self.errors.passes("step", error):
                 raise
-        self._cost.step_seconds += spent + min(MAX_STEP_SECONDS, perf_counter() - now)
+        self._cost.step_seconds += min(MAX_STEP_SECONDS, perf_counter() - now)
 
     @shield
     def _close(self, ending: Ending) -> None:

@@ -18,7 +18,7 @@ from torchmem.explain.lines import Uses, grown, uses_by_line
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import Growth
 from torchmem.sdk.observation import OomObservation
-from torchmem.sdk.part import Part, Wish
+from torchmem.sdk.part import Part, StepAction
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.reading.step_growth import SOON_SECONDS, StepGrowth, is_soon
@@ -159,14 +159,9 @@ class LineHistory(Part):
     def _backend(self) -> Backend:
         return self._recorder.backend
 
-    def wants(self, step: int) -> Wish:
+    def wants(self, step: int) -> StepAction | None:
         """Return "watch" if the lines are to be compared at the end of this step."""
         return "watch" if self._is_recording and step >= self._next_look else None
-
-    @property
-    def is_wishing(self) -> bool:
-        """Whether the lines are to be compared at the end of a certain step."""
-        return self._is_recording and self._next_look < math.inf
 
     def begin(self) -> None:
         """Start at the first allocation, unless the start depends on reads."""

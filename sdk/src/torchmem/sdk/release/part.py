@@ -10,7 +10,7 @@ from pathlib import Path
 from torchmem.sample.release_messages import MAX_WANTED_BYTES
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import Oom
-from torchmem.sdk.part import Part, Wish
+from torchmem.sdk.part import Part, StepAction
 from torchmem.sdk.release.neighbors import Neighbors
 from torchmem.sdk.release.release import Release
 from torchmem.sdk.release.requests import ReleaseRequests
@@ -35,14 +35,9 @@ class ReleasePart(Part):
         self._after_release = after_release
         self._logged_engines: set[int] = set()
 
-    def wants(self, step: int) -> Wish:  # noqa: ARG002
+    def wants(self, step: int) -> StepAction | None:  # noqa: ARG002
         """Ask for a read while a request waits."""
         return "read" if self._requests.is_busy else None
-
-    @property
-    def is_wishing(self) -> bool:
-        """Whether a request waits."""
-        return self._requests.is_busy
 
     def at_step(self) -> None:
         """Release where that pays, and serve a request."""
