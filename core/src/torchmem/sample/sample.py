@@ -328,6 +328,7 @@ class Steps:
 class SelfCost:
     """What the SDK itself cost: duration of the latest reads, total CPU time, errors by stage.
 
+    `errors` has only stages with an error.
     `oom_duration_seconds` is how long the latest OutOfMemoryError was delayed to write its report.
     """
 

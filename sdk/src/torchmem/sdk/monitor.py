@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from torchmem.allocator.backend import OomObserver
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 JOIN_SECONDS = 0.5
 LOCK_SECONDS = 1.0
 
-P = TypeVar("P", bound=Part)
 Build = Callable[[Context, "Monitor"], Iterable[Part]]
 """Returns the parts of a monitor whose `process` and `file` are known."""
 
@@ -127,11 +126,10 @@ class Monitor:
         """Whether the process may die of the newest OOM, or has."""
         return self.oom_pending and self._ended != "exited"
 
-    def part(self, kind: type[P]) -> P | None:
-        """Return the part of this class while the monitor runs; None if there is none."""
-        if self._ended or not self.is_active:
-            return None
-        return next((part for part in self._parts.all if isinstance(part, kind)), None)
+    @property
+    def is_running(self) -> bool:
+        """Whether the monitor was started in this process and has not ended."""
+        return self.is_active and not self._ended
 
     def start(self) -> None:
         """Attach the OOM observer and start to publish, once CUDA is up in this process.
@@ -311,7 +309,7 @@ class Monitor:
 
     def read_here(self, after: Callable[[], None] | None = None) -> None:
         """Read between two steps in the calling thread, call `after`, and publish."""
-        if not self.is_active or self._ended or not self._backend.is_initialized():
+        if not self.is_running or not self._backend.is_initialized():
             return
         started = time.thread_time()
         self.reader.read()
@@ -329,7 +327,7 @@ class Monitor:
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         """Keep the evidence; an exception here would replace the user's OutOfMemoryError."""
-        if self._ended or not self.is_active:
+        if not self.is_running:
             return
         origin = None
         with self._errors.suppress("oom"):
@@ -340,7 +338,7 @@ class Monitor:
 
     def on_library_oom(self, failed: LibraryOom) -> None:
         """Keep the evidence of a library's OOM."""
-        if not self._ended and self.is_active:
+        if self.is_running:
             ooms = self._context.ooms
             about = partial(self._about, failed.origin)
             self._keep_oom(None, lambda: ooms.examine_library(failed, about()))
