@@ -238,7 +238,7 @@ def test_a_recording_of_the_script_is_left_alone(setting: object) -> None:
     training.hold(950)
     training.history.begin()
     training.read()
-    training.history.make_way()
+    training.history.stop()
 
     assert training.is_recording
 
@@ -255,15 +255,15 @@ def test_always_begins_at_once() -> None:
 
 
 def test_a_capture_takes_over_and_gives_back() -> None:
-    """After `make_way` another recording may run; it is followed by this one."""
+    """After `stop` another recording may run; it is followed by this one."""
     training = Training("oom")
     training.hold(950)
     training.read()
-    training.history.make_way()
+    training.history.stop()
     assert not training.is_recording
     training.backend.start_history(100)
     training.read()
-    training.history.make_way()
+    training.history.stop()
     assert training.is_recording
     training.backend.stop_history()
     training.read()
@@ -280,7 +280,7 @@ def test_a_capture_is_granted_while_stacks_are_recorded(tmp_path: Path) -> None:
         sample,
         training.errors,
         training.clock,
-        training.history.make_way,
+        training.history.stop,
     )
     sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(10)))
     capture.at_tick()

@@ -21,9 +21,8 @@ from torchmem.explain.activity import is_in_optimizer
 from torchmem.explain.call_stack import Origin
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
-from torchmem.sample.validity import Checked
 from torchmem.sdk.context import Context
-from torchmem.sdk.draft import Draft, Finished
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.identity import identify, is_compile_process, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
@@ -31,7 +30,7 @@ from torchmem.sdk.part import Part, Parts
 from torchmem.sdk.pytorch.call_stack import calling_origin
 from torchmem.sdk.reading.reader import Reader
 from torchmem.sdk.reading.run_history import EARLY_STEPS
-from torchmem.sdk.safety.cost import FIRST_STEPS
+from torchmem.sdk.safety.cost import FIRST_STEPS, MAX_STEP_SECONDS
 from torchmem.sdk.safety.interruptions import call_holding, call_if_free, shield
 from torchmem.sdk.safety.sigterm import SigtermFlush
 from torchmem.sdk.sampler import Sampler
@@ -86,8 +85,6 @@ class Monitor:
         self._to_start = deque((self._open, self._start_sampler, self._begin, self._watch_ooms))
         self._starting = Lock()
         self._publishing = Lock()
-        self._checked: Checked = {}
-        self._finished: Finished = {}
         self._ignored: tuple[dict[str, str], dict[str, bool]] | None = None
         self._pid: int | None = None
         self._ended: Ending | None = None
@@ -216,16 +213,18 @@ class Monitor:
         if is_routine or self.is_step_watched or "read" in actions:
             self._read_at_step(now, watch_next=is_routine)
         else:
-            if count <= EARLY_STEPS:
-                self.reader.early(count, self._after_early_read)
-            self._call_at_step(due)
+            self._act_without_read(count, due)
         is_next_due = self.is_step_watched or count < EARLY_STEPS
         self._due_step = 0 if is_next_due else self._parts.due_step
 
-    def _call_at_step(self, parts: Iterable[Part]) -> None:
+    def _act_without_read(self, count: int, due: Iterable[Part]) -> None:
         started = time.thread_time()
-        self._call_each(parts, lambda part: part.at_step())
-        self._cost.add(time.thread_time() - started)
+        if count <= EARLY_STEPS:
+            self.reader.early(count)
+            self._call_each(self._parts.reading_early, lambda part: part.at_early_read(count))
+        self._call_each(due, lambda part: part.at_step())
+        # The loop counts the first MAX_STEP_SECONDS of every step.
+        self._cost.add(max(0.0, time.thread_time() - started - MAX_STEP_SECONDS))
 
     def _read_at_step(self, now: float, *, watch_next: bool) -> None:
         started = time.thread_time()
@@ -283,9 +282,6 @@ class Monitor:
 
     def _after_read(self, step: int | None) -> None:
         self._call_each(self._parts.reading, lambda part: part.at_read(step))
-
-    def _after_early_read(self, step: int) -> None:
-        self._call_each(self._parts.reading_early, lambda part: part.at_early_read(step))
 
     def _tick(self) -> None:
         """Do the background thread's work, which never reads the allocator in that thread."""
@@ -399,9 +395,7 @@ class Monitor:
         """
         draft = Draft(self._recorder.samples())
         self._call_each(self._parts.completing, lambda part: part.complete(draft))
-        checked = dict(self._checked)  # a copy: another thread may publish meanwhile
-        sample, faults = possible(state := self._state(draft), checked)
-        self._checked = checked
+        sample, faults = possible(state := self._state(draft))
         for fault in faults:
             self._errors.count("values", ValueError(f"{fault.field} is {fault.reason}"))
         return sample or state
@@ -427,7 +421,7 @@ class Monitor:
             oom_pending=self.oom_pending,
             ended=self._ended,
             stall_after_seconds=None if self._clock.waits else settings.stall_after,
-            **draft.finished(self._finished),
+            **draft.finished(),
         )
 
     def _ignored_settings(self, effective: dict[str, str]) -> dict[str, bool]:

@@ -59,14 +59,14 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
         path,
         enabled=settings.memory_map,
         is_pending=lambda: monitor.oom_pending,
-        hurry=monitor.reader.hurry,
+        request_snapshot=monitor.reader.request_snapshot,
     )
     yield from _recordings(context, path, history)
     if settings.history:
         yield lines
     context.release = ReleasePart(release, path, context.clock, snapshot_after_release)
     yield context.release
-    yield Capture(history, path, errors, before_start=lines.make_way)
+    yield Capture(history, path, errors, before_start=lines.stop)
     yield from _outputs(context, monitor)
 
 

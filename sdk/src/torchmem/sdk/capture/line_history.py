@@ -240,7 +240,7 @@ class LineHistory(Part):
             self._is_recording = False
             self._backend.stop_history()
 
-    def make_way(self) -> None:
+    def stop(self) -> None:
         """Stop, so that another recording can start."""
         with self._errors.suppress("history"):
             self._stop()
