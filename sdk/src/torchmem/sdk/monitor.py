@@ -85,7 +85,6 @@ class Monitor:
         self._to_start = deque((self._open, self._start_sampler, self._begin, self._watch_ooms))
         self._starting = Lock()
         self._publishing = Lock()
-        self._ignored: tuple[dict[str, str], dict[str, bool]] | None = None
         self._pid: int | None = None
         self._ended: Ending | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -417,18 +416,12 @@ class Monitor:
                 recorder.oom_seconds,
             ),
             allocator_settings=recorder.settings,
-            settings_ignored=self._ignored_settings(recorder.settings),
+            settings_ignored=ignored_settings(environment, recorder.settings),
             oom_pending=self.oom_pending,
             ended=self._ended,
             stall_after_seconds=None if self._clock.waits else settings.stall_after,
             **draft.finished(),
         )
-
-    def _ignored_settings(self, effective: dict[str, str]) -> dict[str, bool]:
-        """Return `ignored_settings`, computed again if the settings have changed."""
-        if self._ignored is None or self._ignored[0] != effective:
-            self._ignored = effective, ignored_settings(self._context.environment, effective)
-        return self._ignored[1]
 
     def abandon(self) -> None:
         """Stop and publish nothing, for a session whose start was interrupted."""

@@ -231,17 +231,12 @@ class DeviceRecord:
         allocator = self.allocator
         if allocator is not None and expandable:
             allocator = replace(allocator, inactive_split_bytes=None)
-        return DeviceSample(
-            index=self.device.index,
-            uuid=self.device.uuid,
-            name=self.device.name,
-            total_bytes=self.device.total_bytes,
+        return replace(
+            self.bare_sample(),
             allocator=allocator,
             counters=self._counts(),
             layout=self._layout(),
             stats_timestamp=self.stats_timestamp,
-            driver_free_bytes=self.driver_free,
-            limit_bytes=self.limit,
             components=self.components,
             component_peaks=self.component_peaks,
             component_peak_timestamp=self.component_peak_time,
