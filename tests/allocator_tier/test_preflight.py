@@ -459,7 +459,7 @@ def test_a_script_may_call_instrument_before_it_imports_torch(tmp_path: Path) ->
 from torchmem import sdk
 session = sdk.instrument()
 import torch
-print(session is sdk.instrument(), session.after_step.__qualname__)
+print(session is sdk.instrument(), session.lifetime.loop.after_step.__qualname__)
 """
     settings = {"PYTHONPATH": str(STARTUP), **ChildConfig(tmp_path, 7).to_environment()}
     done = subprocess.run(

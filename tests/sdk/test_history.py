@@ -221,7 +221,7 @@ def test_the_looks_come_with_the_steps() -> None:
     training.read(1.0, 100)
     looks = []
     for step in range(101, 135):
-        if training.history.wants(step):
+        if step >= training.history.due_step:
             looks.append(step)
         training.read(0.0, step)
         training.history.at_step()
@@ -237,7 +237,7 @@ def test_a_recording_of_the_script_is_left_alone(setting: object) -> None:
     training.hold(950)
     training.history.begin()
     training.read()
-    training.history.make_way()
+    training.history.stop()
 
     assert training.is_recording
 
@@ -254,15 +254,15 @@ def test_always_begins_at_once() -> None:
 
 
 def test_a_capture_takes_over_and_gives_back() -> None:
-    """After `make_way` another recording may run; it is followed by this one."""
+    """After `stop` another recording may run; it is followed by this one."""
     training = Training("oom")
     training.hold(950)
     training.read()
-    training.history.make_way()
+    training.history.stop()
     assert not training.is_recording
     training.backend.start_history(100)
     training.read()
-    training.history.make_way()
+    training.history.stop()
     assert training.is_recording
     training.backend.stop_history()
     training.read()
@@ -279,7 +279,7 @@ def test_a_capture_is_granted_while_stacks_are_recorded(tmp_path: Path) -> None:
         sample,
         training.errors,
         training.clock,
-        training.history.make_way,
+        training.history.stop,
     )
     sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(10)))
     capture.at_tick()

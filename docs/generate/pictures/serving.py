@@ -10,7 +10,7 @@ from docs.generate.pictures.training import GIB, Life, Trainer
 
 from torchmem.sample.sample import ASLEEP, DeviceSample
 from torchmem.sdk.draft import Draft
-from torchmem.sdk.engine import EngineAllocation, EnginePart, EnginePlan, EngineState
+from torchmem.sdk.engine import EngineAllocation, EnginePart, EnginePlan
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.gpu import SimulatedGpu
@@ -102,11 +102,10 @@ class Server(Trainer):
     def __init__(self, life: EngineLife, gpu: SimulatedGpu, local_rank: int) -> None:
         super().__init__(life, gpu, local_rank)
         self._engine = SimulatedEngine(self.allocator)
-        self._known = EngineState()
-        self._known.source = self._engine
         self._part = EnginePart(
-            self._known, self._recorder, lambda: self._steps, self.allocator.reset_peak_memory_stats
+            self._recorder, lambda: self._steps, self.allocator.reset_peak_memory_stats
         )
+        self._part.source = self._engine
         self._changed()
         self._part.ready()
         self._preemptions = 0

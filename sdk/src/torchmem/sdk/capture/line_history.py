@@ -18,7 +18,7 @@ from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import Growth
 from torchmem.sdk.capture.pressure import Pressure, StepPressure, is_used_up_soon, margin
 from torchmem.sdk.observation import OomObservation
-from torchmem.sdk.part import Part, Wish
+from torchmem.sdk.part import Part, StepAction
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.cost import (
@@ -58,6 +58,7 @@ class LineHistory(Part):
     """
 
     stage: Stage = "history"
+    step_action: StepAction = "watch"
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is a collaborator
         self,
@@ -92,14 +93,10 @@ class LineHistory(Part):
     def _backend(self) -> Backend:
         return self._recorder.backend
 
-    def wants(self, step: int) -> Wish:
-        """Return "watch" if the lines are to be compared at the end of this step."""
-        return "watch" if self._is_recording and step >= self._next_look else None
-
     @property
-    def is_wishing(self) -> bool:
-        """Whether the lines are to be compared at the end of a certain step."""
-        return self._is_recording and self._next_look < math.inf
+    def due_step(self) -> float:
+        """The next step at whose end the lines are to be compared."""
+        return self._next_look if self._is_recording else math.inf
 
     def begin(self) -> None:
         """Start at the first allocation, unless the start depends on reads."""
@@ -176,7 +173,7 @@ class LineHistory(Part):
             self._is_recording = False
             self._backend.stop_history()
 
-    def make_way(self) -> None:
+    def stop(self) -> None:
         """Stop, so that another recording can start."""
         with self._errors.suppress("history"):
             self._stop()
