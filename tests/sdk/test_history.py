@@ -81,13 +81,13 @@ class Training:
         self.recorder.read_stats()
         if step is not None:
             self.recorder.add_points(step)
-        self.history.at_read(step)
+        self.history.after_read(step)
 
     def read_early(self, step: int) -> None:
         """Take a point of the run's history at a step's end."""
         self.clock.now += 0.005
         self.recorder.read_early(step)
-        self.history.at_read(step)
+        self.history.after_read(step)
 
     def hold(self, mib: int) -> None:
         """Allocate a tensor that stays."""
@@ -222,10 +222,9 @@ def test_the_looks_come_with_the_steps() -> None:
     training.read(1.0, 100)
     looks = []
     for step in range(101, 135):
-        if training.history.wants(step):
+        if training.history.at_step(step):
             looks.append(step)
         training.read(0.0, step)
-        training.history.at_step()
 
     assert looks == [102, 104, 108, 116, 132]
 
@@ -284,9 +283,9 @@ def test_a_capture_is_granted_while_stacks_are_recorded(tmp_path: Path) -> None:
     )
     sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(10)))
     capture.at_tick()
-    capture.at_step()
+    capture.at_step(1)
     training.read(10.0)
-    capture.at_step()
+    capture.at_step(1)
     answer = decode_answer(sibling_path(sample, ANSWER_SUFFIX).read_bytes())
     assert (answer.state, training.is_recording) == ("done", False)
     training.read()
@@ -330,11 +329,9 @@ def test_growth_between_steps() -> None:
     training.read()
     training.hold(10)
     training.read(0.0, 3)
-    training.history.at_step()
     training.hold(30)
     while not _compared(training).grown:
         training.read(0.0, 8)
-        training.history.at_step()
     found = _compared(training)
 
     assert ([use.bytes for use in found.grown], found.grown_steps) == ([30 * MIB], 5)

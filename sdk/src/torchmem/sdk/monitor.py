@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,8 @@ class Monitor:
     Until `start` there is no thread and no file, and nothing is measured. No method lets an error
     of the SDK escape. `oom_pending` is True if no step has ended since the newest OOM, and
     `is_step_watched` if statistics are read before and after the next optimizer step.
+    `on_snapshot` is called with each snapshot that was measured, in the background thread, and
+    `on_early_read` after a read of only the allocated bytes, at the end of one of the first steps.
     """
 
     # `start` sets them.
@@ -64,6 +66,8 @@ class Monitor:
     def __init__(self, context: Context, build: Build) -> None:
         self.oom_pending = False
         self.is_step_watched = False
+        self.on_snapshot: Callable[[MeasuredSnapshot], None] = lambda _: None
+        self.on_early_read: Callable[[int], None] = lambda _: None
         self._is_rank = False
         self._context = context
         self._build = build
@@ -77,7 +81,7 @@ class Monitor:
         self.reader = Reader(
             self._recorder, self._settings, self._errors, self._cost, self._after_read
         )
-        self._sampler = Sampler(self._tick, self._settings.interval, self._cost, self._is_awaited)
+        self._sampler = Sampler(self._tick, self._settings.interval, self._cost)
         self._sigterm = SigtermFlush(self._publish_in_handler)
         self._parts = Parts()
         self._to_begin: deque[Part] = deque()
@@ -123,6 +127,11 @@ class Monitor:
     def is_dying(self) -> bool:
         """Whether the process may die of the newest OOM, or has."""
         return self.oom_pending and self._ended != "exited"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last state is being published, or was."""
+        return self._ended is not None
 
     @property
     def is_running(self) -> bool:
@@ -200,29 +209,27 @@ class Monitor:
         self._clock.tick(now, samples)
         self.oom_pending = False
         count = self._clock.count
-        actions = self._actions(count)
+        actions = [want for part in self._parts.stepping if (want := self._at_step(part, count))]
         is_due = now >= self.reader.next_read or self.is_step_watched or count <= EARLY_STEPS
         if (is_due or actions) and self._backend.is_initialized() and not self._ended:
-            self._act(now, actions)
+            self._read_if_due(now, actions)
 
-    def _actions(self, count: int) -> dict[Part, StepAction]:
-        """Return what parts want at the end of a step."""
-        return {part: action for part in self._parts.wanting if (action := part.wants(count))}
+    def _at_step(self, part: Part, count: int) -> StepAction | None:
+        try:
+            return part.at_step(count)
+        except Exception as error:
+            if self._errors.passes(part.stage, error):
+                raise
+            return None
 
-    def _act(self, now: float, actions: Mapping[Part, StepAction]) -> None:
-        """Read if a read is due, and call the parts."""
+    def _read_if_due(self, now: float, actions: Collection[StepAction]) -> None:
         count = self._clock.count
         is_first = count <= FIRST_STEPS and self._components.has_optimizers
-        is_routine = is_first or "watch" in actions.values() or now >= self.reader.next_read
-        if is_routine or self.is_step_watched or "read" in actions.values():
+        is_routine = is_first or "watch" in actions or now >= self.reader.next_read
+        if is_routine or self.is_step_watched or "read" in actions:
             self._read_at_step(now, watch_next=is_routine)
-            return
-        if count <= EARLY_STEPS:
-            self.reader.early(count, self._after_early_read)
-        if actions:
-            started = time.thread_time()
-            self._call_each(actions, lambda part: part.at_step())
-            self._cost.add(time.thread_time() - started)
+        elif count <= EARLY_STEPS:
+            self.reader.early(count, self.on_early_read)
 
     def _read_at_step(self, now: float, *, watch_next: bool) -> None:
         started = time.thread_time()
@@ -231,7 +238,6 @@ class Monitor:
         self.reader.at_step(self._clock.count, now)
         if any(record.components for record in self._recorder.records().values()):
             self._clock.read_count = self._clock.count
-        self._call_each(self._parts.stepping, lambda part: part.at_step())
         if watch_next:
             self._watch_next_step()
         self._cost.add(time.thread_time() - started)
@@ -239,10 +245,10 @@ class Monitor:
     def _watch_next_step(self) -> None:
         """Read before and after the next optimizer's step, and record it if that is due."""
         self._watch(is_watched=self._components.has_optimizers)
-        is_called = "call" in self._actions(self._clock.count).values()
         # Optimizers that step in the backward pass free each gradient before the next one exists.
         is_in_backward = self._backend.backward_node() is not None
-        if self.is_step_watched and not is_called and not is_in_backward:
+        is_possible = not is_in_backward and not self._backend.owns_history()
+        if self.is_step_watched and is_possible:
             with self._errors.suppress("components"):
                 self._recorder.record_next_step()
 
@@ -279,28 +285,32 @@ class Monitor:
             self._process = replace(self._process, run=settings.run)
 
     def _after_read(self, step: int | None) -> None:
-        self._call_each(self._parts.reading, lambda part: part.at_read(step))
+        self._call_each(self._parts.reading, lambda part: part.after_read(step))
 
-    def _after_early_read(self, step: int) -> None:
-        self._call_each(self._parts.reading_early, lambda part: part.at_early_read(step))
+    def _tick(self) -> bool:
+        """Do the background thread's work, which never reads the allocator in that thread.
 
-    def _tick(self) -> None:
-        """Do the background thread's work, which never reads the allocator in that thread."""
+        Return whether the next tick must come soon.
+        """
+        awaited: set[Part] = set()
+
+        def tick(part: Part) -> None:
+            if part.at_tick():
+                awaited.add(part)
+
         with self._errors.suppress("setup"):
             if self.file and self._backend.is_initialized() and not self._ended:
                 self.measure()
-                self._call_each(self._parts.ticking, lambda part: part.at_tick())
+                self._call_each(self._parts.ticking, tick)
                 now = time.perf_counter()
                 self.reader.request(now, is_idle=self._is_idle(now))
                 self.measure()
                 self.publish(routine=True)
         self._errors.log_deferred()
+        return bool(awaited)
 
     def _is_idle(self, now: float) -> bool:
         return self._clock.last is None or now - self._clock.last > self._settings.idle_after
-
-    def _is_awaited(self) -> bool:
-        return any(part.is_awaited for part in self._parts.all)
 
     def read_here(self, after: Callable[[], None] | None = None) -> None:
         """Read between two steps in the calling thread, call `after`, and publish."""
@@ -315,10 +325,7 @@ class Monitor:
 
     def measure(self) -> None:
         """Measure the newest snapshot, which needs no access to the allocator."""
-        self.reader.measure(self._after_snapshot)
-
-    def _after_snapshot(self, snapshot: MeasuredSnapshot) -> None:
-        self._call_each(self._parts.all, lambda part: part.at_snapshot(snapshot))
+        self.reader.measure(self.on_snapshot)
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         """Keep the evidence; an exception here would replace the user's OutOfMemoryError."""
@@ -437,7 +444,7 @@ class Monitor:
         self._watch(is_watched=False)
         self.reader.stop()
         self._sampler.stop(JOIN_SECONDS)
-        self._close()
+        self._end_parts(may_read=False)
 
     def end(self, ending: Ending) -> None:
         """Stop, and publish the last state, marked as ended. Publishes nothing before `start`."""
@@ -446,26 +453,24 @@ class Monitor:
         self.reader.stop()
         if self.file is None or not self.is_active:
             return
-        stuck = self._sampler.stop(JOIN_SECONDS)
-        if not stuck and self._backend.is_initialized():
+        may_read = not self._sampler.stop(JOIN_SECONDS) and self._backend.is_initialized()
+        if may_read:
             with self._errors.suppress("components"):
                 self._recorder.stop_recording()
             self.reader.read()
             self.measure()
-            self._call_each(reversed(self._parts.all), lambda part: part.end())
         if self._recorder.samples():
             self.publish()
-        self._close()
+        self._end_parts(may_read=may_read)
 
-    def _close(self) -> None:
+    def _end_parts(self, *, may_read: bool) -> None:
         with self._errors.suppress("exit"):
             self._sigterm.remove()
             if self.file:
                 self.file.reserve.release()
-        self._call_each(self._parts.all, lambda part: part.close())
+        self._call_each(reversed(self._parts.all), lambda part: part.end(may_read=may_read))
 
     def close_in_child(self) -> None:
-        """Close what a forked child inherited."""
+        """Remove the hooks that a forked child inherited."""
         self._watch(is_watched=False)
         self._sigterm.remove()
-        self._call_each(self._parts.all, lambda part: part.close_in_child())

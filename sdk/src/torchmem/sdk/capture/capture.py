@@ -33,7 +33,7 @@ from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_directory import temporary_path
 from torchmem.sdk.capture.recorded_history import RecordedHistory
-from torchmem.sdk.part import Part, StepAction
+from torchmem.sdk.part import Part
 from torchmem.sdk.publish.request_files import RequestFile
 from torchmem.sdk.safety.errors import Errors, Stage
 from torchmem.sdk.safety.interruptions import call_if_free
@@ -143,21 +143,19 @@ class Capture(Part):
         if self._job and self._job.is_ending:
             self._advance(self._job, at_step=True)
 
-    def wants(self, step: int) -> StepAction | None:  # noqa: ARG002
-        """Return "call" while a request is served."""
-        return None if self._job is None else "call"
-
-    def at_step(self) -> None:
+    def at_step(self, step: int) -> None:  # noqa: ARG002
         """Start or end a recording at a step's end."""
-        self._call_locked(self._advance_at_step)
+        if self._job:
+            self._call_locked(self._advance_at_step)
 
     def _advance_at_step(self) -> None:
         if self._job:
             self._advance(self._job, at_step=True)
 
-    def end(self) -> None:
+    def end(self, *, may_read: bool) -> None:
         """Write what was recorded."""
-        self._call_locked(self._end)
+        if may_read:
+            self._call_locked(self._end)
 
     def _end(self) -> None:
         if self._job and self._job.started is not None:

@@ -159,7 +159,7 @@ class LineHistory(Part):
     def _backend(self) -> Backend:
         return self._recorder.backend
 
-    def wants(self, step: int) -> StepAction | None:
+    def at_step(self, step: int) -> StepAction | None:
         """Return "watch" if the lines are to be compared at the end of this step."""
         return "watch" if self._is_recording and step >= self._next_look else None
 
@@ -168,8 +168,8 @@ class LineHistory(Part):
         if self._setting is True:
             self._start()
 
-    def at_read(self, step: int | None) -> None:
-        """Start or stop, by what was read."""
+    def after_read(self, step: int | None) -> None:
+        """Start or stop, by what was read, and look at the lines if it is time."""
         self._step = self._step if step is None else step
         now, records = self._clock(), self._recorder.records()
         self._pay(now, records.values())
@@ -179,6 +179,8 @@ class LineHistory(Part):
             self._stop()
         elif wanted and not self._is_recording:
             self._start()
+        if step is not None:
+            self._look_if_due()
 
     def at_early_read(self, step: int) -> None:
         """Start if the run's history, which has a new point, shows growth."""
@@ -243,12 +245,12 @@ class LineHistory(Part):
         with self._errors.suppress("history"):
             self._stop()
 
-    def end(self) -> None:
+    def end(self, *, may_read: bool) -> None:
         """Stop."""
-        self._stop()
+        if may_read:
+            self._stop()
 
-    def at_step(self) -> None:
-        """Look at the lines if it is time."""
+    def _look_if_due(self) -> None:
         now = time.perf_counter()
         if not self._is_recording or not self._is_look_due(now):
             return

@@ -35,26 +35,24 @@ class ReleasePart(Part):
         self._after_release = after_release
         self._logged_engines: set[int] = set()
 
-    def wants(self, step: int) -> StepAction | None:  # noqa: ARG002
+    def at_step(self, step: int) -> StepAction | None:  # noqa: ARG002
         """Ask for a read while a request waits."""
         return "read" if self._requests.is_busy else None
 
-    def at_step(self) -> None:
-        """Release where that pays, and serve a request."""
+    def after_read(self, step: int | None) -> None:
+        """Release where that pays, and serve a request, at the end of a step."""
+        if step is None:
+            return
         with self._release.errors.suppress("release"):
             self._release.at_step()
         if self._requests.is_busy:
             self._requests.serve()
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a process waits for this one's memory, or may get it at any time."""
-        return self._requests.is_busy or (self._clock.waits and self._release.has("neighbors"))
-
-    def at_tick(self) -> None:
+    def at_tick(self) -> bool:
         """Serve a request if no step does, and ask neighbors if this process is short of memory.
 
-        Without a request, this costs one stat of a file.
+        Without a request, this costs one stat of a file. The next tick comes soon if a process
+        waits for this one's memory, or may get it at any time.
         """
         is_late = self._clock.is_late(time.perf_counter())
         if self._requests.tick(is_idle=is_late, waits=self._clock.waits):
@@ -62,6 +60,7 @@ class ReleasePart(Part):
         with self._release.errors.suppress("release"):
             self._neighbors.ask_if_short()
         self._release.hooks.watch()
+        return self._requests.is_busy or (self._clock.waits and self._release.has("neighbors"))
 
     def at_oom(self, oom: Oom) -> None:
         """Let each tier act."""

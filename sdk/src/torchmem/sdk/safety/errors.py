@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from torchmem.sdk.safety.interruptions import is_interruption
 
@@ -31,6 +32,8 @@ Stage = Literal[
     "setup",
     "exit",
 ]
+T = TypeVar("T")
+
 _log = logging.getLogger("torchmem")
 
 
@@ -63,6 +66,15 @@ class Errors:
         An exception that came from the script, such as its signal handler's, is raised.
         """
         return self._suppress[stage]
+
+    def suppressing(self, stage: Stage, call: Callable[[T], object]) -> Callable[[T], None]:
+        """Return a function that makes the call, and counts its exceptions in the same way."""
+
+        def suppressed(argument: T) -> None:
+            with self.suppress(stage):
+                call(argument)
+
+        return suppressed
 
     def passes(self, stage: Stage, error: BaseException) -> bool:
         """Return whether `error` came from the script and must be raised; count it if not."""
