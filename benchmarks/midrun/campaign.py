@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.midrun.runs import ADDRESSES, WORKLOADS, run
 
-from torchmem.recording import read
+from torchmem.trace import read
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.mid_run import ESTIMATE_MARGIN
 from torchmem.whatif.result import ReplayResult, Restart, WhatIf

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torchmem.recording import read
+from torchmem.trace import read
 from torchmem.whatif.inference import infer
 from torchmem.whatif.recorded_run import recorded_run
 from torchmem.whatif.reproduction import reproduce

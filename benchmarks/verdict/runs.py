@@ -42,7 +42,7 @@ class Ended:
     Attributes:
         progress: the steps, evaluation batches or tokens that it had done.
         report: the report; None if the job finished.
-        document: what `torchmem oom --json` prints.
+        document: what `torchmem why --json` prints.
     """
 
     progress: int
@@ -90,7 +90,7 @@ def ended(case: Case, done: subprocess.CompletedProcess[str], folder: Path) -> E
 
 
 def _document(path: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "torchmem.cli", "oom", "--json", str(path)]
+    command = [sys.executable, "-m", "torchmem.cli", "why", "--json", str(path)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     document: dict[str, Any] = json.loads(printed)
     return document

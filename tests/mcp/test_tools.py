@@ -126,7 +126,7 @@ def test_ranks_are_listed_with_a_verdict(on_node: Assistant) -> None:
 def test_a_rank_is_reported_as_by_the_command(
     folder: Path, on_node: Assistant, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`rank_report` has the sentences and the threats of `torchmem report`, and the parts."""
+    """`rank_report` has the sentences and the threats of `torchmem why`, and the parts."""
     selected = ("--run", "eval", "--run-dir", folder / "run")
     _, _, shown = printed(capsys, "report", *selected).partition("\n\n")  # of another rank's OOM
     as_json = printed(capsys, "report", *selected, "--json")
@@ -154,7 +154,7 @@ def test_what_holds_the_memory_of_a_rank(on_node: Assistant) -> None:
 def test_reports_are_listed_as_by_the_command(
     folder: Path, on_node: Assistant, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`oom_reports` lists what `torchmem oom --list` does, and ranks that left no report."""
+    """`oom_reports` lists what `torchmem why --list` does, and ranks that left no report."""
     listed = printed(capsys, "oom", "--list", "--run-dir", folder / "run").splitlines()
     text, data = on_node.answer("oom_reports")
 
@@ -191,7 +191,7 @@ def test_the_newest_oom_of_a_rank(on_node: Assistant) -> None:
 def test_a_snapshot_is_read_as_by_the_command(
     folder: Path, on_node: Assistant, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`read_snapshot` answers with the tables of `torchmem snapshot`, at the moment asked for."""
+    """`read_snapshot` answers with the tables of `torchmem why`, at the moment asked for."""
     path = str(folder / "snapshot.pickle")
     text, data = on_node.answer("read_snapshot", file=path, at="peak", rows=2)
 
@@ -235,7 +235,7 @@ def test_settings_are_compared_as_by_the_command(
         ("explain_oom", {"file": "a\0b"}, "`file` has a NUL character: leave it out."),
         ("explain_oom", {"file": "a" * 4096}, "cannot be read (File name too long)"),
         ("what_if", {"file": "/", "settings": ["\0"]}, "`settings` has a NUL character"),
-        ("read_snapshot", {"file": "{}/large"}, "is larger than 256 MiB: run `torchmem snapshot"),
+        ("read_snapshot", {"file": "{}/large"}, "is larger than 256 MiB: run `torchmem why"),
         ("read_snapshot", {"file": "{}/code"}, "refers to code (posix.system)"),
         ("what_if", {"file": "{}/code"}, "refers to code (posix.system)"),
         ("read_snapshot", {"file": "{}/snapshot.pickle", "gpu": 5}, "has nothing of cuda:5"),

@@ -125,13 +125,13 @@ def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBacken
     rank.request()
     assert (rank.answer.state, backend.history_enabled()) == ("waiting", False)
 
-    rank.capture.at_step(1)
+    rank.capture.at_step()
     rank.now = 9.9
-    rank.capture.at_step(1)
+    rank.capture.at_step()
     assert (rank.answer.state, backend.history_enabled()) == ("recording", True)
 
     rank.now = 10.0
-    rank.capture.at_step(1)
+    rank.capture.at_step()
     assert (rank.answer.state, backend.history_enabled()) == ("done", False)
     assert rank.request_path.stat().st_mtime_ns == rank.answer.request_ns
     assert stat.S_IMODE(rank.snapshot.stat().st_mode) == 0o600
@@ -153,11 +153,11 @@ def test_a_capture_has_the_memory_at_its_begin(
     allocator.set_memory_fraction(0.75)
     held = allocator.malloc(3 * MIB)
     rank.request()
-    rank.capture.at_step(1)
+    rank.capture.at_step()
     allocator.malloc(400 * MIB)
     peaks[0] = 900 * MIB
     rank.now = 10.0
-    rank.capture.at_step(1)
+    rank.capture.at_step()
     facts = load_snapshot(rank.snapshot)[FACTS_KEY]
 
     assert facts["versions"] == {"torch": "simulated"}
@@ -184,7 +184,7 @@ def test_history_is_off_if_its_begin_cannot_be_read(tmp_path: Path) -> None:
     backend = Unreadable([DeviceCachingAllocator(SimulatedGpu(1024 * MIB))])
     rank = Rank(tmp_path, backend)
     rank.request()
-    rank.capture.at_step(1)
+    rank.capture.at_step()
 
     assert (rank.answer.state, backend.history_enabled()) == ("refused", False)
     assert "CUDA error" in str(rank.answer.reason)
@@ -205,7 +205,7 @@ def test_when_steps_stop_the_background_thread_ends_it(
 ) -> None:
     """A recording ends even in a process whose training hangs."""
     rank.request()
-    rank.capture.at_step(1)
+    rank.capture.at_step()
     rank.now = 10 + STOP_GRACE_SECONDS
     rank.capture.at_tick()
 
@@ -220,7 +220,7 @@ def test_the_users_own_recording_is_left_alone(rank: Rank, backend: SimulatedBac
     """If memory history is on, the request is refused with that reason and history stays on."""
     backend.start_history(1)
     rank.request()
-    rank.capture.at_step(1)
+    rank.capture.at_step()
 
     assert (
         rank.answer.state,
@@ -234,10 +234,10 @@ def test_a_recording_that_the_script_ended_is_no_snapshot(
 ) -> None:
     """If the script turns history off, the request is refused and no snapshot is written."""
     rank.request()
-    rank.capture.at_step(1)
+    rank.capture.at_step()
     backend.stop_history()
     rank.now = 10.0
-    rank.capture.at_step(1)
+    rank.capture.at_step()
 
     assert (rank.answer.state, rank.snapshot.exists()) == ("refused", False)
 
@@ -245,11 +245,11 @@ def test_a_recording_that_the_script_ended_is_no_snapshot(
 def test_a_withdrawn_request_ends_the_recording(rank: Rank, backend: SimulatedBackend) -> None:
     """If the command is interrupted, recording stops at the next tick and nothing is written."""
     rank.request()
-    rank.capture.at_step(1)
+    rank.capture.at_step()
     rank.request_path.unlink()
     rank.capture.at_tick()
     rank.now = 10.0
-    rank.capture.at_step(1)
+    rank.capture.at_step()
 
     assert (backend.history_enabled(), rank.snapshot.exists()) == (False, False)
 
@@ -259,7 +259,7 @@ def test_the_end_of_the_process_writes_what_was_recorded(
 ) -> None:
     """A training that ends early still writes its snapshot."""
     rank.request()
-    rank.capture.at_step(1)
+    rank.capture.at_step()
     rank.capture.end(may_read=True)
 
     assert (
@@ -284,7 +284,7 @@ def test_the_end_of_the_process_writes_what_was_recorded(
 def test_an_invalid_request_is_refused(rank: Rank, content: bytes, reason: str) -> None:
     """Any invalid content is refused with a reason; no error is counted, nothing is recorded."""
     rank.request(content)
-    rank.capture.at_step(1)
+    rank.capture.at_step()
 
     assert (rank.answer.state, reason in str(rank.answer.reason)) == ("refused", True), rank.answer
     assert sum(rank.errors.counts.values()) == 0
@@ -315,7 +315,7 @@ def test_another_users_request_is_refused(rank: Rank, backend: SimulatedBackend)
     rank.request_path.write_bytes(b"not json")
     os.chown(rank.request_path, 4321, 4321)
     rank.capture.at_tick()
-    rank.capture.at_step(1)
+    rank.capture.at_step()
 
     assert (rank.answer.state, "user 4321's" in str(rank.answer.reason)) == ("refused", True)
     assert not backend.history_enabled()
@@ -345,9 +345,9 @@ def test_a_failure_is_counted_and_answered(
     backend = BrokenBackend([allocator])
     rank = Rank(tmp_path, backend)
     rank.request()
-    rank.capture.at_step(1)
+    rank.capture.at_step()
     rank.now = 10.0
-    rank.capture.at_step(1)
+    rank.capture.at_step()
 
     assert (rank.answer.state, "broken snapshot" in str(rank.answer.reason)) == ("refused", True)
     assert (rank.errors.counts["capture"], backend.history_enabled()) == (1, False)

@@ -222,7 +222,7 @@ def test_the_looks_come_with_the_steps() -> None:
     training.read(1.0, 100)
     looks = []
     for step in range(101, 135):
-        if training.history.at_step(step):
+        if step >= training.history.due_step:
             looks.append(step)
         training.read(0.0, step)
 
@@ -283,9 +283,9 @@ def test_a_capture_is_granted_while_stacks_are_recorded(tmp_path: Path) -> None:
     )
     sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(10)))
     capture.at_tick()
-    capture.at_step(1)
+    capture.at_step()
     training.read(10.0)
-    capture.at_step(1)
+    capture.at_step()
     answer = decode_answer(sibling_path(sample, ANSWER_SUFFIX).read_bytes())
     assert (answer.state, training.is_recording) == ("done", False)
     training.read()

@@ -16,13 +16,13 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.state import encode, node_state
 from torchmem.exporter.live.why import rank_why
 from torchmem.exporter.sample_files import RunDirectory
-from torchmem.report import text as report_text
+from torchmem.node import words as report_text
 from torchmem.top.node import Gpu, Rank, RankAnswer, ask_rank, read
 from torchmem.top.reading import rank_lines
 
 
 def test_it_is_that_of_torchmem_report(tmp_path: Path) -> None:
-    """All lines of `torchmem report` for a running rank are there, in the same order."""
+    """All lines of `torchmem why` for a running rank are there, in the same order."""
     sample = own_sample()
     publish(tmp_path / "run", sample)
     exporter = Exporter(FakeNvml.of(), RunDirectory(tmp_path / "run"))
@@ -34,9 +34,9 @@ def test_it_is_that_of_torchmem_report(tmp_path: Path) -> None:
     answer = ask_rank("http://x", "", "", lambda _: HttpAnswer(200, None, body))
     (gpu,) = read(encode(node_state(found))).gpus
 
-    expected = report_text.page(item.sample, found.time, {}, found.limits(item))
+    expected = report_text.rank_page(item.sample, found.time, {}, found.limits(item))
     assert answer is not None
-    lines = rank_lines(gpu, gpu.ranks[0], answer, found.time, report_text.WIDTH)
+    lines = rank_lines(gpu, gpu.ranks[0], answer, found.time, report_text.RANK_WIDTH)
     wanted = [line for line in expected.splitlines() if line]
     assert [line for line in lines if line in wanted] == wanted
 

@@ -240,7 +240,7 @@ def test_oom(run: Run, ended: Run, tmp_path: Path) -> None:
         f"else: sys.exit('it fitted')\n{NO_ERRORS}"
     )
     (path,) = (tmp_path / "run").rglob(f"*{REPORT_SUFFIX}")
-    shown = ended("-m", "torchmem.cli", "oom")
+    shown = ended("-m", "torchmem.cli", "why")
 
     assert (
         decode(path.read_bytes()).oom.cause,

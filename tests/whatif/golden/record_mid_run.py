@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.midrun.campaign import counted, truth_of
 from benchmarks.midrun.runs import ADDRESSES
 
-from torchmem.recording.worker import load
+from torchmem.trace.worker import load
 
 HERE = Path(__file__).resolve().parent
 NAMES = ("varying", "varying, tight")

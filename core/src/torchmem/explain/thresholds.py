@@ -20,7 +20,7 @@ from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.sample.quick_dataclass import dataclass
 
 THRESHOLDS_VARIABLE = "TORCHMEM_THRESHOLDS"
-"""The environment variable with the user's file, which `torchmem report` reads."""
+"""The environment variable with the user's file, which `torchmem why` reads."""
 _EXAMPLE = 'match: {run: "llm-.*"}'
 
 # Prometheus' durations: largest unit first, each at most once (prometheus/common, ParseDuration).

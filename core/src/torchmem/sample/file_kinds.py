@@ -45,10 +45,10 @@ def _output(command: str, wanted: str) -> FileKind:
     )
 
 
-OOM_REPORT = FileKind("an OOM report", "run `torchmem oom {file}`")
-SNAPSHOT = FileKind("a pickle file, as memory snapshots are", "run `torchmem snapshot {file}`")
+OOM_REPORT = FileKind("an OOM report", "run `torchmem why {file}`")
+SNAPSHOT = FileKind("a pickle file, as memory snapshots are", "run `torchmem why {file}`")
 SUMMARY = FileKind("the summary of a run", "run `torchmem compare {file} OTHER`")
-SAMPLE = FileKind("the sample of a process", "run `torchmem report{process}`")
+SAMPLE = FileKind("the sample of a process", "run `torchmem why{process}`")
 PAGE = FileKind("an HTML page", "open it in a browser")
 PICTURE = FileKind("a picture", "open it in an image viewer")
 COMPRESSED = FileKind("compressed with gzip", f"{GUNZIP} first")

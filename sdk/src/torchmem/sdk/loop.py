@@ -39,14 +39,10 @@ class Loop:
 
     def step(self, samples: int | None) -> None:
         """Count a step that the script reports."""
-        self._step_by_hand(samples)
-        if self.after_step:
-            self.after_step()
-
-    @shield
-    def _step_by_hand(self, samples: int | None) -> None:
         self._is_by_hand = True
         self._count_step(perf_counter(), samples)
+        if self.after_step:
+            self.after_step()
 
     @shield
     def begin(self, iteration: Iteration) -> None:
@@ -74,7 +70,8 @@ class Loop:
         """Count a step if this step of an optimizer shows that one began."""
         now = perf_counter()
         self._monitor.oom_pending = False
-        self._components.see(optimizer)
+        if self._iterations.latest() is not optimizer:
+            self._components.see(optimizer)
         if self._is_by_hand:
             return
         begun = self._begun(optimizer)
@@ -94,6 +91,7 @@ class Loop:
         begins, iteration.has_counted = not iteration.has_counted, True
         return int(begins)
 
+    @shield
     def _count_step(self, now: float, samples: int | None) -> None:
         """Call the monitor at the end of a step, and count what this cost."""
         try:

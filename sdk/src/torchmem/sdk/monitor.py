@@ -69,6 +69,8 @@ class Monitor:
         self.on_snapshot: Callable[[MeasuredSnapshot], None] = lambda _: None
         self.on_early_read: Callable[[int], None] = lambda _: None
         self._is_rank = False
+        # The step from which its end may have more to do than to count, if no read is due before.
+        self._due_step: float = 0
         self._context = context
         self._build = build
         self._settings = context.settings
@@ -208,28 +210,32 @@ class Monitor:
         """
         self._clock.tick(now, samples)
         self.oom_pending = False
-        count = self._clock.count
-        actions = [want for part in self._parts.stepping if (want := self._at_step(part, count))]
-        is_due = now >= self.reader.next_read or self.is_step_watched or count <= EARLY_STEPS
-        if (is_due or actions) and self._backend.is_initialized() and not self._ended:
-            self._read_if_due(now, actions)
+        if now >= self.reader.next_read or self._clock.count >= self._due_step:
+            self._act(now)
 
-    def _at_step(self, part: Part, count: int) -> StepAction | None:
-        try:
-            return part.at_step(count)
-        except Exception as error:
-            if self._errors.passes(part.stage, error):
-                raise
-            return None
-
-    def _read_if_due(self, now: float, actions: Collection[StepAction]) -> None:
+    def _act(self, now: float) -> None:
+        """Call the parts that are due, and read if a read is due."""
+        if self._ended or not self._backend.is_initialized():
+            return
         count = self._clock.count
+        actions = self._call_at_step(self._parts.due(count))
         is_first = count <= FIRST_STEPS and self._components.has_optimizers
         is_routine = is_first or "watch" in actions or now >= self.reader.next_read
         if is_routine or self.is_step_watched or "read" in actions:
             self._read_at_step(now, watch_next=is_routine)
         elif count <= EARLY_STEPS:
             self.reader.early(count, self.on_early_read)
+        is_next_due = self.is_step_watched or count < EARLY_STEPS
+        self._due_step = 0 if is_next_due else self._parts.due_step
+
+    def _call_at_step(self, parts: Collection[Part]) -> set[StepAction | None]:
+        """Let the parts act; return the reads that they want."""
+        actions: set[StepAction | None] = set()
+        if parts:
+            started = time.thread_time()
+            self._call_each(parts, lambda part: actions.add(part.at_step()))
+            self._cost.add(time.thread_time() - started)
+        return actions
 
     def _read_at_step(self, now: float, *, watch_next: bool) -> None:
         started = time.thread_time()
@@ -292,22 +298,19 @@ class Monitor:
 
         Return whether the next tick must come soon.
         """
-        awaited: set[Part] = set()
-
-        def tick(part: Part) -> None:
-            if part.at_tick():
-                awaited.add(part)
-
+        awaited: set[bool | None] = set()
         with self._errors.suppress("setup"):
             if self.file and self._backend.is_initialized() and not self._ended:
                 self.measure()
-                self._call_each(self._parts.ticking, tick)
+                self._call_each(self._parts.ticking, lambda part: awaited.add(part.at_tick()))
+                if self._parts.due_step < self._due_step:
+                    self._due_step = 0  # the next step sets it, as the training thread may now
                 now = time.perf_counter()
                 self.reader.request(now, is_idle=self._is_idle(now))
                 self.measure()
                 self.publish(routine=True)
         self._errors.log_deferred()
-        return bool(awaited)
+        return True in awaited
 
     def _is_idle(self, now: float) -> bool:
         return self._clock.last is None or now - self._clock.last > self._settings.idle_after

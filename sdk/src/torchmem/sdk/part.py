@@ -16,6 +16,7 @@ call, and counts as an error of the part's `stage`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal
 
@@ -37,10 +38,18 @@ class Part:
     def begin(self) -> None:
         """Start, once CUDA is up in this process. It is called again if it was interrupted."""
 
-    def at_step(self, step: int) -> StepAction | None:
-        """Act at the end of each step, counted from 1, and return whether it must be read.
+    @property
+    def due_step(self) -> float:
+        """The first step, counted from 1, with a call of `at_step`; infinite if there is none.
 
-        In the training thread, and before the read. It must cost next to nothing in most steps.
+        The monitor looks at it after ticks, and after each step that did more than to count.
+        """
+        return math.inf
+
+    def at_step(self) -> StepAction | None:
+        """Act at the end of a step that is due, before a read, and return whether it must be read.
+
+        In the training thread.
         """
 
     def after_read(self, step: int | None) -> None:
@@ -81,11 +90,20 @@ class Parts:
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
         self.all = tuple(parts)
-        self.stepping = self._overriding("at_step")
+        self.acting = self._overriding("due_step")
         self.reading = self._overriding("after_read")
         self.ticking = self._overriding("at_tick")
         self.completing = self._overriding("complete")
         self.publishing = self._overriding("at_publish")
+
+    @property
+    def due_step(self) -> float:
+        """The first step at whose end a part has something to do."""
+        return min((part.due_step for part in self.acting), default=math.inf)
+
+    def due(self, step: int) -> list[Part]:
+        """Return the parts that have something to do at the end of this step."""
+        return [part for part in self.acting if step >= part.due_step]
 
     def _overriding(self, method: str) -> tuple[Part, ...]:
         base = getattr(Part, method)

@@ -22,13 +22,15 @@ class Iterations:
     Together, the two optimizers of a GAN therefore count as one iteration, as do the hundreds of
     an optimizer-in-backward. A later phase of training with an optimizer of its own starts one,
     too: its first step if the optimizer before it is gone, else its first two with the second.
+
+    `latest` returns the optimizer of the latest step, if it still exists.
     """
 
     def __init__(self) -> None:
         # Whether the current iteration began with an optimizer that stepped again.
         self._is_loop = False
         self._stepped: dict[int, Callable[[], object]] = {}
-        self._latest: Callable[[], object] = _gone
+        self.latest: Callable[[], object] = _gone
 
     def begun(self, optimizer: object) -> int:
         """Return how many iterations this step of an optimizer shows to have begun: 0, 1 or 2.
@@ -36,13 +38,15 @@ class Iterations:
         Call it for each step, in order. 2 means that the previous step, for which it returned 0,
         began one as well.
         """
-        previous, self._latest = self._latest(), _reference(optimizer)
+        previous = self.latest()
+        if previous is not optimizer:
+            self.latest = _reference(optimizer)
         repeats = self._stepped.get(id(optimizer), _gone)() is optimizer
         if self._stepped and not repeats and previous is not None:
-            self._stepped[id(optimizer)] = self._latest
+            self._stepped[id(optimizer)] = self.latest
             return 0
         has_own_loop = self._is_loop and previous is optimizer and len(self._stepped) > 1
-        self._stepped, self._is_loop = {id(optimizer): self._latest}, repeats
+        self._stepped, self._is_loop = {id(optimizer): self.latest}, repeats
         return 2 if has_own_loop else 1
 
 

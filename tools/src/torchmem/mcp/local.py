@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 
 from torchmem.capture.processes import TrainingProcess, training_processes
-from torchmem.cli.gpus import gpu_indices
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_listings import listings
 from torchmem.explain.oom_report import OomReport
@@ -24,12 +23,11 @@ from torchmem.exporter.live.why import oom_why, rank_why
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.sample_files import Published
+from torchmem.host.gpu_indices import gpu_indices
 from torchmem.host.process_table import ProcessStatus, process_state
 from torchmem.mcp.answer import MAX_REPORTS
 from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
-from torchmem.oom import command as oom
-from torchmem.oom.recorded import leak_documents, leak_lines, recorded_leaks, sentence
-from torchmem.report.command import chosen_thresholds
+from torchmem.node.reports import load, load_all
 from torchmem.sample.capture_messages import (
     OOM_RECORDING_SUFFIX,
     OOM_SNAPSHOT_SUFFIX,
@@ -42,6 +40,8 @@ from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.sample import Process, decode
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
 from torchmem.top.node import ExplainedOom, NewestOom, Node, RankAnswer, converted, read
+from torchmem.trace.recorded_leaks import leak_documents, leak_lines, recorded_leaks, sentence
+from torchmem.why.rank import chosen_thresholds
 
 RECORDINGS = (SNAPSHOT_SUFFIX, OOM_SNAPSHOT_SUFFIX, OOM_RECORDING_SUFFIX)
 
@@ -71,13 +71,13 @@ class LocalNode:
     def reports(self) -> list[OomRow]:
         """Return the OOM reports in the directory, the newest first."""
         with suppress(UsageError):
-            return [_row(*each) for each in oom.load_all(self._directory, limit=MAX_REPORTS)]
+            return [_row(*each) for each in load_all(self._directory, limit=MAX_REPORTS)]
         return []
 
     def explain(self, file: str) -> Explanation:
         """Explain a report, with the lines that leak according to a recording beside it."""
         path = Path(file)
-        report = oom.load(path)
+        report = load(path)
         leaking = recorded_leaks(path, report)
         words = oom_why(report, gpu_indices().get(report.device.uuid or ""), may_look=True)
         found = converted(encode(words), ExplainedOom)

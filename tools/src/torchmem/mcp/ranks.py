@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from torchmem.allocator.sizes import format_index, format_size
-from torchmem.cli.terminal import aligned, joined
 from torchmem.mcp.answer import ToolAnswer
+from torchmem.output.terminal import aligned, joined
 from torchmem.top.node import Gpu, Node, Rank
 from torchmem.top.view import is_live
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.run_chart import Chart
 from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
-from torchmem.oom.text import (
+from torchmem.node.words import (
     SUBJECT,
     advice_lines,
     fact_lines,
@@ -20,6 +19,7 @@ from torchmem.oom.text import (
     run_lines,
     spark_lines,
 )
+from torchmem.output.terminal import joined, wrapped
 from torchmem.top.node import ExplainedOom, MemoryShare, RankAnswer
 from torchmem.top.reading import rank_lines, sound
 
@@ -71,7 +71,7 @@ def _held(found: FoundRank, oom: ExplainedOom | None) -> Iterator[list[str]]:
 
 
 def oom_table(rows: Iterable[OomRow]) -> str:
-    """Return a list of OutOfMemoryErrors, as `torchmem oom --list` prints it."""
+    """Return a list of OutOfMemoryErrors, as `torchmem why --list` prints it."""
     return "".join(f"{line}\n" for row in rows for line in _oom_lines(row))
 
 
@@ -82,7 +82,7 @@ def _oom_lines(row: OomRow) -> Iterator[str]:
 
 
 def oom_page(found: Explanation) -> str:
-    """Return everything about one OOM, with the lines of `torchmem oom`."""
+    """Return everything about one OOM, with the lines of `torchmem why`."""
     oom, file = found.oom, found.row.file
     process, *about = oom.about or (f"run {found.row.run}, rank {found.row.rank}",)
     heading = [f"{_time(oom.time)}  {process}", *about]

@@ -85,7 +85,7 @@ def own_report(sample: Sample, directory: Path) -> OomReport | None:
     """Return the report of the OOM that ended the process of a sample."""
     if sample.ended != "oom":
         return None
-    from torchmem.oom.command import load_all
+    from torchmem.node.reports import load_all
 
     own = (sample.process.pid, sample.process.start_ticks)
     with suppress(Exception):
@@ -122,8 +122,8 @@ def _is_long_enough(history: RunHistory | None) -> bool:
 def _next(sample: Sample, report: OomReport | None, directory: Path) -> str:
     place = "" if directory == run_directory({}) else f" --run-dir {directory}"
     if report:
-        return f"`torchmem oom{place}` explains it"
-    return f"`torchmem report --pid {sample.process.pid}{place}` shows the rest"
+        return f"`torchmem why{place}` explains it"
+    return f"`torchmem why --pid {sample.process.pid}{place}` shows the rest"
 
 
 def _peak(device: DeviceSample) -> int:

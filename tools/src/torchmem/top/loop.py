@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.live import Live
 
 from torchmem.cli.http import exporter_url, without_credentials
-from torchmem.cli.terminal import interrupted_by
+from torchmem.output.terminal import interrupted_by
 from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.top.asking import Asking
 from torchmem.top.keyboard import Keyboard, keyboard

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from torchmem.cli.terminal import joined, wrapped
 from torchmem.explain.rank_report import RankReport
 from torchmem.explain.run_chart import Chart
 from torchmem.metrics.memory_parts import PARTS
-from torchmem.oom.text import advice_lines, run_lines
-from torchmem.report.text import sections
+from torchmem.node.words import advice_lines, rank_sections, run_lines
+from torchmem.output.terminal import joined, wrapped
 from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, ScreenColumn
 from torchmem.top.keys import KEY_COLUMNS, KEYS
 from torchmem.top.node import Gpu, Rank, RankAnswer
@@ -64,13 +63,13 @@ def _entry(name: str, text: str, width: int, columns: int = NAME_COLUMNS) -> lis
 def rank_lines(
     gpu: Gpu, rank: Rank, answer: RankAnswer, now: float | None, width: int
 ) -> list[str]:
-    """Return the report of a rank, as `torchmem report` prints it; after an OOM with its reason.
+    """Return the report of a rank, as `torchmem why` prints it; after an OOM with its reason.
 
     `now` is in Unix seconds.
     """
     columns = min(width, MAX_COLUMNS)
     report = _report(gpu, rank, answer, now)
-    parts = sections(report, columns)
+    parts = rank_sections(report, columns)
     return joined([*parts[:1], *_happened(answer, columns), *parts[1:]]).splitlines()
 
 

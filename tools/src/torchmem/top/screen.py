@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.text import Text
 
 from torchmem.allocator.sizes import format_index
-from torchmem.cli.terminal import counted
 from torchmem.explain.oom_report import format_seconds
 from torchmem.exporter.nvml_reasons import reason_in_words
 from torchmem.metrics import colors
-from torchmem.oom.text import sparkline
+from torchmem.node.words import sparkline
+from torchmem.output.terminal import counted
 from torchmem.top.bars import UseStyles, gib
 from torchmem.top.columns import MIN_RUN_COLUMNS, fitting, fixed_width
 from torchmem.top.history import SeenHistory

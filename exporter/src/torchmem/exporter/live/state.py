@@ -68,7 +68,7 @@ def part_states(parts: Iterable[PartBytes]) -> tuple[PartState, ...]:
 
 
 class ThreatText(Document, frozen=True, kw_only=True):
-    """One thing that threatens a rank, as `torchmem report` prints it.
+    """One thing that threatens a rank, as `torchmem why` prints it.
 
     `cause` and `onset` describe the OOM; each is None if unknown.
     """

@@ -1,4 +1,4 @@
-"""Explain the memory of one rank with the texts of `torchmem report` and `torchmem oom`.
+"""Explain the memory of one rank with the texts of `torchmem why` and `torchmem why`.
 
 Every client that may read /metrics may read this, except for what tells about the program: lines,
 tensors and the call stack. Other clients see only the line in `torchmem_last_oom_info`. The rest is
@@ -87,7 +87,7 @@ class LabeledBytes(Document, frozen=True, kw_only=True):
 
 
 class OomWhy(Document, frozen=True, kw_only=True):
-    """An OOM report in the words of `torchmem oom`. `time` is in Unix seconds.
+    """An OOM report in the words of `torchmem why`. `time` is in Unix seconds.
 
     `about`: the process, its GPU and its versions. `parts`: the use of the device at that time; its
     sizes add up to `total_bytes`. `charts`: the whole run, and the minutes before. `listings`: the
@@ -113,7 +113,7 @@ class OomWhy(Document, frozen=True, kw_only=True):
 class RankWhy(Document, frozen=True, kw_only=True):
     """The answer about one rank on one device.
 
-    `heading`: who it is, and `memory`: what the device was used for, as `torchmem report` prints
+    `heading`: who it is, and `memory`: what the device was used for, as `torchmem why` prints
     them; `parts_at_peak`: what its tensors were at their peak, the largest first. `holds`: what
     holds its memory; `next_request`: whether the next allocation would succeed;
     `ending`: how it ended. `run`: its memory over the whole run, in at most 64 points. `oom`: its

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from torchmem.run.torch_import import after_torch_import
+from torchmem.startup.torch_import import after_torch_import
 
 
 def install() -> None:

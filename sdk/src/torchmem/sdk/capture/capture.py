@@ -8,6 +8,7 @@ is incomplete.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import time
@@ -143,10 +144,14 @@ class Capture(Part):
         if self._job and self._job.is_ending:
             self._advance(self._job, at_step=True)
 
-    def at_step(self, step: int) -> None:  # noqa: ARG002
+    @property
+    def due_step(self) -> float:
+        """The next step while a request is served."""
+        return math.inf if self._job is None else 0
+
+    def at_step(self) -> None:
         """Start or end a recording at a step's end."""
-        if self._job:
-            self._call_locked(self._advance_at_step)
+        self._call_locked(self._advance_at_step)
 
     def _advance_at_step(self) -> None:
         if self._job:

@@ -159,9 +159,14 @@ class LineHistory(Part):
     def _backend(self) -> Backend:
         return self._recorder.backend
 
-    def at_step(self, step: int) -> StepAction | None:
-        """Return "watch" if the lines are to be compared at the end of this step."""
-        return "watch" if self._is_recording and step >= self._next_look else None
+    @property
+    def due_step(self) -> float:
+        """The next step at whose end the lines are to be compared."""
+        return self._next_look if self._is_recording else math.inf
+
+    def at_step(self) -> StepAction:
+        """Ask for a read, after which the lines are compared."""
+        return "watch"
 
     def begin(self) -> None:
         """Start at the first allocation, unless the start depends on reads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -35,9 +36,14 @@ class ReleasePart(Part):
         self._after_release = after_release
         self._logged_engines: set[int] = set()
 
-    def at_step(self, step: int) -> StepAction | None:  # noqa: ARG002
-        """Ask for a read while a request waits."""
-        return "read" if self._requests.is_busy else None
+    @property
+    def due_step(self) -> float:
+        """The next step while a request waits."""
+        return 0 if self._requests.is_busy else math.inf
+
+    def at_step(self) -> StepAction:
+        """Ask for a read, after which a request is served."""
+        return "read"
 
     def after_read(self, step: int | None) -> None:
         """Release where that pays, and serve a request, at the end of a step."""
