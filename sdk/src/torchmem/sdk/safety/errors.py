@@ -55,7 +55,9 @@ def log(level: int, message: str, *arguments: object) -> None:
 class Errors:
     """Counts of suppressed errors by stage; a stage without an error is not in `counts`."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_interruption: Callable[[BaseException], bool] = is_interruption) -> None:
+        """`is_interruption` tells exceptions of the script from the SDK's own."""
+        self._is_interruption = is_interruption
         self.counts: Counter[str] = Counter()
         self._suppress = {stage: Suppress(self, stage) for stage in get_args(Stage)}
         self._unlogged: deque[tuple[int, str, tuple[object, ...]]] = deque()
@@ -79,7 +81,7 @@ class Errors:
     def passes(self, stage: Stage, error: BaseException) -> bool:
         """Return whether `error` came from the script and must be raised; count it if not."""
         try:
-            passes = is_interruption(error)
+            passes = self._is_interruption(error)
         except RecursionError:  # too close to the limit to find out
             passes = error.__class__ is not RecursionError
         if not passes:
