@@ -442,8 +442,8 @@ def possible(
 ) -> tuple[Sample | None, tuple[Fault, ...]]:
     """Return the sample without values that cannot be true, and what was left out.
 
-    The SDK publishes nothing else, and readers use nothing else. The sample is None if its own time
-    or process is impossible. `checked` is that of `without_impossible`.
+    The SDK publishes nothing else, and readers use nothing else. The sample is None if its own
+    time, process or steps are impossible. `checked` is that of `without_impossible`.
     """
     return without_impossible(sample, _contradictions, checked)
 
@@ -452,7 +452,7 @@ def is_consistent(sample: Sample) -> bool:
     """Return whether `possible` finds no contradiction; numbers are not checked."""
     parts = ((device, device.layout, device.run_history) for device in sample.devices)
     found = (part for device in parts for part in device if part)
-    return all(_contradictions(part) == {} for part in (sample.process, *found))
+    return all(_contradictions(part) == {} for part in (sample, sample.process, *found))
 
 
 def _contradictions(value: object) -> Mapping[str, Any] | None:
@@ -466,6 +466,9 @@ def _contradictions(value: object) -> Mapping[str, Any] | None:
         return too_long(value)
     if isinstance(value, Process):
         return {} if is_launch(value.launch) else {"launch": None}
+    if isinstance(value, Sample):
+        complete = len(value.steps.duration_counts) == len(STEP_DURATION_BOUNDS) + 1
+        return {} if complete and 0 < value.process.pid <= MAX_PID else None
     if isinstance(value, DeviceSample):
         names = ("components", "component_peaks")
         return {name: {} for name in names if len(getattr(value, name)) > MAX_COMPONENTS}
@@ -495,7 +498,7 @@ def decode(data: bytes) -> Sample:
     raw = sanitize_json(json.loads(data), keeps_numbers=True)
     sample, _ = possible(convert(raw, Sample))
     if sample is None:
-        raise ValueError("the time or the process is impossible")
+        raise ValueError("the time, the process or the steps are impossible")
     if sample.schema != SCHEMA_VERSION:
         raise ValueError("the sample has another schema")
     return sample
