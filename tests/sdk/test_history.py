@@ -80,13 +80,13 @@ class Training:
         self.recorder.read_stats()
         if step is not None:
             self.recorder.add_points(step)
-        self.history.at_read(step)
+        self.history.after_read(step)
 
     def read_early(self, step: int) -> None:
         """Take a point of the run's history at a step's end."""
         self.clock.now += 0.005
         self.recorder.read_early(step)
-        self.history.at_read(step)
+        self.history.after_read(step)
 
     def hold(self, mib: int) -> None:
         """Allocate a tensor that stays."""
@@ -224,7 +224,6 @@ def test_the_looks_come_with_the_steps() -> None:
         if step >= training.history.due_step:
             looks.append(step)
         training.read(0.0, step)
-        training.history.at_step()
 
     assert looks == [102, 104, 108, 116, 132]
 
@@ -329,11 +328,9 @@ def test_growth_between_steps() -> None:
     training.read()
     training.hold(10)
     training.read(0.0, 3)
-    training.history.at_step()
     training.hold(30)
     while not _compared(training).grown:
         training.read(0.0, 8)
-        training.history.at_step()
     found = _compared(training)
 
     assert ([use.bytes for use in found.grown], found.grown_steps) == ([30 * MIB], 5)

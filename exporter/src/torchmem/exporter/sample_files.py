@@ -28,9 +28,9 @@ import msgspec
 from torchmem.exporter.budgets import (
     MAX_PAGE_BYTES_PER_FILE_BYTE,
     Budget,
-    page_cost,
+    PageShare,
 )
-from torchmem.exporter.churn import Churn, series_ids
+from torchmem.exporter.churn import Churn
 from torchmem.exporter.directory_status import (
     OVERFLOW_UID,
     PROBLEM_TEXTS,
@@ -50,7 +50,6 @@ from torchmem.sample.run_directory import (
 from torchmem.sample.sample import (
     LIVE_STATES,
     SCHEMA_VERSION,
-    STEP_DURATION_BOUNDS,
     DeviceSample,
     Sample,
     State,
@@ -73,7 +72,6 @@ V = TypeVar("V")
 
 MAX_USERS = 256
 MAX_TRIED_FILES = 8  # of a user, to find one that is worth a place among those users
-MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +102,13 @@ class Published:
 class _File:
     """A decoded file. `seen`: when this version was first read.
 
-    `page_bytes` are those of its series on the page. `texts` is a hash of all text in the file, and
-    so of everything that becomes a label.
+    `texts` is a hash of all text in the file, and so of everything that becomes a label.
     """
 
     version: FileVersion
     sample: Sample
     seen: float
     texts: int
-    page_bytes: int | None = None
 
     @property
     def written(self) -> float:
@@ -315,23 +311,23 @@ class RunDirectory:
             reason = reason or self._refuse_unread(version, budget)
             file = None if reason else self._load(directory, version, now)
             item = self._publish(file, now) if file else None
-            series = self._admit(file, item, now) if file and item else None
-            if file and item and series is None:
+            share = self._admit(file, item, now) if file and item else None
+            if file and item and share is None:
                 self._refusals.exceed(version.path, version.uid, "series_churn")
                 continue
-            if file and series is not None:
-                reason = self._refuse_read(file, series, budget, is_small=is_small)
+            if file and share is not None:
+                reason = self._refuse_read(file, share, budget, is_small=is_small)
             if reason and now - version.changed_ns / 1e9 <= self._ttl_seconds:
                 self._refusals.exceed(version.path, version.uid, reason)
             elif file and item and not reason:
                 yield file, item
 
-    def _admit(self, file: _File, item: Published, now: float) -> int | None:
-        """Return the number of series of the process, None if its user may not create them."""
+    def _admit(self, file: _File, item: Published, now: float) -> PageShare | None:
+        """Return what the process takes of the page, None if its user may not create its series."""
         process = item.sample.process
         numbers = process.pid_namespace, process.local_rank, process.world_size
         key = file.texts, process.rank, item.pid, *numbers
-        read = partial(series_ids, item.sample, item.pid, all_series=self._all_series)
+        read = partial(PageShare.of, item.sample, item.pid, all_series=self._all_series)
         user = file.version.user
         return self._churn.admit(user, key, read, now, is_live=item.attributed)
 
@@ -343,25 +339,15 @@ class RunDirectory:
         is_within = budget.take({"file_bytes": min(version.size, MAX_SAMPLE_BYTES)})
         return None if is_within else "over_budget"
 
+    @staticmethod
     def _refuse_read(
-        self, file: _File, series: int, budget: Budget, *, is_small: bool
+        file: _File, share: PageShare, budget: Budget, *, is_small: bool
     ) -> Reason | None:
         """Take what the process costs on the page, or return why it is not exported."""
         if not budget.take({"devices": len(file.sample.devices)}):
             return "too_many"
-        is_within = budget.take({"series": series}) and (is_small or self._take_page(file, budget))
-        return None if is_within else "over_budget"
-
-    def _take_page(self, file: _File, budget: Budget) -> bool:
-        """Take the bytes of the sample on the page, which are measured once for each version."""
-        if file.page_bytes is None:
-            file = replace(file, page_bytes=self._page_bytes(file.sample))
-            self._files[file.version.path] = file.version, file
-        assert file.page_bytes is not None  # noqa: S101 - set above
-        return budget.take({"page_bytes": file.page_bytes})
-
-    def _page_bytes(self, sample: Sample) -> int:
-        return page_cost(sample, all_series=self._all_series)[1]
+        page = {} if is_small else {"page_bytes": share.bytes}
+        return None if budget.take({"series": len(share.series), **page}) else "over_budget"
 
     def _load(self, directory: int, listed: FileVersion, now: float) -> _File | None:
         version, file = self._files.get(listed.path, (None, None))
@@ -562,7 +548,7 @@ def decode_possible(data: bytes, file: PlainFile | None = None) -> tuple[Sample,
         sample, faults = (plain, ()) if plain else possible(_decode_any(data))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise RejectedSampleError("malformed") from error
-    if sample is None or not _is_consistent(sample):
+    if sample is None:
         raise RejectedSampleError("out_of_bounds")
     devices = distinct_devices(sample.devices)
     if len(devices) < len(sample.devices):
@@ -592,13 +578,6 @@ def _sanitized(raw: Any) -> Any:
         return sanitize_json(raw, keeps_numbers=True)
     except ValueError as error:
         raise RejectedSampleError("out_of_bounds") from error
-
-
-def _is_consistent(sample: Sample) -> bool:
-    return (
-        0 < sample.process.pid <= MAX_PID
-        and len(sample.steps.duration_counts) == len(STEP_DURATION_BOUNDS) + 1
-    )
 
 
 def _read(directory: int, listed: FileVersion) -> tuple[FileVersion, bytes]:

@@ -157,9 +157,10 @@ class Capture(Part):
         if self._job:
             self._advance(self._job, at_step=True)
 
-    def end(self) -> None:
+    def end(self, *, may_read: bool) -> None:
         """Write what was recorded."""
-        self._call_locked(self._end)
+        if may_read:
+            self._call_locked(self._end)
 
     def _end(self) -> None:
         if self._job and self._job.started is not None:

@@ -58,7 +58,6 @@ class LineHistory(Part):
     """
 
     stage: Stage = "history"
-    step_action: StepAction = "watch"
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is a collaborator
         self,
@@ -98,13 +97,17 @@ class LineHistory(Part):
         """The next step at whose end the lines are to be compared."""
         return self._next_look if self._is_recording else math.inf
 
+    def at_step(self) -> StepAction:
+        """Ask for a read, after which the lines are compared."""
+        return "watch"
+
     def begin(self) -> None:
         """Start at the first allocation, unless the start depends on reads."""
         if self._setting is True:
             self._start()
 
-    def at_read(self, step: int | None) -> None:
-        """Start or stop, by what was read."""
+    def after_read(self, step: int | None) -> None:
+        """Start or stop, by what was read, and look at the lines if it is time."""
         self._step = self._step if step is None else step
         now, records = self._clock(), self._recorder.records()
         self._pay(now, records.values())
@@ -114,6 +117,8 @@ class LineHistory(Part):
             self._stop()
         elif wanted and not self._is_recording:
             self._start()
+        if step is not None:
+            self._look_if_due()
 
     def at_early_read(self, step: int) -> None:
         """Start if the run's history, which has a new point, shows growth."""
@@ -178,12 +183,12 @@ class LineHistory(Part):
         with self._errors.suppress("history"):
             self._stop()
 
-    def end(self) -> None:
+    def end(self, *, may_read: bool) -> None:
         """Stop."""
-        self._stop()
+        if may_read:
+            self._stop()
 
-    def at_step(self) -> None:
-        """Look at the lines if it is time."""
+    def _look_if_due(self) -> None:
         now = time.perf_counter()
         if not self._is_recording or not self._is_look_due(now):
             return
