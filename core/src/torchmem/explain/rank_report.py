@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from torchmem.allocator.outside_memory import outside_at_start, outside_bytes, unbacked_bytes
 from torchmem.allocator.settings import LAST_PARSED
@@ -16,7 +17,6 @@ from torchmem.explain.remedies import Remedy
 from torchmem.explain.run_chart import Chart, run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import (
     Allocator,
     DeviceSample,

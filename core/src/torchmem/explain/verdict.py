@@ -8,6 +8,7 @@ both, and shows how often they are right.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
@@ -31,7 +32,6 @@ from torchmem.explain.growth import (
     steady_trend,
     thinned,
 )
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import RunHistory
 from torchmem.sample.sample import Onset, OomCause, OomDetail
 

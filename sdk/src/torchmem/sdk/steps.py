@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 from weakref import ref
 
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import STEP_DURATION_BOUNDS, Steps
 from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
 

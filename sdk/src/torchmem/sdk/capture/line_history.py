@@ -11,11 +11,10 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torchmem.allocator.backend import Backend
 from torchmem.explain.lines import Uses, grown, uses_by_line
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import Growth
 from torchmem.sdk.observation import OomObservation
 from torchmem.sdk.part import Part, Wish

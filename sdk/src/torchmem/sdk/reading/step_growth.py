@@ -7,10 +7,9 @@ told about growth is judged by the whole run.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-
-from torchmem.sample.quick_dataclass import dataclass
 
 # The first steps' memory grows in every job: gradients and the optimizer's state appear.
 WARM_UP_STEPS = 2
