@@ -177,7 +177,8 @@ def _parse(content: bytes, file: Path) -> Any:
 
     try:
         loader = yaml.SafeLoader(content)
-        loader.yaml_constructors = {  # type: ignore[misc] - those of this loader alone
+        # Those of this loader alone.
+        loader.yaml_constructors = {  # type: ignore[misc]
             **loader.yaml_constructors,
             _MAPPING_TAG: partial(_mapping, file),
             **{tag: partial(_number, file, loader.yaml_constructors[tag]) for tag in _NUMBER_TAGS},
