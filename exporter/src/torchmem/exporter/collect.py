@@ -30,6 +30,7 @@ from torchmem.exporter.reading import (
     AbandonedError,
     CollectorResult,
     Reading,
+    collector,
     read_and_collect,
     run_collector,
 )
@@ -66,20 +67,20 @@ _CLOSE_SECONDS = 1.0
 
 # In this order, the most important first: at the deadline the later ones are missing.
 COLLECTORS: Mapping[str, Callable[[Reading], Iterable[Metric]]] = {
-    "memory": memory.families,
+    "memory": collector(memory.MemoryInfo, memory.UnifiedMemory, memory.Bar1),
     "mig": mig.families,
     "processes": processes.families,
     "utilization": utilization.families,
-    "power": power.families,
-    "temperature": temperature.families,
-    "clocks": clocks.families,
+    "power": collector(power.Power),
+    "temperature": collector(temperature.Temperatures),
+    "clocks": collector(clocks.Clocks),
     "ecc": ecc.families,
-    "repairs": ecc.repair_families,
-    "fans": temperature.fan_families,
-    "pcie": pcie.families,
-    "nvlink": nvlink.families,
-    "gpm": gpm.families,
-    "pcie_throughput": pcie.throughput_families,
+    "repairs": collector(ecc.Repairs),
+    "fans": collector(temperature.Fans),
+    "pcie": collector(pcie.Pcie),
+    "nvlink": collector(nvlink.NvLink),
+    "gpm": collector(gpm.Gpm),
+    "pcie_throughput": collector(pcie.PcieThroughput),
 }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, GpuValue, Nvml, Versions
 from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError
+from torchmem.metrics.catalog import GPU, MetricSpec
+from torchmem.metrics.families import keyed_family, value_family
 
 _log = logging.getLogger(__name__)
 
@@ -178,3 +181,29 @@ class _Calling:
         traceback: TracebackType | None,
     ) -> None:
         self._reading.end_call()
+
+
+def collector(*kinds: type[GpuValue]) -> Callable[[Reading], Iterator[Metric]]:
+    """Return a collector of the metrics that the fields of these classes declare."""
+    declared = [(kind, list(_series(kind))) for kind in kinds]
+
+    def families(reading: Reading) -> Iterator[Metric]:
+        for kind, metrics in declared:
+            rows = reading.read(kind)
+            for metric, value in metrics:
+                family = keyed_family if len(metric.labels) > len(GPU) else value_family
+                yield family(metric, rows, value)
+
+    return families
+
+
+def _series(kind: type[GpuValue]) -> Iterator[tuple[MetricSpec, Callable[[Any], Any]]]:
+    """Yield the metrics of a class, each with the function that takes its value from an object."""
+    for each in fields(kind):  # type: ignore[arg-type] # every GpuValue is a dataclass
+        if "metric" in each.metadata:
+            yield each.metadata["metric"], _value_of(each.name, each.metadata["by_key"])
+
+
+def _value_of(name: str, by_key: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    value = attrgetter(name)
+    return value if by_key is None else lambda each: by_key(value(each))
