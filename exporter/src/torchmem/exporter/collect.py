@@ -58,7 +58,7 @@ from torchmem.exporter.subjects.outside_allocator import (
 )
 from torchmem.exporter.worker import JobThread, JobThreads
 from torchmem.metrics import catalog
-from torchmem.metrics.families import ProcessView, families, family, info
+from torchmem.metrics.families import families, family, info
 
 _log = logging.getLogger(__name__)
 
@@ -347,11 +347,7 @@ def sample_families(
 ) -> Iterator[Metric]:
     """Yield the series of every sample; `gpus`: by UUID, also those of MIG devices."""
     indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
-    views = [
-        ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
-        for item in published
-    ]
-    return families(views, all_series=all_series)
+    return families([item.view(indices) for item in published], all_series=all_series)
 
 
 def own_families(

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from types import TracebackType
 from typing import Any, TypeVar
@@ -51,6 +51,9 @@ def run_collector(name: str, collect: Callable[[], Iterable[Metric]]) -> Collect
         families = tuple(collect())
     except (NvmlDownError, AbandonedError):
         raise
+    except OSError as error:
+        _log.warning("collector %s failed: %s", name, error)
+        return CollectorResult(name, seconds=time.perf_counter() - start)
     except Exception:  # noqa: BLE001 - one collector never fails the scrape; it is logged
         _log.exception("collector %s failed", name)
         return CollectorResult(name, seconds=time.perf_counter() - start)
@@ -61,17 +64,15 @@ def read_and_collect(
     name: str, read: Callable[[], T], families: Callable[[T], Iterable[Metric]], unread: T
 ) -> tuple[T, CollectorResult]:
     """Run one collector in two steps, and also return what it has read, or `unread`."""
-    start = time.perf_counter()
-    try:
+    value = unread
+
+    def collect() -> Iterable[Metric]:
+        nonlocal value
         value = read()
-    except OSError as error:
-        _log.warning("collector %s failed: %s", name, error)
-        return unread, CollectorResult(name, seconds=time.perf_counter() - start)
-    except Exception:  # noqa: BLE001 - as in run_collector
-        _log.exception("collector %s failed", name)
-        return unread, CollectorResult(name, seconds=time.perf_counter() - start)
-    result = run_collector(name, lambda: families(value))
-    return value, replace(result, seconds=time.perf_counter() - start)
+        return families(value)
+
+    result = run_collector(name, collect)
+    return value, result
 
 
 @dataclass(slots=True)
