@@ -58,7 +58,7 @@ def programs(node: Ranks, arguments: argparse.Namespace) -> Iterator[tuple[str, 
     """Yield the exporters to compare, by name."""
     environment = node.environment()
     flags = ["--listen", "127.0.0.1:PORT", "--run-dir", str(node.run_dir)]
-    command = [sys.executable, "-m", "torchmem.exporter", *flags]
+    command = [sys.executable, "-m", "torchmem.cli", "exporter", *flags]
     yield "torchmem", Program(command, environment)
     if arguments.before:
         path = [str(arguments.before / root) for root in ROOTS]
@@ -147,7 +147,7 @@ def compare(gpus: int, ranks: int, arguments: argparse.Namespace) -> None:
 
 def counted(program: Program, node: Ranks) -> str:
     """Return millions of instructions per scrape; those of a compiled peer are not counted."""
-    is_countable = isinstance(node, Node) and "torchmem.exporter" in program.command
+    is_countable = isinstance(node, Node) and "torchmem.cli" in program.command
     if instructions.missing() or not is_countable:
         return "–"
     command = [*program.command, *instructions.PATIENT_FLAGS]

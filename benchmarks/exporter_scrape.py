@@ -89,7 +89,7 @@ def exporters(node: Node, peer: str | None) -> Iterator[dict[str, Server]]:
     """Start all exporters that are compared, on the same node."""
     environment = node.environment()
     flags = ["--listen", "127.0.0.1:PORT", "--run-dir", str(node.run_dir)]
-    command = [sys.executable, "-m", "torchmem.exporter", *flags]
+    command = [sys.executable, "-m", "torchmem.cli", "exporter", *flags]
     with ExitStack() as stack:
         servers = {"torchmem": stack.enter_context(started(command, environment))}
         servers["torchmem"].scrape()

@@ -35,7 +35,7 @@ from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.result import RunResult
 from torchmem.preflight.run import run
-from torchmem.recording import read
+from torchmem.trace import read
 
 ROOT = Path(__file__).resolve().parents[1]
 ONE_GPU, GPU_OF_MANY = "2000GB", "80GB"

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from torchmem.run.command import child_environment
+from torchmem.run.launch import child_environment
 
 RUNS = 20
 FIRST_LINE = "import time; print(time.process_time(), time.time())"

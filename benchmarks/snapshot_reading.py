@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torchmem.recording import read
+from torchmem.trace import read
 
 STACK_FRAMES, FRAMES = 30, 3000
 BASE = 0x7F00_0000_0000

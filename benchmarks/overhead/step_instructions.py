@@ -68,7 +68,6 @@ def news():
 
 def read():
     monitor.reader.next_read = 0.0
-    monitor._clock.quiet_until = 0.0
     session.step()
 
 for _ in range(200):

@@ -52,6 +52,11 @@ NVML_DOWN = f"{select(catalog.NVML_UP)} == 0"
 COLLECTORS_FAILED = f"{select(catalog.COLLECTOR_SUCCESS)} == 0 unless on (instance) ({NVML_DOWN})"
 REJECTED = _new(catalog.REJECTED_SAMPLES)
 SDK_ERRORS = _new(catalog.SDK_ERRORS)
+# A stage has no series before its first error, so `increase` would miss that one.
+_STAGE_ERRORS = f"max_over_time({select(catalog.SDK_STAGE_ERRORS, over='$__range')})"
+SDK_STAGE_ERRORS = (
+    f"({_STAGE_ERRORS} - {select(catalog.SDK_STAGE_ERRORS)} offset $__range or {_STAGE_ERRORS})"
+)
 HOOKS_DROPPED = _new(catalog.HOOKS_DROPPED)
 
 NUMBERS: list[Panel] = [
@@ -146,7 +151,7 @@ def _problems() -> Panel:
         "Collector fails": (f"1 + ({COLLECTORS_FAILED})", "collector", ATTENTION),
         "Run directory": (directory, "problem", ATTENTION),
         "Files rejected": (f"{REJECTED} > 0", "reason", ATTENTION),
-        "SDK error": (f"{SDK_ERRORS} > 0", "stage", ATTENTION),
+        "SDK error": (f"{SDK_STAGE_ERRORS} > 0", "stage", ATTENTION),
         "Pressure hook dropped": (f"{HOOKS_DROPPED} > 0", "fault", ATTENTION),
     }
     rows = " or ".join(
@@ -371,7 +376,7 @@ SDK: list[Panel] = [
         ),
         [
             Query(
-                f"sum by (run, launch, rank, stage) ({select(catalog.SDK_ERRORS)}) > 0",
+                f"sum by (run, launch, rank, stage) ({select(catalog.SDK_STAGE_ERRORS)})",
                 f"{RUN_RANK}: {{{{stage}}}}",
             )
         ],

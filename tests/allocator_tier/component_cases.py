@@ -372,7 +372,7 @@ def _content(part: Any) -> object:
 
 def served(session: sdk.Session, metric: str = "torchmem_component_bytes") -> dict[str, int]:
     """Return the components that the process would publish now; its port keeps a page longer."""
-    views = [ProcessView(session._monitor.sample(), os.getpid(), "running", gpus={})]
+    views = [ProcessView(session.lifetime.monitor.sample(), os.getpid(), "running", gpus={})]
     return {
         sample.labels["component"]: int(sample.value)
         for family in families(views)

@@ -76,7 +76,7 @@ def train(tmp_path: Path) -> Iterator[Callable[..., Training]]:
             environment = os.environ | settings
             phantom = [*PHANTOM, "--memory", memory, "--"]
             address = f"127.0.0.1:{free_port()}"
-            exporter = [sys.executable, "-m", "torchmem.exporter", "--listen", address]
+            exporter = [sys.executable, "-m", "torchmem.cli", "exporter", "--listen", address]
             exporter += ["--all-series"]
             stack.enter_context(
                 running([*phantom, *exporter], tmp_path / "exporter.log", environment)

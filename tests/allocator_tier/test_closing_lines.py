@@ -96,7 +96,7 @@ def test_after_an_oom_they_follow_the_traceback(tmp_path: Path) -> None:
     assert code == 1
     assert "OutOfMemoryError" in screen[-3]
     assert re.match(PEAK, screen[-2]), screen
-    assert "torchmem oom" in screen[-1]
+    assert "torchmem why" in screen[-1]
 
 
 def test_a_leak_is_told_although_the_program_has_ended_well(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import GpuMemory, RunResult
 from torchmem.preflight.run import run
-from torchmem.recording import read
+from torchmem.trace import read
 from torchmem.whatif.engine import what_if
 
 pytestmark = pytest.mark.allocator

@@ -10,8 +10,8 @@ from support.phantom import run_on_phantom
 
 from torchmem.explain.lines import Lines
 from torchmem.explain.oom_report import OomReport, decode
-from torchmem.oom.recorded import recorded_leaks
 from torchmem.sample.run_directory import REPORT_SUFFIX
+from torchmem.trace.recorded_leaks import recorded_leaks
 
 pytestmark = pytest.mark.allocator
 

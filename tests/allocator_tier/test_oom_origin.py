@@ -226,7 +226,7 @@ import subprocess, time
 time.sleep(0.1)
 optimizer.step()
 time.sleep(0.5)
-command = [sys.executable, "-m", "torchmem.cli", "report", "--json"]
+command = [sys.executable, "-m", "torchmem.cli", "why", "--json"]
 shown = json.loads(subprocess.run(command, stdout=-1, check=True).stdout)["sample"]["devices"][0]
 allocated = torch.cuda.memory_allocated()
 print(sum(shown["components"].values()) == allocated, shown["components"]["parameters"])

@@ -23,7 +23,7 @@ from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import ChildConfig, RunPlan
 from torchmem.preflight.result import RunResult
 from torchmem.preflight.run import STARTUP, run
-from torchmem.recording import read
+from torchmem.trace import read
 from torchmem.whatif.engine import what_if
 
 pytestmark = pytest.mark.allocator
@@ -221,7 +221,7 @@ def test_a_replayed_gpu_equals_a_run_on_it(
 @pytest.mark.usefixtures("done")
 def test_the_run_is_not_published(place: Place) -> None:
     """A phantom rank does not appear among the ranks of the node."""
-    exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
+    exporter = [sys.executable, "-m", "torchmem.cli", "exporter", "--once"]
     text = subprocess.run(
         exporter, env=place.environment(), capture_output=True, text=True, check=True
     ).stdout
@@ -459,7 +459,7 @@ def test_a_script_may_call_instrument_before_it_imports_torch(tmp_path: Path) ->
 from torchmem import sdk
 session = sdk.instrument()
 import torch
-print(session is sdk.instrument(), session.after_step.__qualname__)
+print(session is sdk.instrument(), session.lifetime.loop.after_step.__qualname__)
 """
     settings = {"PYTHONPATH": str(STARTUP), **ChildConfig(tmp_path, 7).to_environment()}
     done = subprocess.run(

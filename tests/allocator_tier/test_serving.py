@@ -27,7 +27,7 @@ from types import SimpleNamespace
 from urllib.request import urlopen
 
 address = sys.argv[1]
-exporter = subprocess.Popen([sys.executable, "-m", "torchmem.exporter", "--listen", address])
+exporter = subprocess.Popen([sys.executable, "-m", "torchmem.cli", "exporter", "--listen", address])
 
 def scrape(steps, *names):
     text, start = "", "torchmem_steps_total{"

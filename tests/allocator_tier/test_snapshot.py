@@ -1,4 +1,4 @@
-"""`torchmem snapshot` on snapshots of PyTorch's real allocator."""
+"""`torchmem why` on snapshots of PyTorch's real allocator."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from support.phantom import json_of_script
 
-from torchmem.recording import read_with_stacks
-from torchmem.snapshot.holders import holders
-from torchmem.snapshot.leaks import leaks
-from torchmem.snapshot.lifetimes import Lifetimes
+from torchmem.trace import read_with_stacks
+from torchmem.trace.holders import holders
+from torchmem.trace.leaks import leaks
+from torchmem.trace.lifetimes import Lifetimes
 
 pytestmark = pytest.mark.allocator
 

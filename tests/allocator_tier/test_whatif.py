@@ -9,7 +9,7 @@ import pytest
 from support.phantom import run_on_phantom
 
 from torchmem.allocator.sizes import MIB
-from torchmem.recording import read
+from torchmem.trace import read
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.result import ReplayResult, WhatIf
 

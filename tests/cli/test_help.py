@@ -11,7 +11,7 @@ import pytest
 from support.examples import prepare
 
 from torchmem.cli.main import COMMANDS, command_line, main
-from torchmem.manifests.command import MADE
+from torchmem.commands.manifests import MADE
 
 COLUMNS = 80
 NAMES = (*COMMANDS, *(f"manifests {kind}" for kind in MADE))

@@ -52,13 +52,13 @@ def _is_asleep(pid: int) -> bool:
     ("words", "usage", "sentence"),
     [
         (
-            ["oom", "--hmtl", "x"],
-            "torchmem oom [-h]",
+            ["why", "--hmtl", "x"],
+            "torchmem why [-h]",
             "unknown flag --hmtl: did you mean '--html'?",
         ),
-        (["report", "--rnak=3"], "torchmem report", "unknown flag --rnak: did you mean '--rank'?"),
-        (["oom", "--zebra"], "torchmem oom", "unknown flag --zebra: see `torchmem oom --help`."),
-        (["oom", "a", "b"], "torchmem oom", "unexpected argument 'b': see `torchmem oom --help`."),
+        (["why", "--rnak=3"], "torchmem why", "unknown flag --rnak: did you mean '--rank'?"),
+        (["why", "--quux"], "torchmem why", "unknown flag --quux: see `torchmem why --help`."),
+        (["demo", "a"], "torchmem demo", "unexpected argument 'a': see `torchmem demo --help`."),
         (
             ["doctor", "http://node17:9847"],
             "torchmem doctor",
@@ -66,9 +66,9 @@ def _is_asleep(pid: int) -> bool:
         ),
         (["--verson"], "torchmem [-h]", "unknown flag --verson: did you mean '--version'?"),
         (
-            ["snapshot", "file", "--top", "many"],
-            "torchmem snapshot",
-            "argument --top: invalid int value: 'many'; see `torchmem snapshot --help`.",
+            ["why", "file", "--top", "many"],
+            "torchmem why",
+            "argument --top: invalid int value: 'many'; see `torchmem why --help`.",
         ),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_wrong_flag_shows_the_usage_of_its_command(
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("snpshot", "did you mean 'snapshot'?"),
+        ("prefligt", "did you mean 'preflight'?"),
         ("zebra", "`torchmem --help` lists the commands."),
         ("phantom", "run `python -m torchmem.phantom`."),
         ("help", "run `torchmem --help`."),
@@ -110,10 +110,10 @@ def test_a_file_without_a_command_names_its_command(
     path.write_bytes(encode(STRANDED))
 
     assert main([str(path)]) == 2
-    assert f"is an OOM report, not a command: run `torchmem oom {path}`." in capsys.readouterr().err
+    assert f"is an OOM report, not a command: run `torchmem why {path}`." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["report", "top", "demo"])
+@pytest.mark.parametrize("command", ["doctor", "top", "demo"])
 def test_a_file_of_another_command_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_file_of_another_command_names_it(
     path.write_bytes(encode(STRANDED))
 
     assert main([command, str(path)]) == 2
-    assert f"run `torchmem oom {path}`." in capsys.readouterr().err
+    assert f"run `torchmem why {path}`." in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_executable_says_so(
@@ -145,7 +145,7 @@ def test_a_file_that_is_not_yaml_is_named(
     path.write_bytes(encode(STRANDED))
 
     assert main([*command, "--thresholds", str(path)]) == 2
-    assert "is an OOM report, not a YAML file: run `torchmem oom" in capsys.readouterr().err
+    assert "is an OOM report, not a YAML file: run `torchmem why" in capsys.readouterr().err
 
 
 def test_too_little_host_memory_is_one_sentence(

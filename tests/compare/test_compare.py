@@ -17,6 +17,7 @@ from support.reports import CAPACITY
 from support.samples import full_sample
 
 from torchmem.cli.main import command_line, main
+from torchmem.commands.preflight import run as run_preflight
 from torchmem.compare.baseline import BaselineEntry, document
 from torchmem.compare.measured import Measured, Side
 from torchmem.compare.reading import read_side
@@ -32,7 +33,6 @@ from torchmem.explain.run_summary import (
     summarize,
     summary_name,
 )
-from torchmem.preflight.command import run as run_preflight
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import State
 

@@ -37,10 +37,10 @@ SETUP = {
 CASES = [
     ("torchmem doct", "doctor"),
     ("torchmem doctor --js", "--json"),
-    ("torchmem snapshot --at pe", "peak"),
+    ("torchmem why --at pe", "peak"),
     ("torchmem whatif --gpu-model h100-n", "h100-nvl-94gb"),
     ("torchmem demo --scenario retry", "retry-storm"),
-    ("torchmem oom rep", "report-of-rank3.json"),
+    ("torchmem why rep", "report-of-rank3.json"),
     ("torchmem manifests rules --out rul", "rules-of-mine"),
     ("torchmem manifests kube", "kubernetes"),
     ("torchmem manifests dashboards --datas", "--datasource"),

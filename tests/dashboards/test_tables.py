@@ -73,3 +73,18 @@ def test_a_node_that_went_down_has_no_row(tmp_path: Path) -> None:
     )
 
     check(tmp_path, filled_in(query, span="20m"), series, {labels("a"): 20 / 60})
+
+
+def test_the_first_error_of_a_stage_is_a_problem(tmp_path: Path) -> None:
+    """A stage has no series before its first error; errors before the time range do not count."""
+    rank = 'instance="a",rank="0",pid="7",run="gpt"'
+    values = {"publish": "_x20 1x40", "otlp": "2x60", "stats": "2x20 5x40"}
+    series = {
+        f'torchmem_sdk_stage_errors_total{{{rank},stage="{stage}"}}': each
+        for stage, each in values.items()
+    }
+    series['up{job="torchmem",instance="a"}'] = "1x60"
+    shown = '{what="SDK error",detail="%s",instance="a",rank="0",run="gpt"}'
+    query = filled_in(QUERIES["self: Problems A"], span="20m")
+
+    check(tmp_path, query, series, {shown % "publish": 1, shown % "stats": 3})

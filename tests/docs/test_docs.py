@@ -14,8 +14,8 @@ import pytest
 
 from torchmem import sdk
 from torchmem.cli.main import COMMANDS, main
+from torchmem.commands.manifests import MADE
 from torchmem.exporter.collect import COLLECTORS
-from torchmem.manifests.command import MADE
 from torchmem.manifests.shipped import KINDS
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import PREFIX, Settings

@@ -22,11 +22,12 @@ from support.exposition import Exposition
 from support.publishing import own_process, own_sample, publish
 from support.raw_http import ask, connect, status
 
-from torchmem.exporter import command, config, main
+from torchmem.commands import exporter as command
+from torchmem.exporter import config, main
 from torchmem.exporter.config import ALL_INTERFACES, ExporterSettings
 from torchmem.sample.errors import UsageError
 
-EXPORTER = [sys.executable, "-m", "torchmem.exporter"]
+EXPORTER = [sys.executable, "-m", "torchmem.cli", "exporter"]
 GET_HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 

@@ -28,7 +28,7 @@ def test_a_scrape_takes_no_more_instructions_than_recorded(tmp_path: Path) -> No
         node = Node(tmp_path, GPUS, pids)
         flags = ["--listen", "127.0.0.1:PORT", "--run-dir", str(node.run_dir)]
         flags += instructions.PATIENT_FLAGS
-        command = [sys.executable, "-m", "torchmem.exporter", *flags]
+        command = [sys.executable, "-m", "torchmem.cli", "exporter", *flags]
         floor = [sys.executable, "-m", "benchmarks.scrape.floor", "PORT", str(FLOOR_SERIES)]
         environment = node.environment()
         own = instructions.per_scrape(command, environment, node.publish, scrapes=2)

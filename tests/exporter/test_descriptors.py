@@ -90,7 +90,7 @@ def test_clients_leave_descriptors_for_the_ranks(run_dir: Path, tmp_path: Path) 
     """With 64 descriptors and more clients than that, a scrape has every rank."""
     publish_ranks(run_dir)
     listen = f"127.0.0.1:{free_port()}"
-    program = f"ulimit -n 64; exec {sys.executable} -m torchmem.exporter"
+    program = f"ulimit -n 64; exec {sys.executable} -m torchmem.cli exporter"
     command = ["sh", "-c", f"{program} --listen {listen} --run-dir {run_dir}"]
     with running(command, tmp_path / "log"), ExitStack() as stack:
         until(lambda: can_connect(listen))

@@ -174,7 +174,7 @@ def test_without_the_extra(tmp_path: Path) -> None:
     hidden.write_text("import sys; sys.modules['opentelemetry.context'] = None\n")
     flags = ["--otlp", "--listen", "127.0.0.1:0", "--run-dir", str(tmp_path / "run")]
     done = subprocess.run(
-        [sys.executable, "-m", "torchmem.exporter", *flags],
+        [sys.executable, "-m", "torchmem.cli", "exporter", *flags],
         env={"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,

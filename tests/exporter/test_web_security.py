@@ -356,7 +356,7 @@ def test_invalid_file_at_start_is_one_sentence_and_code_2(run_dir: Path, tmp_pat
     (tmp_path / "web.yml").write_text("basic_auth_user: {}")
     flags = ["--listen", "127.0.0.1:0", "--run-dir", str(run_dir)]
     flags += ["--web.config.file", str(tmp_path / "web.yml")]
-    command = [sys.executable, "-m", "torchmem.exporter", *flags]
+    command = [sys.executable, "-m", "torchmem.cli", "exporter", *flags]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)

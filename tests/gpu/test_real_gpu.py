@@ -26,7 +26,7 @@ for batch in (64, 512, 128, 1024):
     optimizer.zero_grad()
 torch.cuda.synchronize()
 session.close()
-exporter = [sys.executable, "-m", "torchmem.exporter", "--once"]
+exporter = [sys.executable, "-m", "torchmem.cli", "exporter", "--once"]
 exported = subprocess.run(exporter, capture_output=True, text=True, check=True)
 stats, (free, total) = torch.cuda.memory_stats(), torch.cuda.mem_get_info()
 print(json.dumps({"exposition": exported.stdout, "stats": stats, "total": total, "free": free}))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-NEED_THE_EXTRA = {"exporter", "demo", "doctor", "mcp", "release", "top"}
+NEED_THE_EXTRA = {"exporter", "demo", "doctor", "mcp", "top", "commands"}
 
 
 def packages(root: Path) -> set[str]:

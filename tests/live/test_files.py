@@ -22,20 +22,20 @@ from support.played_script import PlayedScript
 from support.recordings import RecordedJob, varying_lengths
 from support.snapshots import REAL_GPUS, load_snapshot, of_real_gpu, segments
 
-from torchmem import recording as recordings
+from torchmem import trace as recordings
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.cli.main import command_line
+from torchmem.commands.preflight import run as run_preflight
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.explain.oom_report import encode
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.page import files
-from torchmem.exporter.live.why import oom_why
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
-from torchmem.oom import text
-from torchmem.preflight.command import run as run_preflight
+from torchmem.node.why import oom_why
+from torchmem.node.words import oom_page
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.result import document
 
@@ -322,13 +322,13 @@ def test_a_snapshot_has_timeline_and_map(opened: Page, tmp_path: Path) -> None:
 
 
 def test_an_oom_report(opened: Page, tmp_path: Path) -> None:
-    """It says what `torchmem oom` says, in the same words; its chart ends at the OOM."""
+    """It says what `torchmem why` says, in the same words; its chart ends at the OOM."""
     path = tmp_path / "1-2-3-0.oom.json"
     path.write_bytes(encode(reports.STRANDED))
     choose(opened, path)
     opened.wait("document.querySelector('.oom .uplot')")
     words = " ".join(shown(opened).split())
-    command = " ".join(text.page(path, reports.STRANDED, {}).split())
+    command = " ".join(oom_page(path, reports.STRANDED, {}).split())
     said = oom_why(reports.STRANDED, None, may_look=True)
     sentences = (
         said.summary,
@@ -354,7 +354,7 @@ def test_an_oom_report_needs_the_exporter(page: Page, tmp_path: Path) -> None:
         page.goto(server.url)
         page.wait("document.getElementById('connection').textContent === 'live'")
     choose(page, path)
-    page.wait("document.querySelector('#files .map-message').textContent.includes('torchmem oom')")
+    page.wait("document.querySelector('#files .map-message').textContent.includes('torchmem why')")
     page.problems()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pictures.training import Life, Trainer
+from docs.generate.pictures.training import Life, Trainer
 from support import reports
 from support.browser import PACKAGES, Page
 from support.collectors import EmptyCollector
@@ -31,7 +31,7 @@ from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.report import text as report_text
+from torchmem.node import words as report_text
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Process
 from torchmem.simulator.gpu import GpuUse, SimulatedGpu
@@ -255,7 +255,7 @@ def test_every_screen_has_the_same_fragmentation(page: Page, run_dir: Path) -> N
     publish(run_dir, sample)
     assert layout.fragmentation_ratio is not None
     assert layout.fragmentation_ratio > 0.997
-    shown = {"report": report_text.page(sample, time.time(), {}, defaults().limits("", ""))}
+    shown = {"report": report_text.rank_page(sample, time.time(), {}, defaults().limits("", ""))}
     with node_of(run_dir) as server:
         page.goto(server.url)
         page.wait(f"document.querySelector('{RANK}')")

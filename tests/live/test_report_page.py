@@ -1,4 +1,4 @@
-"""The page in one file of `torchmem oom --html`, opened from a disk in a real Chromium."""
+"""The page in one file of `torchmem why --html`, opened from a disk in a real Chromium."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.reports import BY_NAME, NOW, STRANDED
 from torchmem.allocator.sizes import GIB
 from torchmem.explain.call_stack import CallStack, Frame, Origin
 from torchmem.explain.oom_report import OomReport
-from torchmem.oom.html import page as oom_page
+from torchmem.pages.oom import page as oom_page
 from torchmem.sample.memory_map import MAP_SUFFIX, encode
 from torchmem.sample.run_history import RunHistory
 

@@ -203,7 +203,7 @@ def test_the_command_imports_nothing_heavy() -> None:
     heavy = {"torch", "numpy", "matplotlib", "rich", "yaml", "starlette", "pydantic", "mcp"}
     answer = "from torchmem.mcp.worker import reply; reply('list_ranks', {'run': None}, '/')"
 
-    assert imported("import torchmem.mcp.command") & {*heavy, "msgspec"} == set()
+    assert imported("import torchmem.commands.mcp") & {*heavy, "msgspec"} == set()
     assert imported(answer) & heavy == set()
     assert imported("import torchmem.mcp.server") & {"torch", "numpy", "matplotlib"} == set()
 

@@ -126,10 +126,10 @@ def test_ranks_are_listed_with_a_verdict(on_node: Assistant) -> None:
 def test_a_rank_is_reported_as_by_the_command(
     folder: Path, on_node: Assistant, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`rank_report` has the sentences and the threats of `torchmem report`, and the parts."""
+    """`rank_report` has the sentences and the threats of `torchmem why`, and the parts."""
     selected = ("--run", "eval", "--run-dir", folder / "run")
-    _, _, shown = printed(capsys, "report", *selected).partition("\n\n")  # of another rank's OOM
-    as_json = printed(capsys, "report", *selected, "--json")
+    _, _, shown = printed(capsys, "why", *selected).partition("\n\n")  # of another rank's OOM
+    as_json = printed(capsys, "why", *selected, "--json")
     text, data = on_node.answer("rank_report", run="eval")
 
     said = without_ages(text)
@@ -154,8 +154,8 @@ def test_what_holds_the_memory_of_a_rank(on_node: Assistant) -> None:
 def test_reports_are_listed_as_by_the_command(
     folder: Path, on_node: Assistant, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`oom_reports` lists what `torchmem oom --list` does, and ranks that left no report."""
-    listed = printed(capsys, "oom", "--list", "--run-dir", folder / "run").splitlines()
+    """`oom_reports` lists what `torchmem why --list` does, and ranks that left no report."""
+    listed = printed(capsys, "why", "--list", "--run-dir", folder / "run").splitlines()
     text, data = on_node.answer("oom_reports")
 
     of_ranks = [line for line in text.splitlines() if line not in listed]
@@ -174,8 +174,8 @@ def test_an_oom_is_explained_as_by_the_command(
     path = (folder / kind).resolve()
     text, data = on_node.answer("explain_oom", file=str(path))
 
-    assert lines_of(text) == lines_of(printed(capsys, "oom", path))
-    verdict = json.loads(printed(capsys, "oom", "--json", path))["verdict"]
+    assert lines_of(text) == lines_of(printed(capsys, "why", path))
+    verdict = json.loads(printed(capsys, "why", "--json", path))["verdict"]
     assert data["oom"]["summary"] == verdict["headline"]
     assert data["cause"] == verdict["cause"]
 
@@ -191,14 +191,14 @@ def test_the_newest_oom_of_a_rank(on_node: Assistant) -> None:
 def test_a_snapshot_is_read_as_by_the_command(
     folder: Path, on_node: Assistant, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`read_snapshot` answers with the tables of `torchmem snapshot`, at the moment asked for."""
+    """`read_snapshot` answers with the tables of `torchmem why`, at the moment asked for."""
     path = str(folder / "snapshot.pickle")
     text, data = on_node.answer("read_snapshot", file=path, at="peak", rows=2)
 
-    assert text == printed(capsys, "snapshot", path, "--at", "peak", "--top", "2")
-    document = json.loads(printed(capsys, "snapshot", path, "--at", "peak", "--json"))
+    assert text == printed(capsys, "why", path, "--at", "peak", "--top", "2")
+    document = json.loads(printed(capsys, "why", path, "--at", "peak", "--json"))
     assert data["gpus"][0]["by_line"] == document["by_line"]
-    leaks = printed(capsys, "snapshot", path, "--leaks")
+    leaks = printed(capsys, "why", path, "--leaks")
     assert on_node.text("read_snapshot", file=path, only_leaks=True) == leaks
 
 
@@ -235,7 +235,7 @@ def test_settings_are_compared_as_by_the_command(
         ("explain_oom", {"file": "a\0b"}, "`file` has a NUL character: leave it out."),
         ("explain_oom", {"file": "a" * 4096}, "cannot be read (File name too long)"),
         ("what_if", {"file": "/", "settings": ["\0"]}, "`settings` has a NUL character"),
-        ("read_snapshot", {"file": "{}/large"}, "is larger than 256 MiB: run `torchmem snapshot"),
+        ("read_snapshot", {"file": "{}/large"}, "is larger than 256 MiB: run `torchmem why"),
         ("read_snapshot", {"file": "{}/code"}, "refers to code (posix.system)"),
         ("what_if", {"file": "{}/code"}, "refers to code (posix.system)"),
         ("read_snapshot", {"file": "{}/snapshot.pickle", "gpu": 5}, "has nothing of cuda:5"),

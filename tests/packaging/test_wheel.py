@@ -127,10 +127,10 @@ def test_the_command_helps_without_extras(bare: Path) -> None:
 
 
 def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
-    """`torchmem oom` explains a report in the base install, as text and as a page."""
+    """`torchmem why` explains a report in the base install, as text and as a page."""
     (tmp_path / "report").write_bytes(encode(STRANDED))
     done = subprocess.run(
-        [bare / "torchmem", "oom", tmp_path / "report", "--html", tmp_path / "oom.html"],
+        [bare / "torchmem", "why", tmp_path / "report", "--html", tmp_path / "oom.html"],
         capture_output=True,
         text=True,
         check=False,

@@ -12,11 +12,11 @@ import pytest
 from support.played_script import PlayedScript
 
 from torchmem.allocator.sizes import MIB
+from torchmem.commands.preflight import add_arguments
+from torchmem.commands.preflight import run as run_command
 from torchmem.compare.usage import SourceLine, Use
 from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.baseline import run_name
-from torchmem.preflight.command import add_arguments
-from torchmem.preflight.command import run as run_command
 from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.result import RunResult
 from torchmem.sample.errors import UsageError

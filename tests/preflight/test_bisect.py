@@ -17,9 +17,9 @@ from support.git import GitRepo
 from support.played_script import PlayedScript
 
 from torchmem.allocator.sizes import MIB
+from torchmem.commands.preflight import add_arguments
+from torchmem.commands.preflight import run as run_command
 from torchmem.compare.usage import SourceLine, Use
-from torchmem.preflight.command import add_arguments
-from torchmem.preflight.command import run as run_command
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import GpuMemory, RunProgress, RunResult
 from torchmem.preflight.runner import RunFunction

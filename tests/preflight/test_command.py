@@ -21,13 +21,13 @@ import pytest
 from support.played_script import PlayedScript
 
 from torchmem.allocator.sizes import MIB
-from torchmem.preflight.command import add_arguments
-from torchmem.preflight.command import run as run_command
+from torchmem.commands.preflight import add_arguments
+from torchmem.commands.preflight import run as run_command
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import Ended, RunResult
 from torchmem.preflight.runner import RunFunction
-from torchmem.recording import read
 from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.trace import read
 
 GOLDEN = Path(__file__).parent / "golden"
 COMMAND = ("--", "sh", "train.sh")
@@ -529,7 +529,7 @@ def test_an_invalid_command_is_one_sentence(
 
 
 def test_every_field_of_the_json_is_documented(run: Preflight) -> None:
-    """docs/preflight.md has all but the fields of `torchmem whatif` and `torchmem oom`."""
+    """docs/preflight.md has all but the fields of `torchmem whatif` and `torchmem why`."""
     page = (Path(__file__).parents[2] / "docs" / "preflight.md").read_text()
     kinds = (
         ("--gpu-model", "0.86GB"),

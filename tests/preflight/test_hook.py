@@ -32,8 +32,8 @@ def test_a_process_without_torch_loads_only_the_hook() -> None:
         "torchmem",
         "torchmem.preflight",
         "torchmem.preflight.child",
-        "torchmem.run",
-        "torchmem.run.torch_import",
+        "torchmem.startup",
+        "torchmem.startup.torch_import",
         "torchmem.preflight.child.hook",
     ]
     assert (done.stderr, done.stdout) == ("", f"{loaded}\n")

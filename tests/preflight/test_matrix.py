@@ -15,8 +15,8 @@ import pytest
 from support.played_script import PlayedScript
 
 from torchmem.allocator.sizes import GIB
-from torchmem.preflight.command import add_arguments
-from torchmem.preflight.command import run as run_command
+from torchmem.commands.preflight import add_arguments
+from torchmem.commands.preflight import run as run_command
 from torchmem.preflight.matrix import Cell, CellResult, Parallel, jobs_for
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult

@@ -15,7 +15,7 @@ from support.plain_and_hooked import SOURCES, pythons
 
 from torchmem.phantom.environment import STARTUP as PHANTOM
 from torchmem.preflight.run import STARTUP as PREFLIGHT
-from torchmem.run.command import STARTUP as RUN
+from torchmem.run.launch import STARTUP as RUN
 
 BEGINNING = """
 import os
@@ -98,9 +98,9 @@ def test_an_agent_starts_as_without_torchmem(
     for name, text in OWN[own].items():
         (users / f"{name}.py").write_text(text)
     for interpreter in pythons() if startup == RUN else pythons()[:1]:
-        plain = start(interpreter, agent, users, SOURCES)
-        assert plain == start(interpreter, agent, startup, users, SOURCES)
-        assert plain == start(interpreter, startup, agent, users, SOURCES)
+        plain = start(interpreter, agent, users, *SOURCES)
+        assert plain == start(interpreter, agent, startup, users, *SOURCES)
+        assert plain == start(interpreter, startup, agent, users, *SOURCES)
         assert plain[1].count("agent begins") == 1
         assert plain[1].count("own of the user\n") == ("usercustomize" in OWN[own])
 

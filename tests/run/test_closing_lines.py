@@ -45,7 +45,7 @@ def test_a_healthy_program() -> None:
     """The peak of its tensors, the share of the GPU, what it left, and where the rest is."""
     assert lines(HEALTHY, None, DEFAULT) == (
         "torchmem: peak 51.0 of 80.0 GiB (64%), 26.0 GiB left",
-        "torchmem: `torchmem report --pid 4242` shows the rest",
+        "torchmem: `torchmem why --pid 4242` shows the rest",
     )
 
 
@@ -57,7 +57,7 @@ def test_an_oom_is_the_verdict() -> None:
 
     assert "(48%)" in first
     assert first.endswith(f"; {headline(report)[0].lower()}{headline(report)[1:]}")
-    assert second == "torchmem: `torchmem oom` explains it"
+    assert second == "torchmem: `torchmem why` explains it"
 
 
 def test_growth_is_the_verdict() -> None:
@@ -91,7 +91,7 @@ def test_another_run_directory_is_part_of_the_command(tmp_path: Path) -> None:
     """The command works as it is printed, in a shell that does not know the directory."""
     _, second = lines(HEALTHY, None, tmp_path)
 
-    assert f"torchmem report --pid 4242 --run-dir {tmp_path}`" in second
+    assert f"torchmem why --pid 4242 --run-dir {tmp_path}`" in second
 
 
 @given(samples)

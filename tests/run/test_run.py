@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from torchmem.run.command import STARTUP
+from torchmem.run.launch import STARTUP
 
 TORCHMEM = [sys.executable, "-m", "torchmem.cli"]
 SHOW = "import sys; print(sorted(m for m in sys.modules if m.startswith('torchmem')))"
@@ -106,7 +106,8 @@ def test_a_file_that_is_no_program_is_one_line(tmp_path: Path) -> None:
 
 def test_a_process_without_torch_loads_only_the_hook() -> None:
     """Helper processes import next to nothing, and never torch."""
-    modules = "['torchmem', 'torchmem.run', 'torchmem.run.autostart', 'torchmem.run.torch_import']"
+    run = ["torchmem.run", "torchmem.run.autostart"]
+    modules = ["torchmem", *run, "torchmem.startup", "torchmem.startup.torch_import"]
     assert python(SHOW) == f"{modules}\n"
     assert python("import sys; print('torch' in sys.modules)") == "False\n"
 
@@ -195,6 +196,6 @@ def test_flags_become_settings() -> None:
 def test_zero_turns_it_off() -> None:
     """TORCHMEM=0 in a part of the job leaves that part alone."""
     done = torchmem_run("env", "TORCHMEM=0", sys.executable, "-c", SHOW)
-    assert "torchmem.run.torch_import" in done.stdout
+    assert "torchmem.startup.torch_import" in done.stdout
     code = "import sys; print([f for f in sys.meta_path if 'torch_import' in type(f).__module__])"
     assert torchmem_run("env", "TORCHMEM=0", sys.executable, "-c", code).stdout == "[]\n"

@@ -10,7 +10,7 @@ import pytest
 from support.plain_and_hooked import SOURCES, pythons
 
 from torchmem.preflight.run import STARTUP as PREFLIGHT
-from torchmem.run.command import STARTUP as RUN
+from torchmem.run.launch import STARTUP as RUN
 
 OWN = "VALUE = 7\nprint('own')\n"
 LOOK = """
@@ -46,8 +46,8 @@ def python(
 
 def same(startup: Path, own: Path, interpreter: str) -> None:
     """Assert that a Python starts with `startup` as it does without."""
-    plain = python(own, SOURCES, python=interpreter, hooked=False)
-    hooked = python(startup, own, SOURCES, python=interpreter)
+    plain = python(own, *SOURCES, python=interpreter, hooked=False)
+    hooked = python(startup, own, *SOURCES, python=interpreter)
     assert (plain.returncode, plain.stdout) == (hooked.returncode, hooked.stdout)
     assert plain.stderr == hooked.stderr
 
@@ -89,7 +89,7 @@ def test_a_broken_torchmem_costs_one_line(startup: Path, content: str, tmp_path:
 def test_a_broken_torchmem_in_the_environment_costs_one_line(content: str, tmp_path: Path) -> None:
     """The line in site-packages prints one line, even together with `torchmem run`."""
     broken_torchmem(tmp_path, content)
-    line = (SOURCES / "torchmem/run/torchmem-autostart.pth").read_text()
+    line = (RUN.parent / "torchmem-autostart.pth").read_text()
     (tmp_path / "torchmem-autostart.pth").write_text(line)
     (tmp_path / "other.pth").write_text("import sys; print('other', flush=True)\n")
     code = (

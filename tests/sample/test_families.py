@@ -56,6 +56,21 @@ def test_a_full_sample_exports_every_metric_of_the_catalog() -> None:
     assert served == OWN
 
 
+def test_errors_are_one_total_and_a_series_for_each_stage_that_has_one() -> None:
+    """The total begins at 0, so that an increase shows the first error too."""
+    sample = full_sample()
+
+    def errors(**stages: int) -> dict[str, float | None]:
+        cost = replace(sample.cost, errors=stages)
+        view = ProcessView(replace(sample, cost=cost), 4242, "running", {UUID: "3"})
+        every = scrape(Collector(view))
+        found = every.by("stage", "torchmem_sdk_stage_errors_total")
+        return {"total": every.value("torchmem_sdk_errors_total"), **found}
+
+    assert errors() == {"total": 0}
+    assert errors(publish=2, otlp=1) == {"total": 3, "publish": 2, "otlp": 1}
+
+
 def test_labels_are_those_of_the_catalog() -> None:
     """Each sample has the declared labels; only `le` and the facts of info metrics are added."""
     for metric in families([ProcessView(full_sample(), 4242, "running", {UUID: "3"})]):

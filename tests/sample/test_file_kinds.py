@@ -44,11 +44,11 @@ def zipped() -> bytes:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (REPORT, "an OOM report, not THIS: run `torchmem oom FILE`"),
-        (PICKLE, "a pickle file, as memory snapshots are, not THIS: run `torchmem snapshot FILE`"),
+        (REPORT, "an OOM report, not THIS: run `torchmem why FILE`"),
+        (PICKLE, "a pickle file, as memory snapshots are, not THIS: run `torchmem why FILE`"),
         (
             sample.encode(own_sample(process=own_process(pid=7, labels={"oom": "0"}))),
-            "the sample of a process, not THIS: run `torchmem report --pid 7`",
+            "the sample of a process, not THIS: run `torchmem why --pid 7`",
         ),
         (
             GOLDEN.read_bytes(),
@@ -88,7 +88,7 @@ def test_a_file_of_another_kind_is_named_with_its_command(
 
 
 @pytest.mark.parametrize(
-    ("wanted", "then"), [(OOM_REPORT, "run `torchmem snapshot FILE`"), (SNAPSHOT, "name FILE")]
+    ("wanted", "then"), [(OOM_REPORT, "run `torchmem why FILE`"), (SNAPSHOT, "name FILE")]
 )
 def test_a_compressed_snapshot_has_two_steps(tmp_path: Path, wanted: FileKind, then: str) -> None:
     """What is inside of a gzip file is recognized from its beginning."""
@@ -106,7 +106,7 @@ def test_a_published_sample_leads_to_its_process(tmp_path: Path) -> None:
     """The command for a sample in a run directory has the process and the directory."""
     path = publish(tmp_path, own_sample(process=own_process(pid=7)))
 
-    with pytest.raises(UsageError, match=f"`torchmem report --pid 7 --run-dir {tmp_path}`"):
+    with pytest.raises(UsageError, match=f"`torchmem why --pid 7 --run-dir {tmp_path}`"):
         check_file(path, OOM_REPORT, "an OOM report")
 
 

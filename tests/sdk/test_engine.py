@@ -19,7 +19,7 @@ from torchmem.explain.oom_report import decode, failure_reason
 from torchmem.explain.remedies import remedies
 from torchmem.sample.engine import Engine
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sdk import EngineAllocation, EnginePlan
+from torchmem.sdk import EngineAllocation, EnginePlan, ServedEngine
 from torchmem.sdk.engine import MIN_STEPS, divided, kv_cache_advice
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -73,13 +73,13 @@ class Server:
         self.engine = FakeEngine()
         self.block = self.allocator.malloc(600 * MIB)
         self.backend.step()
-        self.session.serve(self.engine)
-        self.session.engine_changed()
-        self.session.engine_ready()
+        self.served = ServedEngine(self.session)
+        self.served.serve(self.engine)
+        self.served.ready()
 
     def move(self, *asleep: str, sleeps: bool = False) -> None:
         """Have the engine fall asleep or wake up."""
-        with self.session.engine_moves(sleeps=sleeps):
+        with self.served.moves(sleeps=sleeps):
             self.engine.held = allocations(*asleep)
 
 
@@ -151,10 +151,10 @@ def sleep_beside(server: Server, neighbor: int = 0) -> None:
 def fail_to_wake_up(server: Server, *parts: str, freed: Iterable[Block] = ()) -> None:
     """Have the engine wake up all but the KV cache, and fail; blocks are freed into the cache."""
     server.gpu.use.cells[1] += WEIGHTS + RUNTIME
-    server.session.engine_wakes(parts or None, timeout=0)
+    server.served.wakes(parts or None, timeout=0)
 
     def wake_up() -> None:
-        with server.session.engine_moves():
+        with server.served.moves():
             for block in freed:
                 server.allocator.free(block)
             server.engine.held = allocations("kv_cache")
@@ -223,7 +223,7 @@ def test_peaks_count_from_ready_on(open_session: Opener, published: Published) -
         server.backend.step()
     server.allocator.free(server.allocator.malloc(40 * MIB))
     server.backend.step()
-    server.session.engine_changed()
+    server.served.changed()
 
     assert engine_in(published)["peaks"]["activations"] == 40 * MIB
     assert engine_in(published)["kv_cache_advice_bytes"] == kv_cache_advice(
@@ -239,7 +239,7 @@ def test_what_each_sleep_leaves(open_session: Opener, published: Published) -> N
     for cycle in range(5):
         leaks.append(server.allocator.malloc(64 * MIB))
         server.engine.held = [EngineAllocation(1 << 40, MIB, "kv_cache", is_asleep=True)]
-        with server.session.engine_moves(sleeps=True):
+        with server.served.moves(sleeps=True):
             pass
         left = engine_in(published)["residual_bytes"]
         assert left[-1] == (600 + 64 * (cycle + 1)) * MIB - MIB
@@ -265,7 +265,7 @@ def test_nothing_is_released_while_the_engine_moves(
     server = Server(open_session)
     server.allocator.free(server.allocator.malloc(200 * MIB))
     server.backend.step()
-    with server.session.engine_moves(sleeps=True):
+    with server.served.moves(sleeps=True):
         assert server.session.release() == 0
 
     assert server.session.release() == 200 * MIB
@@ -277,14 +277,14 @@ def test_hooks_run_before_the_engine_wakes_up(open_session: Opener) -> None:
     asked: list[int] = []
     server.session.on_pressure(asked.append)
     server.move("weights", "runtime", "kv_cache", sleeps=True)
-    server.session.engine_wakes()
+    server.served.wakes()
     assert asked == []
 
     server.gpu.use.cells[1] = 20_000 * MIB
-    server.session.engine_wakes(timeout=0)
+    server.served.wakes(timeout=0)
     assert len(asked) == 1
     assert asked[0] > 10_000 * MIB
-    server.session.engine_wakes(["weights"], timeout=0)
+    server.served.wakes(["weights"], timeout=0)
     assert len(asked) == 1
 
 

@@ -232,4 +232,4 @@ def test_a_map_that_cannot_be_written_is_an_error_that_is_counted(
     (path,) = tmp_path.rglob(f"*{SAMPLE_SUFFIX}")
     path.with_name(f"{name}{MAP_SUFFIX}").mkdir()
     ask(tmp_path, name)
-    until(lambda: stepped(session, published()[0]["cost"]["errors"]["memory_map"] > 0))
+    until(lambda: stepped(session, published()[0]["cost"]["errors"].get("memory_map")))

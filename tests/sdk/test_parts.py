@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torchmem.sdk.context import Context
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.monitor import Monitor
 from torchmem.sdk.observation import MeasuredSnapshot, Oom
-from torchmem.sdk.part import Part, Wish
+from torchmem.sdk.part import Part, StepAction
 from torchmem.sdk.parts import build
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import Settings
@@ -39,8 +40,9 @@ class Toy(Part):
     def begin(self) -> None:
         self._note("begin")
 
-    def wants(self, step: int) -> Wish:
-        return "call" if step == 3 else None
+    @property
+    def due_step(self) -> float:
+        return 3 if self.calls.count("step") < 2 else math.inf
 
     def at_read(self, step: int | None) -> None:
         self._note(f"read {step}")
@@ -76,21 +78,21 @@ class Toy(Part):
 
 
 class Indifferent(Toy):
-    """Wants no step."""
+    """Has nothing to do at the end of a step without a read."""
 
-    def wants(self, step: int) -> Wish:
-        return None
+    due_step = math.inf
 
 
 class Reading(Toy):
-    """Wants a read at a step after the first ones."""
+    """Has a read made at a step after the first ones."""
 
-    def __init__(self, wish: Wish) -> None:
+    def __init__(self, action: StepAction) -> None:
         super().__init__()
-        self._wish = wish
+        self.step_action = action
 
-    def wants(self, step: int) -> Wish:
-        return self._wish if step == 120 else None
+    @property
+    def due_step(self) -> float:
+        return math.inf if "read 120" in self.calls else 120
 
 
 def monitored(backend: SimulatedBackend, run_dir: Path, toy: Toy) -> Session:
@@ -158,17 +160,17 @@ def test_a_part_asks_for_the_end_of_a_step(backend: SimulatedBackend, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("wish", "reads"), [("read", ["read 120"]), ("watch", ["read 120", "read 121"])]
+    ("action", "reads"), [("read", ["read 120"]), ("watch", ["read 120", "read 121"])]
 )
 def test_a_part_asks_for_a_read(
     allocator: DeviceCachingAllocator,
     backend: SimulatedBackend,
     tmp_path: Path,
-    wish: Wish,
+    action: StepAction,
     reads: list[str],
 ) -> None:
     """The step after it is read too only if the part asks for that."""
-    toy, settings = Reading(wish), Settings(run_dir=tmp_path, interval=3600.0)
+    toy, settings = Reading(action), Settings(run_dir=tmp_path, interval=3600.0)
     session = Session(settings, backend, {}, lambda _context, _monitor: (toy,))
     optimizer = SimulatedOptimizer([allocator.malloc(MIB)])
     for _ in range(124):

@@ -30,6 +30,7 @@ from torchmem.sample.release_messages import (
     decode_request,
 )
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, replace_file
+from torchmem.sdk.engine import EnginePart
 from torchmem.sdk.publish.request_files import STALE_SECONDS
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.release.device_release import DeviceReleases
@@ -206,7 +207,8 @@ class Requests:
         errors, hooks = Errors(), PressureHooks()
         self.recorder = recorder = Recorder(SimulatedBackend([self.allocator]), errors)
         settings = resolve({"release": "neighbors"}, {})
-        self.release = Release(recorder, errors, settings, recorder.reset_peaks, hooks)
+        engine = EnginePart(recorder, lambda: 0, recorder.reset_peaks)
+        self.release = Release(recorder, errors, settings, recorder.reset_peaks, hooks, engine)
         self.sample = directory / f"0-1-1{SAMPLE_SUFFIX}"
         self.requests = ReleaseRequests(
             self.sample, self.release, errors, clock=lambda: 0.0, main_cpu=lambda: 0.0

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torchmem.sdk.pytorch.user_peaks import UserPeaks
 from torchmem.sdk.reading.peaks import WindowPeak
 from torchmem.sdk.session import Session
-from torchmem.sdk.steps import Iterations, StepClock
+from torchmem.sdk.steps import Iterations
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 from torchmem.simulator.errors import OutOfMemoryError
@@ -252,10 +252,10 @@ def test_resets_are_invisible_to_users(events: list[tuple[str, int]]) -> None:
         assert flat.memory_stats()["allocated_bytes.all.peak"] == alone.peak
 
 
-def test_steps_that_are_only_noted_count(
+def test_every_step_of_a_fast_loop_counts(
     backend: SimulatedBackend, open_session: Opener, published: Published
 ) -> None:
-    """However the steps of a fast loop are divided between notes and full steps, all count once."""
+    """Most steps end without a read; all count, each with its duration."""
     session = open_session(backend, interval=3600.0)
     for _ in range(1234):
         session.step()
@@ -266,26 +266,10 @@ def test_steps_that_are_only_noted_count(
     assert sum(sample["steps"]["duration_counts"]) == 1233
 
 
-def test_the_clock_counts_alike_at_every_look() -> None:
-    """Steps by note and by tick give the same counts, whenever another thread looks."""
-    ends = [0.001 * number**2 for number in range(200)]
-    noted, ticked = StepClock(), StepClock()
-    for number, end in enumerate(ends):
-        noted.note(end)
-        ticked.tick(end)
-        if number % 7 == 0:
-            noted.collect()
-        assert noted.count == number + 1
-        assert noted.steps().duration_counts == ticked.steps().duration_counts
-
-    assert noted.last == ticked.last == ends[-1]
-    assert noted.steps().duration_sum_seconds == pytest.approx(ends[-1])
-
-
 def test_a_step_after_an_oom_ends_it(
     allocator: DeviceCachingAllocator, backend: SimulatedBackend, open_session: Opener
 ) -> None:
-    """A caught OOM is no longer pending after the next step, although steps are only noted."""
+    """A caught OOM is no longer pending after the next step, which reads nothing."""
     session = open_session(backend, interval=3600.0)
     for _ in range(200):
         session.step()

@@ -104,7 +104,7 @@ def run_engine(script: str, folder: Path, *arguments: str, **environment: str) -
 
 @contextmanager
 def _exporter(address: str, variables: dict[str, str]) -> Iterator[None]:
-    command = [*PHANTOM, sys.executable, "-m", "torchmem.exporter", "--listen", address]
+    command = [*PHANTOM, sys.executable, "-m", "torchmem.cli", "exporter", "--listen", address]
     process = subprocess.Popen(command, env=variables | {"TORCHMEM": "0"})
     try:
         yield

@@ -46,4 +46,4 @@ def filled_in(expression: str, value: str = ".*", span: str = "5m", **variables:
     expression = expression.replace("${price}", variables.get("price", "0"))
     seconds = re.sub(r"\$__range_s\b", "300", expression)
     spans = re.sub(r"\$__\w+", span, seconds.replace(":$__rate_interval]", ":10s]"))
-    return re.sub(r"\$(\w+)", lambda match: variables.get(match[1], value), spans)
+    return re.sub(r"\$([a-zA-Z]\w*)", lambda match: variables.get(match[1], value), spans)

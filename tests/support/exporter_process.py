@@ -51,7 +51,7 @@ def exporter_process(
     config, log = folder / "exporter.yml", folder / "exporter.log"
     config.write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
     flags = ["--listen", "127.0.0.1:0", "--run-dir", str(run_dir), "--config", str(config)]
-    command = [sys.executable, "-m", "torchmem.exporter", *flags]
+    command = [sys.executable, "-m", "torchmem.cli", "exporter", *flags]
     variables = {**node.environment(), **(environment or {})}
     with log.open("wb") as output, subprocess.Popen(command, stderr=output, env=variables) as popen:
         try:

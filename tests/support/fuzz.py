@@ -33,7 +33,7 @@ from support.samples import UUID, full_sample
 from torchmem.allocator.settings import AllocatorConfig, rejection_reason
 from torchmem.cli.main import main
 from torchmem.compare import page as compare_page
-from torchmem.compare.reading import read_side, summaries
+from torchmem.compare.reading import read_side
 from torchmem.compare.verdict import compare
 from torchmem.explain import oom_report, run_summary
 from torchmem.explain.run_summary import SUMMARY_SUFFIX, summarize
@@ -50,11 +50,9 @@ from torchmem.exporter.thresholds import load as load_thresholds
 from torchmem.exporter.web import config as web_config
 from torchmem.exporter.web.access import credentials
 from torchmem.host.procfs import start_ticks
-from torchmem.oom import text as oom_text
+from torchmem.node import words
+from torchmem.node.summaries import summaries
 from torchmem.preflight.result import ProcessReport, no_verdict_error, read_result
-from torchmem.recording.content import InvalidSnapshotError, check
-from torchmem.recording.worker import load
-from torchmem.report import text as report_text
 from torchmem.sample import capture_messages, process_messages, release_messages
 from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import MemoryMap
@@ -64,6 +62,8 @@ from torchmem.sample.sample import decode as decode_sample
 from torchmem.sample.sample import encode
 from torchmem.sdk.publish.request_files import RequestFile
 from torchmem.sdk.release.neighbors import offering_neighbors
+from torchmem.trace.content import InvalidSnapshotError, check
+from torchmem.trace.worker import load
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -158,9 +158,9 @@ def oom_report_file(content: bytes) -> bool:
     except UsageError as error:
         _check_sentence(str(error))
         return False
-    page = oom_text.page(Path("1-2-3-0.oom.json"), report, {})
+    page = words.oom_page(Path("1-2-3-0.oom.json"), report, {})
     assert page.replace("\n", "").isprintable(), page
-    assert oom_text.table([(Path("1-2-3-0.oom.json"), report)])
+    assert words.oom_table([(Path("1-2-3-0.oom.json"), report)])
     assert oom_report.decode(oom_report.encode(report)) == report
     return True
 
@@ -294,12 +294,12 @@ def compared_file(content: bytes) -> bool:
 
 
 def rank_report(content: bytes) -> bool:
-    """Check what `torchmem report` shows of a sample file: it is refused, or has a page."""
+    """Check what `torchmem why` shows of a sample file: it is refused, or has a page."""
     try:
         sample = decode_sample(content)
     except (ValueError, RecursionError):
         return False
-    page = report_text.page(sample, 1.8e9, {}, defaults().limits("", ""))
+    page = words.rank_page(sample, 1.8e9, {}, defaults().limits("", ""))
     assert all(map(str.isprintable, page.splitlines())), page
     return True
 
@@ -346,7 +346,7 @@ def process_files(content: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Target:
-    """One input: its check, how hostile input is made, and its share of a campaign's inputs.
+    """One input: its check, how hostile input is made, and its share of all inputs.
 
     `valid` are examples as bytes, `documents` as trees, `words` what a valid input is made of.
     `threads`: how many inputs are tried at once.

@@ -8,8 +8,8 @@ from support.allocator_programs import PlainPools, Setting, Simulated
 from support.recording_allocator import Placement, RecordingAllocator, RecordingGpu
 
 from torchmem.allocator.settings import LAST_PARSED, AllocatorConfig
-from torchmem.recording.recording import Recording
 from torchmem.simulator.blocks import BlockOrder
+from torchmem.trace.recording import Recording
 
 CONF = LAST_PARSED.upper()
 ADDRESSES = ("ascending", "descending", "reuse", "random")

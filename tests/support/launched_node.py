@@ -13,6 +13,7 @@ from typing import Any
 from support.stack import answers, free_port, running
 from support.waiting import until
 
+EXPORTER = (sys.executable, "-m", "torchmem.cli", "exporter")
 SDK_SETTINGS = {"TORCHMEM_INTERVAL": "0.05", "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
 
 
@@ -50,7 +51,7 @@ class Node:
     def exporting(self) -> Iterator[str]:
         """Run the exporter; yield HOST:PORT."""
         address = f"127.0.0.1:{free_port()}"
-        exporter = self.command(sys.executable, "-m", "torchmem.exporter", "--listen", address)
+        exporter = self.command(*EXPORTER, "--listen", address)
         with running(exporter, self.folder / "exporter.log", self.environment()):
             until(lambda: answers(f"http://{address}/-/healthy"))
             yield address

@@ -17,7 +17,8 @@ from pathlib import Path
 PLAIN, HOOKED, WATCHED = "plain", "hooked", "watched"
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 PYENV = Path.home() / ".pyenv/versions"
-SOURCES = Path(__file__).parents[2] / "tools/src"
+SOURCES = tuple(Path(__file__).parents[2].glob("*/src"))
+"""The source roots, which together hold the package."""
 
 
 def pythons() -> list[str]:
@@ -63,10 +64,11 @@ def main(mode: str, folder: str) -> None:
 
 
 def _hook(mode: str) -> None:
-    sys.path.insert(0, str(SOURCES))
-    from torchmem.run import autostart, torch_import
+    sys.path[:0] = map(str, SOURCES)
+    from torchmem.run import autostart
+    from torchmem.startup import torch_import
 
-    del sys.path[0]
+    del sys.path[: len(SOURCES)]
     if mode == HOOKED:
         os.environ["TORCHMEM"] = "1"
         autostart.install()

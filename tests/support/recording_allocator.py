@@ -10,11 +10,11 @@ from typing import Any
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId, SegmentInfo
-from torchmem.recording.recording import Event, RecordedBlock, RecordedSegment, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block, BlockOrder, BlockPool
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.gpu import ALIGNMENT, SimulatedGpu
+from torchmem.trace.recording import Event, RecordedBlock, RecordedSegment, Recording
 
 
 def pool_id(pool: BlockPool) -> PoolId:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docs.versions import minor, order
+from docs.generate.versions import minor, order
 from support.phantom import SCRIPT_MEMORY, phantom_variables, run_on_phantom
 from support.snapshots import load_snapshot
 from support.waiting import until
@@ -240,7 +240,7 @@ def test_oom(run: Run, ended: Run, tmp_path: Path) -> None:
         f"else: sys.exit('it fitted')\n{NO_ERRORS}"
     )
     (path,) = (tmp_path / "run").rglob(f"*{REPORT_SUFFIX}")
-    shown = ended("-m", "torchmem.cli", "oom")
+    shown = ended("-m", "torchmem.cli", "why")
 
     assert (
         decode(path.read_bytes()).oom.cause,

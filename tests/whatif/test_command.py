@@ -16,8 +16,8 @@ from support.recordings import RecordedJob, varying_lengths, write
 from support.whatif_results import CHANGE, KEEP, MID_RUN, NONE
 
 from torchmem.allocator.sizes import MIB
+from torchmem.commands.whatif import add_arguments, run
 from torchmem.phantom.gpus import CATALOG
-from torchmem.whatif.command import add_arguments, run
 from torchmem.whatif.result import WhatIf, document
 from torchmem.whatif.text import Progress, page
 

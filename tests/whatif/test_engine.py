@@ -17,11 +17,11 @@ from support.snapshots import REAL_GPUS, of_real_gpu
 from torchmem.allocator.settings import LAST_PARSED, AllocatorConfig
 from torchmem.allocator.sizes import MIB
 from torchmem.explain.remedies import remedies
-from torchmem.recording import read
-from torchmem.recording.recording import CaptureFacts, Recording
 from torchmem.sample.errors import UsageError
 from torchmem.simulator.blocks import BlockOrder
 from torchmem.simulator.errors import OutOfMemoryError
+from torchmem.trace import read
+from torchmem.trace.recording import CaptureFacts, Recording
 from torchmem.whatif.engine import SimulatedGpuMemory, line_to_type, on_gpus, what_if
 from torchmem.whatif.result import ReplayResult
 from torchmem.whatif.settings import torch_versions
@@ -250,7 +250,7 @@ PINNED, EXPANDABLE = "pinned_use_cuda_host_register:True", "expandable_segments:
 def test_the_command_names_the_variable_of_the_version(
     settings_in_effect: dict[str, str], versions: dict[str, str], line: str
 ) -> None:
-    """It is that of `torchmem oom`, and the old name where the version is unknown."""
+    """It is that of `torchmem why`, and the old name where the version is unknown."""
     recording = replace(fragmented(), settings=settings_in_effect)
     answer = what_if(recording, settings=["expandable_segments:True"], versions=versions)
 
@@ -259,7 +259,7 @@ def test_the_command_names_the_variable_of_the_version(
 
 @given(st.integers(1, 20), st.sampled_from(["+cu130", "+rocm6.4", ""]))
 def test_the_variable_is_that_of_the_oom_report(minor: int, build: str) -> None:
-    """For one PyTorch, a recording that tells its version gets the variable of `torchmem oom`."""
+    """For one PyTorch, a recording that tells its version gets the variable of `torchmem why`."""
     version = f"2.{minor}.0{build}"
     process = replace(STRANDED.process, versions={"torch": version})
     report = replace(STRANDED, process=process, allocator_settings={})

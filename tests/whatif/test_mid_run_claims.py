@@ -13,8 +13,8 @@ from support.late_recordings import ADDRESSES, CONF, late_recording
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.recording.recording import CaptureFacts, Event
 from torchmem.sample.errors import UsageError
+from torchmem.trace.recording import CaptureFacts, Event
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.mid_run import RestartReplays, decide, switch_refusal
 from torchmem.whatif.result import FailedRequest, Fidelity, ReplayResult, Restart

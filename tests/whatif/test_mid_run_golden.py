@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from support.recordings import write
 
-from torchmem.recording import read
-from torchmem.recording.recording import CaptureFacts, Recording
-from torchmem.recording.worker import load
 from torchmem.simulator.blocks import block_order
+from torchmem.trace import read
+from torchmem.trace.recording import CaptureFacts, Recording
+from torchmem.trace.worker import load
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.result import ReplayResult
 

@@ -123,18 +123,18 @@ def decode(data: bytes) -> OomReport:
     Raises UsageError for anything else; its text completes a sentence that begins with the file.
     """
     if not data.strip():
-        raise UsageError("is empty: run `torchmem oom --list` for a list of reports.")
+        raise UsageError("is empty: run `torchmem why --list` for a list of reports.")
     try:
         raw = strict_json(data)
     except ValueError:
         raise UsageError(
-            "is not an OOM report: run `torchmem oom --list` for a list of reports."
+            "is not an OOM report: run `torchmem why --list` for a list of reports."
         ) from None
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if type(schema) is int and schema > SCHEMA_VERSION:
         raise UsageError("was written by a newer torchmem: run pip install --upgrade torchmem.")
     if schema != SCHEMA_VERSION:
-        raise UsageError("is not an OOM report: run `torchmem oom --list` for a list of reports.")
+        raise UsageError("is not an OOM report: run `torchmem why --list` for a list of reports.")
     try:
         return _checked(convert(sanitize_json(raw), OomReport))
     except ValueError as error:

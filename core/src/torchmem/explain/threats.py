@@ -146,7 +146,7 @@ def _why(sample: Sample, device: DeviceSample, onset: Onset) -> OnsetEvidence | 
 def _failed(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
     if sample.oom_pending and device.last_oom:
         line = f" at {device.last_oom.line}" if device.last_oom.line else ""
-        text = f"An allocation has failed{line} and no step has ended since: run `torchmem oom`."
+        text = f"An allocation has failed{line} and no step has ended since: run `torchmem why`."
         yield Threat(text, device.last_oom.cause, device.last_oom.onset)
 
 

@@ -345,7 +345,12 @@ SAMPLE_DURATION = _group.gauge(
 )
 SDK_CPU = _group.counter("torchmem_sdk_cpu_seconds_total", "CPU time used by the SDK.")
 SDK_ERRORS = _group.counter(
-    "torchmem_sdk_errors_total", "Errors that the SDK caught and suppressed, by stage.", "stage"
+    "torchmem_sdk_errors_total", "Errors that the SDK caught and suppressed."
+)
+SDK_STAGE_ERRORS = _group.counter(
+    "torchmem_sdk_stage_errors_total",
+    "The same errors by stage; a stage without an error has no series.",
+    "stage",
 )
 HOOKS_DROPPED = _group.counter(
     "torchmem_pressure_hooks_dropped_total",

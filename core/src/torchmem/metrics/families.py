@@ -396,7 +396,8 @@ def _process_families(views: Sequence[ProcessView], *, all_series: bool) -> Iter
     durations = partial(_read_durations, all_series=all_series)
     yield keyed_family(catalog.SAMPLE_DURATION, rows, durations)
     yield value_family(catalog.SDK_CPU, rows, lambda s: s.cost.cpu_seconds)
-    yield keyed_family(catalog.SDK_ERRORS, rows, lambda s: _floats(s.cost.errors))
+    yield value_family(catalog.SDK_ERRORS, rows, lambda s: sum(s.cost.errors.values()))
+    yield keyed_family(catalog.SDK_STAGE_ERRORS, rows, lambda s: _floats(s.cost.errors))
     yield keyed_family(catalog.HOOKS_DROPPED, rows, lambda s: {**s.hooks_dropped})
 
 

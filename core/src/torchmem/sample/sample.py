@@ -19,7 +19,7 @@ from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
-from torchmem.sample.validity import Checked, Fault, without_impossible
+from torchmem.sample.validity import Fault, without_impossible
 
 SCHEMA_VERSION = 1
 
@@ -327,6 +327,7 @@ class Steps:
 class SelfCost:
     """What the SDK itself cost: duration of the latest reads, total CPU time, errors by stage.
 
+    `errors` has only stages with an error.
     `oom_duration_seconds` is how long the latest OutOfMemoryError was delayed to write its report.
     """
 
@@ -435,15 +436,13 @@ def live_state(sample: Sample, now: float) -> Literal["running", "stalled"]:
     return "stalled" if stalled else "running"
 
 
-def possible(
-    sample: Sample, checked: Checked | None = None
-) -> tuple[Sample | None, tuple[Fault, ...]]:
+def possible(sample: Sample) -> tuple[Sample | None, tuple[Fault, ...]]:
     """Return the sample without values that cannot be true, and what was left out.
 
     The SDK publishes nothing else, and readers use nothing else. The sample is None if its own time
-    or process is impossible. `checked` is that of `without_impossible`.
+    or process is impossible.
     """
-    return without_impossible(sample, _contradictions, checked)
+    return without_impossible(sample, _contradictions)
 
 
 def is_consistent(sample: Sample) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import MAX_COLUMNS, aligned, counted, joined, wrapped
 from torchmem.compare import markdown
 from torchmem.compare.baseline import Outcome as MarkdownOutcome
 from torchmem.compare.markdown import ComparedRow, code, escaped
@@ -18,6 +17,7 @@ from torchmem.compare.text import change_lines, change_values, signed
 from torchmem.compare.usage import usage_values
 from torchmem.compare.verdict import Comparison, Outcome, PartResult
 from torchmem.explain.run_summary import RunSummary
+from torchmem.output.terminal import MAX_COLUMNS, aligned, counted, joined, wrapped
 from torchmem.sample.untrusted import sanitize_text
 
 SCHEMA = 1

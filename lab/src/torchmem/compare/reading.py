@@ -1,15 +1,11 @@
 """Reads what can be compared; any user may have written the files.
 
-Snapshots are read as by `torchmem snapshot`, which unpickles plain data only.
+Snapshots are read as by `torchmem why`, which unpickles plain data only.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,19 +13,11 @@ from torchmem.allocator.sizes import round_size
 from torchmem.compare import baseline, preflight_documents
 from torchmem.compare.measured import Ending, Measured, Side
 from torchmem.compare.usage import SourceLine, Usage, Use
-from torchmem.explain import run_summary
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import OomReport
-from torchmem.explain.run_summary import (
-    MAX_SUMMARY_BYTES,
-    SUMMARY_SUFFIX,
-    DeviceSummary,
-    RunSummary,
-    headroom_at_peak,
-    summarize,
-)
-from torchmem.host.process_table import ProcessTable, process_state
-from torchmem.oom.command import load as load_report
+from torchmem.explain.run_summary import DeviceSummary, RunSummary, headroom_at_peak
+from torchmem.node.reports import load as load_report
+from torchmem.node.summaries import last_summary, read_summary, summaries_below
 from torchmem.sample.errors import UsageError
 from torchmem.sample.file_kinds import (
     HEAD_BYTES,
@@ -42,18 +30,12 @@ from torchmem.sample.file_kinds import (
     check_kind,
     kind_of,
 )
-from torchmem.sample.run_directory import SAMPLE_SUFFIX, find_files
-from torchmem.sample.sample import Process, State, read_sample
-from torchmem.sample.untrusted import (
-    UntrustedFileError,
-    open_untrusted,
-    read_untrusted,
-    sanitize_text,
-)
+from torchmem.sample.sample import Process, State
+from torchmem.sample.untrusted import UntrustedFileError, open_untrusted, sanitize_text
 
 if TYPE_CHECKING:
-    from torchmem.recording import StackedTrace
-    from torchmem.snapshot.holders import HolderLine as SnapshotLine
+    from torchmem.trace import StackedTrace
+    from torchmem.trace.holders import HolderLine as SnapshotLine
 
 MAX_FILE_BYTES = 1 << 62
 WANTED = "a summary, an OOM report, a preflight's JSON, a baseline or a memory snapshot"
@@ -74,45 +56,6 @@ def read_side(path: Path) -> Side:
     if not side.parts:
         raise UsageError(f"{name} has no peak of GPU memory: name a run that used a GPU.")
     return side
-
-
-def summaries(directory: Path, user: int | None) -> list[tuple[Path, RunSummary]]:
-    """Return the summaries in a run directory, the newest first, also of processes without one.
-
-    user: whose files; None for those of all. A process that died without an end is summarized from
-    its last sample. Raises UsageError if the directory cannot be read.
-    """
-    return _summaries(directory, lambda: find_files(directory, _is_summary, user))
-
-
-def _all_in(directory: Path) -> list[tuple[Path, os.stat_result]]:
-    """Return the summaries of a run directory, and those copied to a directory. Raises OSError."""
-    own = (path for path in directory.iterdir() if _is_summary(path.name))
-    return [*((path, path.lstat()) for path in own), *find_files(directory, _is_summary)]
-
-
-def _is_summary(name: str) -> bool:
-    return name.endswith((SUMMARY_SUFFIX, SAMPLE_SUFFIX))
-
-
-def _summaries(
-    directory: Path, find: Callable[[], list[tuple[Path, os.stat_result]]]
-) -> list[tuple[Path, RunSummary]]:
-    try:
-        files = find()
-    except OSError as error:
-        raise UsageError(
-            f"{sanitize_text(str(directory))} cannot be read ({error.strerror}): name another "
-            "directory."
-        ) from None
-    regular = (path for path, status in files if stat.S_ISREG(status.st_mode))
-    found: dict[str, tuple[Path, RunSummary]] = {}
-    for path in sorted(regular, key=lambda path: path.name.endswith(SAMPLE_SUFFIX)):
-        key = str(path).removesuffix(SUMMARY_SUFFIX).removesuffix(SAMPLE_SUFFIX)
-        if key not in found:
-            with suppress(UsageError):
-                found[key] = path, _read_summary(path, sanitize_text(str(path)))
-    return sorted(found.values(), key=lambda pair: -pair[1].timestamp)
 
 
 def _head(path: Path, name: str) -> bytes:
@@ -141,7 +84,7 @@ def _baseline_kind(head: bytes) -> FileKind | None:
 def _directory(path: Path, name: str) -> Side:
     """Return the newest process of each rank in a directory of summaries."""
     newest: dict[int, RunSummary] = {}
-    found = [summary for _, summary in _summaries(path, lambda: _all_in(path))]
+    found = [summary for _, summary in summaries_below(path)]
     runs = sorted({summary.process.run for summary in found})
     if len(runs) > 1:
         names = ", ".join(map(sanitize_text, runs[:4]))
@@ -159,7 +102,7 @@ def _directory(path: Path, name: str) -> Side:
 
 
 def _summary(path: Path, name: str) -> Side:
-    found = _read_summary(path, name)
+    found = read_summary(path)
     return _of_summary(name, "the summary of a run", found)
 
 
@@ -167,30 +110,8 @@ def _of_summary(name: str, noun: str, found: RunSummary) -> Side:
     return Side(name, noun, "run", _summary_parts(found), _facts(found), found.verdict)
 
 
-def _read_summary(path: Path, name: str) -> RunSummary:
-    if path.name.endswith(SAMPLE_SUFFIX):
-        return _of_sample(path, name)
-    try:
-        return run_summary.decode(read_untrusted(path, MAX_SUMMARY_BYTES)[0])
-    except (OSError, UntrustedFileError, UsageError) as error:
-        raise UsageError(f"{name} {error}") from None
-
-
-def _of_sample(path: Path, name: str) -> RunSummary:
-    """Return the summary of a process that has left only its sample."""
-    sample = read_sample(path)
-    if sample is None:
-        raise UsageError(f"{name} is not a valid sample of a process: name another file.")
-    now = time.time()
-    status = ProcessTable().locate(sample.process)
-    with suppress(OSError):
-        silent = max(0.0, now - path.stat().st_mtime)
-        return summarize(sample, process_state(sample, status, now, silent))
-    return summarize(sample, process_state(sample, status, now, 0.0))
-
-
 def _sample(path: Path, name: str) -> Side:
-    return _of_summary(name, "the last sample of a run", _of_sample(path, name))
+    return _of_summary(name, "the last sample of a run", last_summary(path))
 
 
 def _summary_parts(summary: RunSummary) -> dict[str, Measured]:
@@ -267,7 +188,7 @@ def _report_uses(report: OomReport) -> tuple[Use, ...]:
 
 
 def _snapshot(path: Path, name: str) -> Side:
-    from torchmem.snapshot.command import read_traces
+    from torchmem.trace.snapshot_file import read_traces
 
     parts = {}
     for trace in read_traces(path, None):
@@ -279,8 +200,8 @@ def _snapshot(path: Path, name: str) -> Side:
 
 def _peak_of(trace: StackedTrace) -> Usage | None:
     """Return what was in use at the peak of a recording, with the rounding of the allocator."""
-    from torchmem.snapshot.holders import LineFinder, by_line
-    from torchmem.snapshot.lifetimes import Lifetimes
+    from torchmem.trace.holders import LineFinder, by_line
+    from torchmem.trace.lifetimes import Lifetimes
 
     lifetimes = Lifetimes.of(trace)
     moment = lifetimes.moment("peak")

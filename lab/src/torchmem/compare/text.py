@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import wrapped
 from torchmem.compare.usage import HELD, Change, SourceLine, Usage, UsageDiff, Use
 from torchmem.explain.remedies import REMEDY_BY_TREND
+from torchmem.output.terminal import wrapped
 
 MAX_ROWS = 8
 MIN_ROW_SHARE = 0.01

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from torchmem.cli.terminal import wrapped
 from torchmem.compare import baseline as files
 from torchmem.compare import markdown
 from torchmem.compare.baseline import Baseline, BaselineEntry, Compared
 from torchmem.compare.text import change_lines, headline
 from torchmem.compare.usage import usage_values
+from torchmem.output.terminal import wrapped
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult, no_verdict_error
 from torchmem.preflight.runner import Runner

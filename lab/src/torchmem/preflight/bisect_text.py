@@ -6,9 +6,9 @@ from dataclasses import asdict
 from typing import Any
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import counted
 from torchmem.compare.text import change_lines, change_values
 from torchmem.compare.usage import UsageDiff, diff
+from torchmem.output.terminal import counted
 from torchmem.preflight.bisect import BisectResult, CommitRun, Criterion
 from torchmem.preflight.document import dump_document, result_values
 from torchmem.preflight.growth import deciding_growth

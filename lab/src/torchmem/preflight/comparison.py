@@ -13,9 +13,9 @@ from torchmem.phantom.gpus import CATALOG, GpuModel
 from torchmem.preflight.options import PreflightOptions
 from torchmem.preflight.result import RunResult, no_verdict_error
 from torchmem.preflight.runner import Runner
-from torchmem.recording import read
-from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
+from torchmem.trace import read
+from torchmem.trace.recording import Recording
 from torchmem.whatif import result as replay
 from torchmem.whatif.engine import SimulatedGpuMemory, line_to_type, on_gpus, what_if
 from torchmem.whatif.recommendation import decide

@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from torchmem.cli.terminal import StatusLine, counted
 from torchmem.host.host_memory import host_memory
+from torchmem.output.terminal import StatusLine, counted
 from torchmem.preflight.matrix import (
     Cell,
     CellResult,

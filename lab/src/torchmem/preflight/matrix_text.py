@@ -10,8 +10,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import aligned, counted, joined, wrapped
 from torchmem.explain.oom_report import format_seconds
+from torchmem.output.terminal import aligned, counted, joined, wrapped
 from torchmem.preflight.document import dump_document, result_values
 from torchmem.preflight.matrix import (
     Axis,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
 
-from torchmem.cli import plots
+from torchmem.output import plots
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import MAX_GPUS, GpuModel, parse_usable_gpu_model
 from torchmem.preflight.bisect import parse_range
@@ -19,7 +19,7 @@ from torchmem.preflight.plan import MAX_RUNS, Placement, RunPlan
 from torchmem.preflight.search import SearchRange
 from torchmem.sample.errors import UsageError, program_advice
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.whatif.command import check_settings
+from torchmem.whatif.question import check_settings
 
 LAUNCHERS = frozenset(
     {"torchrun", "accelerate", "deepspeed", "horovodrun", "mpirun", "mpiexec", "orterun", "srun"}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.sizes import GIB, format_size
-from torchmem.cli.plots import ALLOCATED, LIMIT, RESERVED, STRANDED, save, style
+from torchmem.output.plots import ALLOCATED, LIMIT, RESERVED, STRANDED, save, style
 from torchmem.preflight.report import PreflightReport
 from torchmem.preflight.result import GpuMemory
 from torchmem.preflight.verdict import phantom_name

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from torchmem.allocator.settings import parse_alloc_conf
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import counted
 from torchmem.explain.oom_report import OomReport
-from torchmem.oom.command import load
+from torchmem.node.reports import load
+from torchmem.output.terminal import counted
 from torchmem.phantom.gpus import GpuModel
 from torchmem.preflight.comparison import GpuModelRow, PreflightComparison, compare
 from torchmem.preflight.growth import GpuGrowth, growth

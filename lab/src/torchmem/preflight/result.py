@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from torchmem.allocator.sizes import parse_size
-from torchmem.cli.terminal import counted
 from torchmem.compare.usage import Usage, Use
+from torchmem.output.terminal import counted
 from torchmem.preflight.plan import OOM_SUFFIX, PROGRESS_FILE, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import convert
@@ -99,7 +99,7 @@ class RunResult:
     calls that the phantom GPU lacks, in the order of their first use. estimated: libraries whose
     workspaces are estimates. snapshot: file for memory_viz
     and `torchmem whatif` with the trace since CUDA was initialized; None if nothing was recorded.
-    oom_report: JSON report of the last OOM, for `torchmem oom`. error_message: message of the
+    oom_report: JSON report of the last OOM, for `torchmem why`. error_message: message of the
     exception that ended the script. values_read: number of times the script read from a GPU, for
     example with `Tensor.item()`. torch_version: of PyTorch, "" if unknown.
     """

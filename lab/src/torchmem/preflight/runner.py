@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import PLAIN_INTERVAL_SECONDS, StatusLine, share_done
+from torchmem.output.terminal import PLAIN_INTERVAL_SECONDS, StatusLine, share_done
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunProgress, RunResult
 

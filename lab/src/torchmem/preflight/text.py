@@ -6,9 +6,9 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import aligned, counted, joined, wrapped
 from torchmem.explain.oom_report import format_seconds
-from torchmem.oom.text import explanation
+from torchmem.node.words import explanation
+from torchmem.output.terminal import aligned, counted, joined, wrapped
 from torchmem.phantom.gpus import CATALOG, GpuModel
 from torchmem.preflight.comparison import GpuModelRow, PreflightComparison
 from torchmem.preflight.growth import deciding_growth, kept_per_step, needed_per_step

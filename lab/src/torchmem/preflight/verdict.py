@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import counted
 from torchmem.explain.oom_report import OomReport
+from torchmem.output.terminal import counted
 from torchmem.phantom.gpus import GpuModel
 from torchmem.preflight.growth import GpuGrowth, first_growth, growth_before_oom
 from torchmem.preflight.result import GpuMemory, RunResult

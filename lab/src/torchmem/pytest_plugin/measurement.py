@@ -18,7 +18,7 @@ from torchmem.compare.usage import Usage
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import CATALOG
 from torchmem.pytest_plugin.measured import Conditions, MeasuredTest
-from torchmem.run.torch_import import after_torch_import
+from torchmem.startup.torch_import import after_torch_import
 
 if TYPE_CHECKING:
     from torchmem.preflight.child.moments import Moments

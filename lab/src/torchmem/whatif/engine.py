@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
 from torchmem.explain.remedies import NEW_VARIABLE, OLD_VARIABLE, conf_variable, export_line
-from torchmem.recording.recording import Recording
+from torchmem.trace.recording import Recording
 from torchmem.whatif.fidelity import (
     Progress,
     ReplayProgress,

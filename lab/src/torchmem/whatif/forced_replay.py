@@ -16,7 +16,7 @@ from typing import Protocol
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIN_BLOCK_SIZE, SMALL_BUFFER, SMALL_SIZE
 from torchmem.allocator.snapshot import PoolId, SegmentInfo
-from torchmem.recording.recording import Event
+from torchmem.trace.recording import Event
 
 MAX_SLACK = SMALL_SIZE
 """A block of the large pool may be longer than its request by this much (`should_split`)."""

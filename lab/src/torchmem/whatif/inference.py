@@ -15,8 +15,8 @@ from functools import partial
 from heapq import heapify, heappop, heappush
 
 from torchmem.allocator.settings import AllocatorConfig
-from torchmem.recording.recording import Recording
 from torchmem.simulator.blocks import BlockOrder
+from torchmem.trace.recording import Recording
 from torchmem.whatif.forced_replay import ForcedReplay, Piece
 from torchmem.whatif.initial_memory import InitialMemory, rebuild
 

@@ -16,9 +16,9 @@ from typing import Literal
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIB, SMALL_BUFFER, SMALL_SIZE
 from torchmem.allocator.snapshot import BlockInfo, BlockState, SegmentInfo
-from torchmem.recording.recording import Event, Recording
 from torchmem.sample.errors import UsageError
 from torchmem.simulator.snapshot import RangeKey
+from torchmem.trace.recording import Event, Recording
 
 MAX_UNITS = 1 << 24
 """16 TiB of addresses: PyTorch reserves 9/8 of the GPU's memory for each stream and pool."""

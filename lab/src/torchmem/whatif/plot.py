@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchmem.allocator.sizes import GIB, format_size
-from torchmem.cli.plots import ALLOCATED, GOOD, LIMIT, RESERVED, STRANDED, save, style
+from torchmem.output.plots import ALLOCATED, GOOD, LIMIT, RESERVED, STRANDED, save, style
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.result import FailedRequest, ReplayResult, WhatIf
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from torchmem.allocator.sizes import LARGE_BUFFER
-from torchmem.recording.recording import Event, Recording
 from torchmem.sample.errors import UsageError
 from torchmem.simulator.blocks import block_order
+from torchmem.trace.recording import Event, Recording
 from torchmem.whatif.inference import Inference, infer
 from torchmem.whatif.initial_memory import InitialMemory
 from torchmem.whatif.result import GpuSource

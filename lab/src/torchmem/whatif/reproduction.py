@@ -16,10 +16,10 @@ from itertools import islice
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import SMALL_BUFFER, SMALL_SIZE
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
-from torchmem.recording.recording import Event, Recording
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.gpu import GpuUse
 from torchmem.simulator.snapshot import range_key
+from torchmem.trace.recording import Event, Recording
 from torchmem.whatif.executor import Executor, ReplayEndedError
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.program import Operation, Program

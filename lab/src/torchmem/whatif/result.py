@@ -65,7 +65,7 @@ class FailedRequest:
     """The first request that failed, and the state of the memory after it.
 
     `event` is its number in the trace; `requested` is rounded up to a block. `cause` and `detail`
-    are those of `torchmem oom`, or None if unknown.
+    are those of `torchmem why`, or None if unknown.
     """
 
     event: int

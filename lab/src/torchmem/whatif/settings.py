@@ -20,8 +20,8 @@ from torchmem.explain.remedies import (
     GARBAGE_COLLECTION_THRESHOLD,
     SPLIT_SIZES_MB,
 )
-from torchmem.recording.recording import Recording
 from torchmem.sample.errors import UsageError
+from torchmem.trace.recording import Recording
 
 ROUNDUP_DIVISIONS = (2, 4, 8, 16)
 """Fewer divisions give fewer sizes, which are reused more often, but waste more in each block."""

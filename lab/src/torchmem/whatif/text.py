@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from torchmem.allocator.sizes import format_size
-from torchmem.cli.terminal import StatusLine, aligned, joined, wrapped
+from torchmem.output.terminal import StatusLine, aligned, joined, wrapped
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.result import Direction, Fidelity, ReplayResult, Restart, WhatIf
 

@@ -33,7 +33,7 @@ class MemoryLog:
         self._pid = os.getpid()
         self._repeating = Repeating("torchmem-log", self._log, every, self._report)
         self._repeating.start()
-        session.at_close(self.close)
+        session.lifetime.at_close.append(self.close)
 
     def close(self) -> None:
         """Write once more and stop. Does nothing in a forked child."""

@@ -23,7 +23,7 @@ COLOCATED = "external_launcher"
 
 
 class VllmEngine:
-    """What a worker's engine holds, as `Session.serve` takes it."""
+    """What a worker's engine holds, as `ServedEngine.serve` takes it."""
 
     name = "vllm"
 
@@ -148,6 +148,7 @@ class Worker(GpuWorker):
         self.torchmem_step: sdk.Iteration | None = None
         colocated = self.parallel_config.distributed_executor_backend == COLOCATED
         self.torchmem_session = sdk.instrument() if colocated else sdk.instrument(rank=self.rank)
+        self.torchmem_engine = sdk.ServedEngine(self.torchmem_session)
         with self.torchmem_session.errors.suppress("setup"):
             self.torchmem_is_alone = not colocated
             if not colocated:
@@ -162,8 +163,7 @@ class Worker(GpuWorker):
             if lora:
                 self.torchmem_session.track("lora", lora)
             self.torchmem_session.track("weights", model)
-            self.torchmem_session.serve(VllmEngine(self, is_alone=self.torchmem_is_alone))
-            self.torchmem_session.engine_changed()
+            self.torchmem_engine.serve(VllmEngine(self, is_alone=self.torchmem_is_alone))
         return result
 
     def initialize_from_config(self, *arguments: Any, **keywords: Any) -> Any:
@@ -171,7 +171,7 @@ class Worker(GpuWorker):
         result = super().initialize_from_config(*arguments, **keywords)
         with self.torchmem_session.errors.suppress("engine"):
             self.torchmem_session.track("kv_cache", self.model_runner.kv_caches)
-            self.torchmem_session.engine_changed()
+            self.torchmem_engine.changed()
         return result
 
     def compile_or_warm_up_model(self, *arguments: Any, **keywords: Any) -> Any:
@@ -179,8 +179,8 @@ class Worker(GpuWorker):
         with self._torchmem_graphs_measured():
             result = super().compile_or_warm_up_model(*arguments, **keywords)
         with self.torchmem_session.errors.suppress("engine"):
-            self.torchmem_session.engine_changed()
-            self.torchmem_session.engine_ready()
+            self.torchmem_engine.changed()
+            self.torchmem_engine.ready()
             self.torchmem_serves = True
         return result
 
@@ -253,18 +253,18 @@ class Worker(GpuWorker):
 
     def sleep(self, *arguments: Any, **keywords: Any) -> Any:
         """Give memory back to the driver."""
-        with self.torchmem_session.engine_moves(sleeps=True):
+        with self.torchmem_engine.moves(sleeps=True):
             return super().sleep(*arguments, **keywords)
 
     def wake_up(self, tags: list[str] | None = None, **keywords: Any) -> Any:
         """Take memory from the driver again, and make room for it before."""
-        self.torchmem_session.engine_wakes(tags)
-        with self.torchmem_session.engine_moves():
+        self.torchmem_engine.wakes(tags)
+        with self.torchmem_engine.moves():
             return super().wake_up(tags, **keywords)
 
     def discard(self, *arguments: Any, **keywords: Any) -> Any:
         """Give memory back to the driver without a copy of it."""
-        with self.torchmem_session.engine_moves():
+        with self.torchmem_engine.moves():
             return super().discard(*arguments, **keywords)
 
 

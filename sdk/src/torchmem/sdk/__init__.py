@@ -2,6 +2,7 @@
 
 from torchmem.sdk.engine import EngineAllocation, EnginePlan, EngineSource
 from torchmem.sdk.iteration import Iteration, batch_size
+from torchmem.sdk.served_engine import ServedEngine
 from torchmem.sdk.session import Session, current_session, instrument, newest_sample
 from torchmem.sdk.settings import SettingsKeywords
 
@@ -10,6 +11,7 @@ __all__ = [
     "EnginePlan",
     "EngineSource",
     "Iteration",
+    "ServedEngine",
     "Session",
     "SettingsKeywords",
     "batch_size",

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.backend import Backend
-from torchmem.sdk.engine import EngineState
+from torchmem.sdk.engine import EnginePart
 from torchmem.sdk.oom.ending import UncaughtErrors
 from torchmem.sdk.reading.evaluation import Evaluation
 from torchmem.sdk.reading.peaks import Phases
@@ -21,12 +21,14 @@ from torchmem.sdk.steps import StepClock
 
 if TYPE_CHECKING:
     from torchmem.sdk.oom.examination import OomExaminer
+    from torchmem.sdk.release.part import ReleasePart
 
 
 class Context:
     """The shared objects. They exist before CUDA is initialized, and do nothing by themselves.
 
-    A forked child gets its own. `is_exiting` is True while the interpreter exits.
+    A forked child gets its own. `is_exiting` is True while the interpreter exits. `release` is what
+    serves the script's requests for memory, once CUDA is initialized.
     """
 
     def __init__(  # noqa: PLR0913, PLR0917 - what is shared
@@ -48,13 +50,14 @@ class Context:
         self.cost = CpuMeter()
         self.clock = StepClock()
         self.plan = Plan()
-        self.engine = EngineState()
         self.recorder = Recorder(backend, errors)
         self.components = self.recorder.components
         self.evaluation = Evaluation(backend.modules())
         self.phases = Phases(
             self.recorder, errors, self.cost, settings.interval, reset_peaks=settings.reset_peaks
         )
+        self.engine = EnginePart(self.recorder, lambda: self.clock.count, self.phases.reset)
+        self.release: ReleasePart | None = None
 
     @cached_property
     def ooms(self) -> OomExaminer:

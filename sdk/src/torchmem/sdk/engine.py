@@ -70,18 +70,25 @@ class EngineSource(Protocol):
         """Return the plan, once the engine is ready."""
 
 
-class EngineState:
-    """What is known about the engine of this process.
+class EnginePart(Part):
+    """Knows the engine of this process, and publishes its memory.
 
     `is_moving`: it falls asleep or wakes up. `waking`: the parts that the latest wake-up was to
     wake; None stands for all.
     """
 
-    def __init__(self) -> None:
+    stage: Stage = "engine"
+
+    def __init__(
+        self, recorder: Recorder, steps: Callable[[], int], reset_peaks: Callable[[], None]
+    ) -> None:
+        """`steps` returns the count of steps, `reset_peaks` starts a new window of the peaks."""
+        self._recorder = recorder
+        self._steps = steps
+        self._reset_peaks = reset_peaks
         self.source: EngineSource | None = None
         self.is_moving = False
         self.waking: frozenset[str] | None = None
-        self.is_ready = False
         self._engine: Engine | None = None
         self._plan: EnginePlan | None = None
         self._resting = 0
@@ -117,13 +124,21 @@ class EngineState:
         """Torch's index of the engine's device."""
         return self.source.device if self.source else None
 
+    def failed_wake_up(self, oom: LibraryOom) -> LibraryOom:
+        """Return a failed allocation as that of a wake-up, if anything still sleeps."""
+        device, asleep = self.device, self.asleep_bytes
+        if device is None or not asleep:
+            return oom
+        missing = self.asleep_of(self.waking)
+        return replace(oom, requested=missing, wake_up=FailedWakeUp(device, asleep))
+
     def is_asleep(self, address: int) -> bool:
         """Return whether the memory at an address was given back to the driver."""
         index = bisect_right(self._starts, address) - 1
         return index >= 0 and address < self._ends[index]
 
-    def renew(self) -> None:
-        """Ask the engine what it holds, after a change."""
+    def changed(self) -> None:
+        """Ask the engine what it holds now, before the statistics are read."""
         if self.source is None:
             return
         allocations = list(self.source.allocations())
@@ -132,20 +147,42 @@ class EngineState:
         self._ends = [address + size for address, size in asleep]
         resident, gone = divided(allocations, self.source.parts())
         self._engine = Engine(self.source.name, resident, gone)
+        self._recorder.components.is_asleep = self.is_asleep if self.asleep_bytes else None
 
-    def slept(self, record: DeviceRecord) -> None:
-        """Note what stayed after a sleep, from statistics that were read after it."""
-        self._sleeps += 1
-        left = max(0, record.reserved_bytes() - self.asleep_bytes)
-        self._residuals = (*self._residuals, left)[-MAX_RESIDUALS:]
+    def slept(self) -> None:
+        """Note what stayed after a sleep, when the statistics were read after it."""
+        record = self._record()
+        if record is not None and self.asleep_bytes:
+            self._sleeps += 1
+            left = max(0, record.reserved_bytes() - self.asleep_bytes)
+            self._residuals = (*self._residuals, left)[-MAX_RESIDUALS:]
 
-    def ready(self, allocated: int, steps: int) -> None:
-        """Take the plan, and the bytes that stay allocated between batches."""
-        if self.source is not None:
-            self.is_ready = True
-            self._plan, self._resting, self._ready_steps = self.source.plan(), allocated, steps
+    def ready(self) -> None:
+        """Note that the engine serves from now on, after the statistics were read."""
+        record, source = self._record(), self.source
+        if source is None or record is None or record.allocator is None:
+            return
+        if source.is_alone:
+            self._reset_peaks()
+            record.watched_peak = 0
+        self._plan, self._ready_steps = source.plan(), self._steps()
+        self._resting = record.allocator.allocated_bytes.total
 
-    def engine(self, peak: int | None, steps: int) -> Engine | None:
+    def complete(self, sample: Draft) -> None:
+        """Add the engine to its device."""
+        record = self._record()
+        if record is None:
+            return
+        engine = self._published(record.watched_peak, self._steps())
+        for device in sample.devices:
+            if device.index == self.device:
+                device.add(engine=engine)
+
+    def _record(self) -> DeviceRecord | None:
+        """Return the record of the engine's device."""
+        return None if self.device is None else self._recorder.records().get(self.device)
+
+    def _published(self, peak: int | None, steps: int) -> Engine | None:
         """Return the engine as it is published. `peak`: of the allocated bytes since `ready`."""
         known, plan = self._engine, self._plan
         if known is None:
@@ -165,15 +202,6 @@ class EngineState:
             self._sleeps,
             self._residuals,
         )
-
-
-def failed_wake_up(oom: LibraryOom, state: EngineState) -> LibraryOom:
-    """Return a failed allocation as that of a wake-up, if anything still sleeps."""
-    device, asleep = state.device, state.asleep_bytes
-    if device is None or not asleep:
-        return oom
-    missing = state.asleep_of(state.waking)
-    return replace(oom, requested=missing, wake_up=FailedWakeUp(device, asleep))
 
 
 def divided(
@@ -220,59 +248,3 @@ def kv_cache_advice(plan: EnginePlan, peaks: Mapping[str, int]) -> int | None:
     spare = SPARE_BYTES + int(SPARE_ACTIVATIONS * activations)
     left = plan.budget - plan.consumed - peaks.get("cudagraph", 0) - activations - spare
     return left if left > 0 else None
-
-
-class EnginePart(Part):
-    """Publishes the engine of this process."""
-
-    stage: Stage = "engine"
-
-    def __init__(
-        self,
-        state: EngineState,
-        recorder: Recorder,
-        steps: Callable[[], int],
-        reset_peaks: Callable[[], None],
-    ) -> None:
-        """`steps` returns the count of steps, `reset_peaks` starts a new window of the peaks."""
-        self._state = state
-        self._recorder = recorder
-        self._steps = steps
-        self._reset_peaks = reset_peaks
-
-    def changed(self) -> None:
-        """Take what the engine holds now, before the statistics are read."""
-        self._state.renew()
-        is_asleep = self._state.is_asleep if self._state.asleep_bytes else None
-        self._recorder.components.is_asleep = is_asleep
-
-    def record(self) -> DeviceRecord | None:
-        """Return the record of the engine's device."""
-        device = self._state.device
-        return None if device is None else self._recorder.records().get(device)
-
-    def slept(self) -> None:
-        """Note what a sleep left, after the statistics were read."""
-        record = self.record()
-        if record is not None and self._state.asleep_bytes:
-            self._state.slept(record)
-
-    def ready(self) -> None:
-        """Note that the engine serves from now on, after the statistics were read."""
-        record, source = self.record(), self._state.source
-        if source is not None and record is not None and record.allocator is not None:
-            if source.is_alone:
-                self._reset_peaks()
-                record.watched_peak = 0
-            allocated = record.allocator.allocated_bytes.total
-            self._state.ready(allocated, self._steps())
-
-    def complete(self, sample: Draft) -> None:
-        """Add the engine to its device."""
-        record = self.record()
-        if record is None:
-            return
-        engine = self._state.engine(record.watched_peak, self._steps())
-        for device in sample.devices:
-            if device.index == self._state.device:
-                device.add(engine=engine)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from torchmem.allocator.backend import OomObserver
@@ -21,17 +21,16 @@ from torchmem.explain.activity import is_in_optimizer
 from torchmem.explain.call_stack import Origin
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
-from torchmem.sample.validity import Checked
 from torchmem.sdk.context import Context
-from torchmem.sdk.draft import Draft, Finished
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.identity import identify, is_compile_process, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
-from torchmem.sdk.part import Part, Parts, Wish
+from torchmem.sdk.part import Part, Parts
 from torchmem.sdk.pytorch.call_stack import calling_origin
 from torchmem.sdk.reading.reader import Reader
 from torchmem.sdk.reading.run_history import EARLY_STEPS
-from torchmem.sdk.safety.cost import FIRST_STEPS, MAX_NOTED_SECONDS
+from torchmem.sdk.safety.cost import FIRST_STEPS, MAX_STEP_SECONDS
 from torchmem.sdk.safety.interruptions import call_holding, call_if_free, shield
 from torchmem.sdk.safety.sigterm import SigtermFlush
 from torchmem.sdk.sampler import Sampler
@@ -44,10 +43,8 @@ if TYPE_CHECKING:
 JOIN_SECONDS = 0.5
 LOCK_SECONDS = 1.0
 
-P = TypeVar("P", bound=Part)
 Build = Callable[[Context, "Monitor"], Iterable[Part]]
 """Returns the parts of a monitor whose `process` and `file` are known."""
-Wishes = tuple[tuple[Part, Wish], ...]
 
 
 class Monitor:
@@ -67,6 +64,8 @@ class Monitor:
         self.oom_pending = False
         self.is_step_watched = False
         self._is_rank = False
+        # The step from which its end may have more to do than to count, if no read is due before.
+        self._due_step: float = 0
         self._context = context
         self._build = build
         self._settings = context.settings
@@ -86,9 +85,6 @@ class Monitor:
         self._to_start = deque((self._open, self._start_sampler, self._begin, self._watch_ooms))
         self._starting = Lock()
         self._publishing = Lock()
-        self._checked: Checked = {}
-        self._finished: Finished = {}
-        self._ignored: tuple[dict[str, str], dict[str, bool]] | None = None
         self._pid: int | None = None
         self._ended: Ending | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -126,11 +122,10 @@ class Monitor:
         """Whether the process may die of the newest OOM, or has."""
         return self.oom_pending and self._ended != "exited"
 
-    def part(self, kind: type[P]) -> P | None:
-        """Return the part of this class while the monitor runs; None if there is none."""
-        if self._ended or not self.is_active:
-            return None
-        return next((part for part in self._parts.all if isinstance(part, kind)), None)
+    @property
+    def is_running(self) -> bool:
+        """Whether the monitor was started in this process and has not ended."""
+        return self.is_active and not self._ended
 
     def start(self) -> None:
         """Attach the OOM observer and start to publish, once CUDA is up in this process.
@@ -142,7 +137,6 @@ class Monitor:
         if is_compile_process():
             return
         self._pid = os.getpid()
-        self._clock.require_full_step()
         call_if_free(self._starting, self._start)
 
     def _start(self) -> None:
@@ -197,78 +191,67 @@ class Monitor:
             self.publish()
 
     def step(self, now: float, samples: int | None) -> None:
-        """Count a training step that ends at `now`, by `time.perf_counter`, in its thread."""
+        """Count a training step that ends at `now`, by `time.perf_counter`, in its thread.
+
+        Most steps end here: no read is due, and no part has anything to do.
+        """
         self._clock.tick(now, samples)
         self.oom_pending = False
+        if now >= self.reader.next_read or self._clock.count >= self._due_step:
+            self._act(now)
+
+    def _act(self, now: float) -> None:
+        """Read if a read is due, and call the parts that are due."""
+        if self._ended or not self._backend.is_initialized():
+            return
         count = self._clock.count
-        wishes: Wishes = ()
-        for part in self._parts.wishing:  # few, and mostly without a wish
-            if wish := part.wants(count):
-                wishes += ((part, wish),)
-        is_read = now >= self.reader.next_read or self.is_step_watched
-        if is_read or wishes or count <= EARLY_STEPS:
-            self._act_at_step(now, wishes)
-        self._clock.quiet_until = self._quiet_until(now)
-
-    def _quiet_until(self, now: float) -> float:
-        """Return the time until which nothing is to be done at the end of a step."""
-        is_early = self._clock.count < EARLY_STEPS
-        if is_early or self.is_step_watched or self._ended or self._is_wishing():
-            return 0.0
-        latest = now + MAX_NOTED_SECONDS
-        return min(latest, self.reader.next_read) if self.reader.next_read > now else latest
-
-    def _is_wishing(self) -> bool:
-        return any(part.is_wishing for part in self._parts.wishing)
-
-    def _act_at_step(self, now: float, wishes: Wishes) -> None:
-        count, wanted = self._clock.count, {wish for _, wish in wishes}
+        due = self._parts.due(count)
+        actions = {part.step_action for part in due}
         is_first = count <= FIRST_STEPS and self._components.has_optimizers
-        begins = is_first or "watch" in wanted or now >= self.reader.next_read
-        is_due = (begins or "read" in wanted or self.is_step_watched) and not self._ended
-        is_due = is_due and self._backend.is_initialized()
+        is_routine = is_first or "watch" in actions or now >= self.reader.next_read
+        if is_routine or self.is_step_watched or "read" in actions:
+            self._read_at_step(now, watch_next=is_routine)
+        else:
+            self._act_without_read(count, due)
+        is_next_due = self.is_step_watched or count < EARLY_STEPS
+        self._due_step = 0 if is_next_due else self._parts.due_step
+
+    def _act_without_read(self, count: int, due: Iterable[Part]) -> None:
+        started = time.thread_time()
+        if count <= EARLY_STEPS:
+            self.reader.early(count)
+            self._call_each(self._parts.reading_early, lambda part: part.at_early_read(count))
+        self._call_each(due, lambda part: part.at_step())
+        # The loop counts the first MAX_STEP_SECONDS of every step.
+        self._cost.add(max(0.0, time.thread_time() - started - MAX_STEP_SECONDS))
+
+    def _read_at_step(self, now: float, *, watch_next: bool) -> None:
+        started = time.thread_time()
         self._watch(is_watched=False)
-        if not is_due and count <= EARLY_STEPS and not self._ended:
-            self.reader.early(count, self._after_early_read)
-        if is_due:
-            self._call_after_read(now, begins=begins)
-        elif wishes:
-            self._call_without_read(wishes)
-
-    def _call_after_read(self, now: float, *, begins: bool) -> None:
-        started = time.thread_time()
-        self._read_at_step(now)
-        self._call_at_step(self._parts.stepping)
-        if begins:
-            self._watch_next_step()
-        self._cost.add(time.thread_time() - started)
-
-    def _call_without_read(self, wishes: Wishes) -> None:
-        started = time.thread_time()
-        self._call_at_step([part for part, wish in wishes if wish == "call"])
-        self._cost.add(time.thread_time() - started)
-
-    def _call_at_step(self, parts: Iterable[Part]) -> None:
-        for part in parts:
-            with self._errors.suppress(part.stage):
-                part.at_step()
-
-    def _read_at_step(self, now: float) -> None:
         self.start()
         self.reader.at_step(self._clock.count, now)
         if any(record.components for record in self._recorder.records().values()):
             self._clock.read_count = self._clock.count
+        self._call_each(self._parts.stepping, lambda part: part.at_step())
+        if watch_next:
+            self._watch_next_step()
+        self._cost.add(time.thread_time() - started)
 
     def _watch_next_step(self) -> None:
         """Read before and after the next optimizer's step, and record it if that is due."""
         self._watch(is_watched=self._components.has_optimizers)
-        count = self._clock.count
-        is_called = any(part.wants(count) == "call" for part in self._parts.wishing)
+        is_called = any(part.step_action == "call" for part in self._parts.due(self._clock.count))
         # Optimizers that step in the backward pass free each gradient before the next one exists.
         is_in_backward = self._backend.backward_node() is not None
         if self.is_step_watched and not is_called and not is_in_backward:
             with self._errors.suppress("components"):
                 self._recorder.record_next_step()
+
+    def _call_each(self, parts: Iterable[Part], call: Callable[[Part], None]) -> None:
+        """Call for each part; an error ends only that part's call."""
+        for part in parts:
+            with self._errors.suppress(part.stage):
+                call(part)
 
     def _watch(self, *, is_watched: bool) -> None:
         """Have the next step of an optimizer announced, or no longer: PyTorch's hook costs time."""
@@ -297,25 +280,16 @@ class Monitor:
             self._process = replace(self._process, run=settings.run)
 
     def _after_read(self, step: int | None) -> None:
-        for part in self._parts.reading:
-            with self._errors.suppress(part.stage):
-                part.at_read(step)
-
-    def _after_early_read(self, step: int) -> None:
-        for part in self._parts.reading_early:
-            with self._errors.suppress(part.stage):
-                part.at_early_read(step)
+        self._call_each(self._parts.reading, lambda part: part.at_read(step))
 
     def _tick(self) -> None:
         """Do the background thread's work, which never reads the allocator in that thread."""
         with self._errors.suppress("setup"):
             if self.file and self._backend.is_initialized() and not self._ended:
                 self.measure()
-                for part in self._parts.ticking:
-                    with self._errors.suppress(part.stage):
-                        part.at_tick()
-                if self._is_wishing():
-                    self._clock.require_full_step()
+                self._call_each(self._parts.ticking, lambda part: part.at_tick())
+                if self._parts.due_step < self._due_step:
+                    self._due_step = 0  # the next step sets it, as the training thread may now
                 now = time.perf_counter()
                 self.reader.request(now, is_idle=self._is_idle(now))
                 self.measure()
@@ -330,7 +304,7 @@ class Monitor:
 
     def read_here(self, after: Callable[[], None] | None = None) -> None:
         """Read between two steps in the calling thread, call `after`, and publish."""
-        if not self.is_active or self._ended or not self._backend.is_initialized():
+        if not self.is_running or not self._backend.is_initialized():
             return
         started = time.thread_time()
         self.reader.read()
@@ -344,13 +318,11 @@ class Monitor:
         self.reader.measure(self._after_snapshot)
 
     def _after_snapshot(self, snapshot: MeasuredSnapshot) -> None:
-        for part in self._parts.all:
-            with self._errors.suppress(part.stage):
-                part.at_snapshot(snapshot)
+        self._call_each(self._parts.all, lambda part: part.at_snapshot(snapshot))
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         """Keep the evidence; an exception here would replace the user's OutOfMemoryError."""
-        if self._ended or not self.is_active:
+        if not self.is_running:
             return
         origin = None
         with self._errors.suppress("oom"):
@@ -361,7 +333,7 @@ class Monitor:
 
     def on_library_oom(self, failed: LibraryOom) -> None:
         """Keep the evidence of a library's OOM."""
-        if not self._ended and self.is_active:
+        if self.is_running:
             ooms = self._context.ooms
             about = partial(self._about, failed.origin)
             self._keep_oom(None, lambda: ooms.examine_library(failed, about()))
@@ -384,15 +356,12 @@ class Monitor:
         """Read, publish, and call the parts, in this order: each may be the last that succeeds."""
         started, spent, oom = time.perf_counter(), time.thread_time(), Oom(failed, None)
         self.oom_pending = self._is_rank = True
-        self._clock.require_full_step()
         with self._errors.suppress("setup"):
             self._recorder.read_settings()
         with self._errors.suppress("oom"):
             oom.observation = examine()
         self.publish()
-        for part in self._parts.all:
-            with self._errors.suppress(part.stage):
-                part.at_oom(oom)
+        self._call_each(self._parts.all, lambda part: part.at_oom(oom))
         self._recorder.oom_seconds = time.perf_counter() - started
         self._cost.add(time.thread_time() - spent)
 
@@ -403,9 +372,9 @@ class Monitor:
         with self._errors.suppress("publish"):
             write = partial(self._write, self.file, routine=routine)
             sample = call_holding(self._publishing, LOCK_SECONDS, write)
-            for part in self._parts.publishing:
-                with self._errors.suppress(part.stage):
-                    part.at_publish(sample, routine=routine)
+            self._call_each(
+                self._parts.publishing, lambda part: part.at_publish(sample, routine=routine)
+            )
 
     def _write(self, file: SampleFile, *, routine: bool) -> Sample:
         sample = self.sample()
@@ -424,12 +393,8 @@ class Monitor:
         Impossible values are left out and counted.
         """
         draft = Draft(self._recorder.samples())
-        for part in self._parts.completing:
-            with self._errors.suppress(part.stage):
-                part.complete(draft)
-        checked = dict(self._checked)  # a copy: another thread may publish meanwhile
-        sample, faults = possible(state := self._state(draft), checked)
-        self._checked = checked
+        self._call_each(self._parts.completing, lambda part: part.complete(draft))
+        sample, faults = possible(state := self._state(draft))
         for fault in faults:
             self._errors.count("values", ValueError(f"{fault.field} is {fault.reason}"))
         return sample or state
@@ -451,18 +416,12 @@ class Monitor:
                 recorder.oom_seconds,
             ),
             allocator_settings=recorder.settings,
-            settings_ignored=self._ignored_settings(recorder.settings),
+            settings_ignored=ignored_settings(environment, recorder.settings),
             oom_pending=self.oom_pending,
             ended=self._ended,
             stall_after_seconds=None if self._clock.waits else settings.stall_after,
-            **draft.finished(self._finished),
+            **draft.finished(),
         )
-
-    def _ignored_settings(self, effective: dict[str, str]) -> dict[str, bool]:
-        """Return `ignored_settings`, computed again if the settings have changed."""
-        if self._ignored is None or self._ignored[0] != effective:
-            self._ignored = effective, ignored_settings(self._context.environment, effective)
-        return self._ignored[1]
 
     def abandon(self) -> None:
         """Stop and publish nothing, for a session whose start was interrupted."""
@@ -475,7 +434,6 @@ class Monitor:
     def end(self, ending: Ending) -> None:
         """Stop, and publish the last state, marked as ended. Publishes nothing before `start`."""
         self._ended = ending
-        self._clock.require_full_step()
         self._watch(is_watched=False)
         self.reader.stop()
         if self.file is None or not self.is_active:
@@ -486,9 +444,7 @@ class Monitor:
                 self._recorder.stop_recording()
             self.reader.read()
             self.measure()
-            for part in reversed(self._parts.all):
-                with self._errors.suppress(part.stage):
-                    part.end()
+            self._call_each(reversed(self._parts.all), lambda part: part.end())
         if self._recorder.samples():
             self.publish()
         self._close()
@@ -498,14 +454,10 @@ class Monitor:
             self._sigterm.remove()
             if self.file:
                 self.file.reserve.release()
-        for part in self._parts.all:
-            with self._errors.suppress(part.stage):
-                part.close()
+        self._call_each(self._parts.all, lambda part: part.close())
 
     def close_in_child(self) -> None:
         """Close what a forked child inherited."""
         self._watch(is_watched=False)
         self._sigterm.remove()
-        for part in self._parts.all:
-            with self._errors.suppress(part.stage):
-                part.close_in_child()
+        self._call_each(self._parts.all, lambda part: part.close_in_child())

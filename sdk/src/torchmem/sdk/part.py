@@ -6,6 +6,7 @@ ends only that call, and counts as an error of the part's `stage`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal
 
@@ -14,10 +15,10 @@ from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import MeasuredSnapshot, Oom
 from torchmem.sdk.safety.errors import Stage
 
-Wish = Literal["call", "read", "watch"] | None
-"""What a part wants at the end of a step: a call of its `at_step`, or also a read before it.
+StepAction = Literal["call", "read", "watch"]
+"""What a part does at the end of a step: a call of its `at_step`, or also a read before it.
 
-After "watch" the next step is read too, as after a routine read.
+With "watch" the next step is read too, as after a routine read.
 """
 
 
@@ -30,20 +31,16 @@ class Part:
     def begin(self) -> None:
         """Start, once CUDA is up in this process. It is called again if it was interrupted."""
 
-    def wants(self, step: int) -> Wish:
-        """Return what the part wants at the end of `step`, counted from 1.
-
-        It is called in the training thread: at each step while `is_wishing`, else at some steps.
-        """
+    step_action: StepAction = "call"
+    """What the part does from its `due_step` on."""
 
     @property
-    def is_wishing(self) -> bool:
-        """Whether `wants` must be called at the end of the next step.
+    def due_step(self) -> float:
+        """The first step, counted from 1, with `step_action` at its end; infinite if there is none.
 
-        It is asked after full steps and ticks, and only of parts that override `wants`. As long as
-        no part is wishing, most steps cost less than a microsecond.
+        The monitor looks at it after ticks, and after each step that did more than to count.
         """
-        return True
+        return math.inf
 
     def at_read(self, step: int | None) -> None:
         """Act after a read of the statistics, in the thread that read.
@@ -105,13 +102,22 @@ class Parts:
 
     def __init__(self, parts: Iterable[Part] = ()) -> None:
         self.all = tuple(parts)
-        self.wishing = self._overriding("wants")
+        self.acting = self._overriding("due_step")
         self.reading = self._overriding("at_read")
         self.reading_early = self._overriding("at_early_read")
         self.stepping = self._overriding("at_step")
         self.ticking = self._overriding("at_tick")
         self.completing = self._overriding("complete")
         self.publishing = self._overriding("at_publish")
+
+    @property
+    def due_step(self) -> float:
+        """The first step at whose end a part has something to do."""
+        return min((part.due_step for part in self.acting), default=math.inf)
+
+    def due(self, step: int) -> list[Part]:
+        """Return the parts that have something to do at the end of this step."""
+        return [part for part in self.acting if step >= part.due_step]
 
     def _overriding(self, method: str) -> tuple[Part, ...]:
         base = getattr(Part, method)

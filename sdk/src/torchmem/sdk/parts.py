@@ -14,7 +14,6 @@ from torchmem.sdk.capture.line_history import LineHistory
 from torchmem.sdk.capture.oom_trace import OomSnapshot, OomTrace
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.context import Context
-from torchmem.sdk.engine import EnginePart
 from torchmem.sdk.monitor import Monitor
 from torchmem.sdk.oom.reports import OomReports
 from torchmem.sdk.part import Part
@@ -49,22 +48,25 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield HostReader(backend)
     yield growth
     yield PlannedPeaks(context.plan, recorder)
-    yield EnginePart(context.engine, recorder, lambda: context.clock.count, context.phases.reset)
+    yield context.engine
     yield context.evaluation
     compared = lines.compared if settings.history else None
-    yield OomReports(path, backend, errors, monitor.sample, lambda: monitor.is_dying, compared)
+    reports = OomReports(path, backend, errors, monitor.sample, lambda: monitor.is_dying, compared)
+    context.uncaught.at_death(reports.add_tensors)
+    yield reports
     yield RunSummaries(path)
     yield MapPublisher(
         path,
         enabled=settings.memory_map,
         is_pending=lambda: monitor.oom_pending,
-        hurry=monitor.reader.hurry,
+        request_snapshot=monitor.reader.request_snapshot,
     )
     yield from _recordings(context, path, history)
     if settings.history:
         yield lines
-    yield ReleasePart(release, path, context.clock, snapshot_after_release)
-    yield Capture(history, path, errors, before_start=lines.make_way)
+    context.release = ReleasePart(release, path, context.clock, snapshot_after_release)
+    yield context.release
+    yield Capture(history, path, errors, before_start=lines.stop)
     yield from _outputs(context, monitor)
 
 

@@ -6,71 +6,41 @@ import atexit
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from math import prod
 from pathlib import Path
-from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod, ref
 
 from torchmem.allocator.backend import Backend, T
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.release_tiers import SETTING_TIERS, TIERS
-from torchmem.sample.sample import Ending, Sample
-from torchmem.sdk.context import Context
-from torchmem.sdk.engine import EnginePart, EngineSource, failed_wake_up
-from torchmem.sdk.identity import identify, is_multiprocessing_child
+from torchmem.sample.sample import Sample
+from torchmem.sdk.identity import is_multiprocessing_child
 from torchmem.sdk.iteration import Iteration, batch_shape
-from torchmem.sdk.monitor import Build, Monitor
-from torchmem.sdk.oom.ending import UncaughtErrors, ending_of, is_oom, last_error, library_oom
-from torchmem.sdk.publish.optional import OwnPort
+from torchmem.sdk.lifetime import Lifetime, build_parts
+from torchmem.sdk.monitor import Build
 from torchmem.sdk.pytorch.idle_backend import IdleBackend
 from torchmem.sdk.reading.peaks import Phase
-from torchmem.sdk.release.pressure_hooks import PressureHook, PressureHooks
-from torchmem.sdk.safety.cost import MAX_STEP_SECONDS
-from torchmem.sdk.safety.errors import Errors, log
-from torchmem.sdk.safety.interruptions import ignore, is_interruption, shield
+from torchmem.sdk.release.pressure_hooks import PressureHook
+from torchmem.sdk.safety.errors import log
+from torchmem.sdk.safety.interruptions import is_interruption, shield
 from torchmem.sdk.settings import Settings, SettingsKeywords, resolve
-from torchmem.sdk.steps import Iterations, nothing
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
 
-    from torchmem.sdk.part import Part
-    from torchmem.sdk.release.part import ReleasePart
-
-
-def build_parts(context: Context, monitor: Monitor) -> Iterable[Part]:
-    """Return all parts. They are imported only once CUDA starts, as scripts wait for an import."""
-    from torchmem.sdk.parts import build
-
-    return build(context, monitor)
-
-
-def _without_keeping(method: Callable[[], None]) -> Callable[[], None]:
-    """Return a call of the method that does not keep its object: PyTorch keeps it for good."""
-    known = WeakMethod(method)
-
-    def call() -> None:
-        found = known()
-        if found is not None:
-            found()
-
-    return call
-
 
 class Session:
-    """Monitors this process's allocator until `close()`, the end of a `with` block, or exit.
+    """Monitors this process until `close()`, the end of a `with` block, or exit.
 
-    Created by `instrument`. `errors` counts the SDK's own errors. `after_step` is for tools that
-    run the script: it is called after every `step`. `provisional` is for tools that call
-    `instrument` before the script does: until CUDA is initialized, a call with other settings
-    replaces the session. `parts` returns what the monitor consists of.
+    Created by `instrument`. `errors` counts the SDK's own errors. `lifetime` is for the SDK's own
+    code. `provisional` is for tools that call `instrument` before the script does: until CUDA is
+    initialized, a call with other settings replaces the session. `parts` returns what the monitor
+    consists of.
     """
 
     def __init__(
@@ -80,101 +50,40 @@ class Session:
         environment: Mapping[str, str],
         parts: Build = build_parts,
     ) -> None:
-        self.settings = settings
-        self.errors = Errors()
-        self.after_step: Callable[[], None] | None = None
+        self.lifetime = Lifetime(settings, backend, environment, parts)
+        self.errors = self.lifetime.errors
         self.provisional = False
-        self._backend = backend
-        self._environment = environment
-        self._iterations = Iterations()
-        self._forget_optimizers()
-        self._explicit_steps = False
-        # Weak: if training fails, a framework's callback never ends its pass.
-        self._open: list[ref[Iteration]] = []
-        self._closers: list[Callable[[], None]] = []
-        self._closed = False
-        self._ending: Ending | None = None
-        self._uncaught = UncaughtErrors(self._on_uncaught)
-        self._hooks = PressureHooks(log_later=self.errors.log_later)
-        self._parts = parts
-        self._context = self._new_context()
-        self._cost, self._clock = self._context.cost, self._context.clock
-        self._monitor = Monitor(self._context, parts)
-        self._remove_step_hook = backend.on_step(self._on_step)
-        try:
-            backend.on_init(_without_keeping(self._on_init))
-        except BaseException:
-            self._closed = True
-            self._remove_step_hook()
-            self._uncaught.remove()
-            self._monitor.abandon()
-            raise
-
-    def _forget_optimizers(self) -> None:
-        # The optimizer of the latest step, and whether its next step begins an iteration.
-        self._stepped: Callable[[], object] = nothing
-        self._is_alone = False
-        # When an optimizer last stepped in an iteration that another one had begun.
-        self._joined = 0.0
-        # The optimizer whose next step is one of the loop's, without another look at it.
-        self._only: Callable[[], object] = nothing
-
-    def _new_context(self) -> Context:
-        return Context(
-            self.settings,
-            self._backend,
-            self._environment,
-            self.errors,
-            self._hooks,
-            self._uncaught,
-        )
 
     def __repr__(self) -> str:
-        return f"<torchmem.sdk.Session: {self.description()}>"
-
-    def description(self) -> str:
-        """Describe what the session monitors and where it publishes."""
-        if isinstance(self._backend, IdleBackend):
-            return "inactive"
-        process = identify(self.settings, self._environment, {})
-        file = self._monitor.file
-        place = file.path if file else self.settings.directory(self._environment)
-        state = "closed" if self._closed else "monitoring" if file else "waiting for CUDA"
-        return f"rank {process.rank} of run {process.run!r}, pid {process.pid}, {state}, {place}"
+        return f"<torchmem.sdk.Session: {self.lifetime}>"
 
     @property
-    def url(self) -> str | None:
-        """Address of this process's /metrics. None without a port, or before it is published."""
-        port = self._monitor.part(OwnPort)
-        return port.url if port else None
+    def settings(self) -> Settings:
+        """The settings in effect."""
+        return self.lifetime.settings
 
     @property
     def closed(self) -> bool:
         """Whether the session has ended."""
-        return self._closed
+        return self.lifetime.has_ended
 
     @property
-    def replaceable(self) -> bool:
-        """Whether the session is provisional and has not published anything yet."""
-        return self.provisional and not self._monitor.is_active
+    def newest(self) -> Sample | None:
+        """The newest published sample; None before the first allocation. Reading it is free."""
+        return self.lifetime.monitor.newest
+
+    @property
+    def url(self) -> str | None:
+        """Address of this process's /metrics. None without a port, or before it is published."""
+        monitor = self.lifetime.monitor
+        return monitor.sample().metrics_url if monitor.is_running and monitor.file else None
 
     def step(self, samples: int | None = None) -> None:
         """Count a training step and the number of samples that it consumed.
 
         After the first call, only these calls count as steps; optimizer steps do not.
         """
-        now, clock = perf_counter(), self._clock
-        if now < clock.quiet_until and samples is None and self._explicit_steps:
-            clock.note(now)
-        else:
-            self._step_by_hand(now, samples)
-        if self.after_step:
-            self.after_step()
-
-    @shield
-    def _step_by_hand(self, now: float, samples: int | None) -> None:
-        self._explicit_steps, self._only = True, nothing
-        self._count_step(now, samples)
+        self.lifetime.loop.step(samples)
 
     def iteration(
         self,
@@ -193,7 +102,8 @@ class Session:
         while passes begin and end. After a pass with `waits`, such as a server's, the process is
         not stalled until the next pass begins.
         """
-        iteration = Iteration(self.phase(phase), self._begin_iteration, self._end_iteration)
+        loop = self.lifetime.loop
+        iteration = Iteration(self.phase(phase), loop.begin, loop.end)
         iteration.samples, iteration.made_step, iteration.waits = samples, made_step, waits
         return iteration
 
@@ -205,82 +115,6 @@ class Session:
         """
         return self.iteration("generate", requests, made_step=lambda: True, waits=True)
 
-    @shield
-    def serve(self, engine: EngineSource) -> None:
-        """Publish the memory of an inference engine in this process.
-
-        For integrations of engines. Call `engine_changed` when the engine has allocated memory,
-        `engine_ready` after its warm-up, and wrap what gives memory back to the driver and takes it
-        again in `engine_moves`.
-        """
-        self._context.engine.source = engine
-
-    @shield
-    def engine_changed(self) -> None:
-        """Read what the engine holds now, and publish it."""
-        self._read_engine(None)
-
-    @shield
-    def engine_ready(self) -> None:
-        """Note that the engine's warm-up has ended: peaks count from now on.
-
-        If the engine is alone in this process, PyTorch's peaks are reset once; `torch.cuda` and
-        `torch.accelerator` still show the script the values since its own latest reset.
-        """
-        part = self._monitor.part(EnginePart)
-        self._read_engine(None if part is None else part.ready)
-
-    def engine_wakes(self, parts: Iterable[str] | None = None, timeout: float = 30.0) -> None:
-        """Make room for the engine, or for some of its parts, before it wakes up.
-
-        If the driver has too little free memory, the callbacks of `on_pressure` are called and the
-        cache is emptied. With the tier `neighbors` of the setting `release`, other processes of
-        this user are asked too, for at most `timeout` seconds.
-        """
-        engine, release = self._context.engine, self._release_part()
-        engine.waking = None if parts is None else frozenset(parts)
-        if release is not None and engine.device is not None and engine.asleep_bytes:
-            release.make_room(engine.asleep_of(parts), timeout, engine.device)
-
-    @contextmanager
-    def engine_moves(self, *, sleeps: bool = False) -> Iterator[None]:
-        """Mark a call in which the engine gives memory back to the driver or takes it again.
-
-        `sleeps`: it goes to sleep. Nothing is released meanwhile, and what is left is published
-        afterwards, also if the call fails.
-        """
-        state = self._context.engine
-        state.is_moving = True
-        try:
-            yield
-        except Exception as error:
-            self._on_engine_error(error, wakes=not sleeps)
-            raise
-        finally:
-            state.is_moving = False
-            part = self._monitor.part(EnginePart)
-            self._read_engine(part.slept if part and sleeps else None)
-
-    @shield
-    def _on_engine_error(self, error: BaseException, *, wakes: bool) -> None:
-        """Count an OOM of the engine's own allocator, which the engine may survive."""
-        with self.errors.suppress("exit"):
-            oom = library_oom(error)
-            part = self._monitor.part(EnginePart)
-            if oom is not None and wakes and part is not None:
-                part.changed()
-                oom = failed_wake_up(oom, self._context.engine)
-            if oom is not None:
-                self._monitor.on_library_oom(oom)
-
-    @shield
-    def _read_engine(self, after: Callable[[], None] | None) -> None:
-        with self.errors.suppress("engine"):
-            part = self._monitor.part(EnginePart)
-            if part is not None:
-                part.changed()
-            self._monitor.read_here(after)
-
     @contextmanager
     def idle(self) -> Iterator[None]:
         """Mark the time that this process waits for others: `with session.idle(): queue.get()`.
@@ -288,11 +122,11 @@ class Session:
         The process does not count as stalled. With the tier `neighbors` of the setting `release`,
         other processes get its cache without delay.
         """
-        self._context.clock.note_progress(waits=True)
+        self.lifetime.context.clock.note_progress(waits=True)
         try:
             yield
         finally:
-            self._context.clock.note_progress(waits=False)
+            self.lifetime.context.clock.note_progress(waits=False)
 
     def batches(self, batches: Iterable[T], phase: str = "train") -> Iterator[T]:
         """Yield each batch within its own `iteration`, and count its samples in the phase train.
@@ -306,7 +140,7 @@ class Session:
     def _batch_size(self, batch: object) -> int | None:
         with self.errors.suppress("step"):
             shape = batch_shape(batch)
-            plan = self._context.plan
+            plan = self.lifetime.context.plan
             if shape and plan.largest is not None and not plan.is_by_hand:
                 plan.batch(prod(shape))
             return shape[0] if shape else None
@@ -323,40 +157,17 @@ class Session:
         logged and ignored.
         """
         with self.errors.suppress("step"):
-            self._context.plan.set(largest)
+            self.lifetime.context.plan.set(largest)
 
     @shield
     def batch(self, size: float) -> None:
         """Set the size of the next batch, in the unit of `plan`. It must not be a tensor."""
         with self.errors.suppress("step"):
-            self._context.plan.batch_by_hand(size)
+            self.lifetime.context.plan.batch_by_hand(size)
 
     def rename(self, run: str) -> None:
         """Change the name of the run, unless the setting `run` sets it."""
-        with self.errors.suppress("setup"):
-            if self.settings.run is None:
-                self.settings = replace(self.settings, run=run)
-                self._monitor.rename(self.settings)
-
-    @shield
-    def _begin_iteration(self, iteration: Iteration) -> None:
-        self._open.append(ref(iteration))
-        self._only = nothing
-        self._context.clock.note_progress(waits=False)
-
-    @shield
-    def _end_iteration(self, iteration: Iteration, samples: int | None) -> None:
-        self._open = [other for other in self._open if other() not in {iteration, None}]
-        has_stepped = False
-        with self.errors.suppress("step"):
-            self._context.clock.note_progress(waits=iteration.waits)
-            if samples:
-                self._context.clock.add_samples(samples)
-            has_stepped = bool(iteration.made_step and iteration.made_step())
-        if has_stepped and not iteration.has_counted and not self._explicit_steps:
-            self._count_step(perf_counter(), None)
-            if self.after_step:
-                self.after_step()
+        self.lifetime.rename(run)
 
     def phase(self, name: str) -> Phase:
         """Measure the highest allocated bytes in a part of the program.
@@ -365,7 +176,7 @@ class Session:
         `reset_peaks`. Otherwise it is a lower bound unless PyTorch's peak rose during the phase. At
         most 32 names are measured.
         """
-        return Phase(self._context.phases, name)
+        return Phase(self.lifetime.context.phases, name)
 
     @shield
     def track(self, name: str, tensors: Any) -> None:
@@ -378,7 +189,7 @@ class Session:
         logged and ignored.
         """
         with self.errors.suppress("components"):
-            self._context.components.track(name, tensors)
+            self.lifetime.context.components.track(name, tensors)
 
     def on_pressure(self, callback: Callable[[int], Any], priority: float = 0.0) -> PressureHook:
         """Call `callback` when memory is short, so that the script can free what it does not need.
@@ -400,19 +211,7 @@ class Session:
                 "and `torchmem release --hooks` call a callback of on_pressure()",
                 ", ".join(names),
             )
-        return self._hooks.add(callback, priority)
-
-    @property
-    def newest(self) -> Sample | None:
-        """The newest published sample; None before the first allocation. Reading it is free."""
-        return self._monitor.newest
-
-    def at_close(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the session ends, after its last state is published.
-
-        Exceptions that it raises are counted. A forked child does not call it.
-        """
-        self._closers.append(callback)
+        return self.lifetime.hooks.add(callback, priority)
 
     def wait_for_memory(
         self,
@@ -435,7 +234,7 @@ class Session:
         torch's index; by default the device on which this process has the most memory. Returns
         False before CUDA is initialized.
         """
-        release = self._release_part()
+        release = self.lifetime.release
         return release is not None and release.wait(
             nbytes, timeout, device, take=take, borrow=borrow
         )
@@ -448,22 +247,15 @@ class Session:
         allocator's cache. Raises only interruptions. Returns 0 before CUDA is initialized, and
         while a CUDA graph is being captured.
         """
-        release = self._release_part()
+        release = self.lifetime.release
         return release.by_script(nbytes) if release else 0
-
-    def _release_part(self) -> ReleasePart | None:
-        if not self._monitor.is_active:
-            return None
-        from torchmem.sdk.release.part import ReleasePart
-
-        return self._monitor.part(ReleasePart)
 
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.
 
         If an exception is being handled, it counts as the reason.
         """
-        self._close_after(sys.exc_info()[1])
+        self.lifetime.end_after(sys.exc_info()[1])
 
     def __enter__(self) -> Self:
         return self
@@ -474,141 +266,7 @@ class Session:
         error: BaseException | None,
         tb: TracebackType | None,
     ) -> None:
-        self._close_after(error)
-
-    def at_exit(self) -> None:
-        """Close at interpreter exit.
-
-        An uncaught exception after an OOM, with no step between them, counts as that OOM. A
-        multiprocessing child closes while its exception is still propagating.
-        """
-        self._context.is_exiting = True
-        in_child = is_multiprocessing_child()
-        self._close_after(sys.exc_info()[1] if in_child else last_error())
-
-    def _close_after(self, error: BaseException | None) -> None:
-        if self._closed:
-            return
-        with self.errors.suppress("exit"):
-            if self._ending is None and error is not None:
-                self._on_uncaught(error, ends_process=True)
-        by_exit = self._uncaught.exit_ending(oom_pending=self._monitor.oom_pending)
-        self._close(self._ending or by_exit)
-
-    def _on_uncaught(self, error: BaseException, ends_process: bool) -> None:
-        """Count a library's uncaught OOM, and keep how it ends the process."""
-        with self.errors.suppress("exit"):
-            oom = None if self._closed else library_oom(error)
-            if oom is not None:
-                self._monitor.on_library_oom(oom)
-            if ends_process and not self._closed and (oom is not None or is_oom(error)):
-                self._add_tensors()
-            if ends_process and not hasattr(sys, "ps1"):
-                self._ending = ending_of(error, oom_pending=self._monitor.oom_pending)
-
-    def _add_tensors(self) -> None:
-        if self._monitor.is_active:
-            from torchmem.sdk.oom.reports import OomReports
-
-            reports = self._monitor.part(OomReports)
-            if reports:
-                reports.add_tensors()
-
-    def after_fork(self) -> None:
-        """Give up the parent's thread, file, and sockets in a forked child.
-
-        The child is monitored as a separate process once it starts CUDA.
-        """
-        if self._closed:
-            return
-        with self.errors.suppress("setup"):
-            self._open, self._closers = [], []
-            parents, self._context = self._monitor, self._new_context()
-            self._cost, self._clock = self._context.cost, self._context.clock
-            self._forget_optimizers()
-            self._monitor = Monitor(self._context, self._parts)
-            parents.close_in_child()
-
-    @shield
-    def _on_init(self) -> None:
-        started = time.thread_time()
-        if not self._closed:
-            self._monitor.start()
-        self._context.cost.add(time.thread_time() - started)
-
-    def _on_step(self, optimizer: object) -> None:
-        """Note a step of the loop's only optimizer; most steps need nothing more."""
-        now, clock = perf_counter(), self._clock
-        if now < clock.quiet_until and self._only() is optimizer:
-            clock.note(now)
-        else:
-            self._on_full_step(optimizer, now)
-
-    @shield
-    def _on_full_step(self, optimizer: object, now: float) -> None:
-        self._monitor.oom_pending = False
-        if self._stepped() is not optimizer:
-            self._note_optimizer(optimizer)
-        if self._explicit_steps:
-            return
-        begun = 1 if self._is_alone and not self._open else self._begun(optimizer)
-        if begun == 0:
-            self._joined = now
-            return
-        if begun > 1:
-            self._clock.tick(self._joined)
-        self._count_step(now, None)
-        is_only = self._is_alone and not self._open
-        self._only = self._stepped if is_only else nothing
-
-    def _note_optimizer(self, optimizer: object) -> None:
-        """Note an optimizer that did not make the latest step."""
-        self._context.components.see(optimizer)
-        self._is_alone, self._only = False, nothing
-        with ignore(TypeError):  # of an object that allows no weak references
-            self._stepped = ref(optimizer)
-
-    def _begun(self, optimizer: object) -> int:
-        """Return the number of steps to count at this step of an optimizer."""
-        passes = (each() for each in reversed(self._open))
-        iteration = next((each for each in passes if each and each.made_step), None)
-        if iteration is None:
-            begun = self._iterations.begun(optimizer)
-            is_loop = begun > 0 and self._iterations.is_loop
-            self._is_alone = is_loop and self._stepped() is optimizer
-            return begun
-        begins, iteration.has_counted = not iteration.has_counted, True
-        return int(begins)
-
-    def _count_step(self, now: float, samples: int | None) -> None:
-        """Call the monitor, and count what this step cost, and those that were only noted."""
-        spent = self._clock.collect()
-        try:
-            self._monitor.step(now, samples)
-        except Exception as error:
-            if self.errors.passes("step", error):
-                raise
-        self._cost.step_seconds += spent + min(MAX_STEP_SECONDS, perf_counter() - now)
-
-    @shield
-    def _close(self, ending: Ending) -> None:
-        if self._closed:
-            return
-        self._closed = True
-        try:
-            with self.errors.suppress("exit"):
-                self._uncaught.remove()
-                self._remove_step_hook()
-                self._monitor.end(ending)
-            while self._closers:
-                with self.errors.suppress("exit"):
-                    self._closers.pop()()
-            atexit.unregister(self.at_exit)
-            self.errors.log_deferred()
-            _forget(self)
-        except BaseException:  # from a signal handler; the next call ends what is left
-            self._closed = False
-            raise
+        self.lifetime.end_after(error)
 
 
 _lock = Lock()
@@ -634,10 +292,11 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
         backend = _usable_backend(resolved, backend)
     with _lock.native:
         is_other = bool(settings and _current and _current.settings != resolved)
-        if _current and is_other and _current.replaceable:
+        if _current and is_other and _is_replaceable(_current):
             _current.close()  # _current is None then
         if _current is None or _current.closed:
             _current = _start(resolved, backend)
+            _current.lifetime.on_end = partial(_forget, _current)
         elif is_other:
             _current.errors.log_later(
                 logging.WARNING,
@@ -646,6 +305,11 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
         session = _current
     session.errors.log_deferred()  # without the lock: a handler may wait, or call instrument()
     return session
+
+
+def _is_replaceable(session: Session) -> bool:
+    """Return whether the session is provisional and has not published anything yet."""
+    return session.provisional and not session.lifetime.monitor.is_active
 
 
 def current_session() -> Session | None:
@@ -678,7 +342,7 @@ def _after_fork() -> None:
     global _lock, _ended
     _lock, _ended = Lock(), None
     if _current is not None:
-        _current.after_fork()
+        _current.lifetime.after_fork()
 
 
 # Once for all sessions: it cannot be taken back.
@@ -688,13 +352,13 @@ os.register_at_fork(after_in_child=_after_fork)
 def _start(settings: Settings, backend: Backend | None) -> Session:
     try:
         session = Session(settings, _usable_backend(settings, backend), os.environ)
-        description = session.description()
+        description = str(session.lifetime)
     except Exception as error:
         if is_interruption(error):
             raise
         return _inactive(settings, f"starting it failed ({type(error).__name__}: {error})")
     session.errors.log_later(logging.INFO, "torchmem: %s", description)
-    atexit.register(session.at_exit)
+    atexit.register(session.lifetime.at_exit)
     # Multiprocessing children exit by os._exit, which skips atexit. torch imports this module.
     multiprocessing = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
@@ -719,7 +383,7 @@ def _end_with_child(_: Session) -> None:
 
 def _end_at_exit() -> None:
     if _current is not None:
-        _current.at_exit()
+        _current.lifetime.at_exit()
 
 
 def _usable_backend(settings: Settings, backend: Backend | None) -> Backend:

@@ -1,4 +1,4 @@
-"""The `torchmem` command. Each subcommand is the module `command` in the package of its name.
+"""The `torchmem` command. Each subcommand is a module of `torchmem.commands`.
 
 Only the module of the given command is imported; the help text imports all of them. These modules
 must not need an extra or be slow to import; their `run` imports what it needs.
@@ -21,12 +21,10 @@ COMMANDS = (
     "run",
     "demo",
     "top",
-    "oom",
-    "report",
+    "why",
     "release",
     "capture",
     "whatif",
-    "snapshot",
     "compare",
     "preflight",
     "mcp",
@@ -76,7 +74,7 @@ def command_line(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
         _add_version(parser)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in names:
-        command = importlib.import_module(f"torchmem.{name}.command")
+        command = importlib.import_module(f"torchmem.commands.{name}")
         subparser = subparsers.add_parser(
             name,
             help=command.HELP,

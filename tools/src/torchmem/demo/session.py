@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torchmem.cli.terminal import counted, interrupted_by
 from torchmem.demo import real
 from torchmem.demo.ending import demo_line, next_steps
 from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses, simulated_rank
@@ -27,6 +26,7 @@ from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, PortInUseError, serve
+from torchmem.output.terminal import counted, interrupted_by
 from torchmem.sample.errors import UsageError, did_you_mean
 from torchmem.simulator.scenarios import SCENARIOS
 from torchmem.top.loop import plain_console

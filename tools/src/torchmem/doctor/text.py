@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from torchmem.cli.terminal import counted, wrapped
 from torchmem.doctor.check import Check
+from torchmem.output.terminal import counted, wrapped
 
 WIDTH = 88
 SIGNS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchmem.cli.terminal import write_out
+from torchmem.output.terminal import write_out
 
 HELP = "print the completion script of a shell"
 EPILOG = """\

@@ -1,4 +1,4 @@
-"""Answers about snapshot files, by the code of `torchmem snapshot` and `torchmem whatif`."""
+"""Answers about snapshot files, by the code of `torchmem why` and `torchmem whatif`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Literal
 from torchmem.mcp.answer import ToolAnswer
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.snapshot import command as snapshot
-from torchmem.snapshot import document, text
-from torchmem.snapshot.leaks import is_long_enough, leaks
-from torchmem.whatif import command as whatif
+from torchmem.whatif import question
 from torchmem.whatif import text as whatif_text
 from torchmem.whatif.result import whatif_values
+from torchmem.why.snapshot import SnapshotAnswer, SnapshotView
 
 Moment = Literal["end", "peak", "oom"]
 MAX_FILE_BYTES = 256 << 20
@@ -29,19 +27,12 @@ NARROW = "Pass `gpu` or fewer `rows`."
 def read_snapshot(
     file: str, at: Moment | None, gpu: int | None, rows: int, *, only_leaks: bool
 ) -> ToolAnswer:
-    """Return what `torchmem snapshot` prints. Raise UsageError."""
-    path = _checked(file, "snapshot")
-    pages, documents = [], []
-    for trace in snapshot.read_traces(path, gpu):
-        lifetimes, found = snapshot.examine(trace, path, "end" if only_leaks else at)
-        if only_leaks:
-            growing = leaks(lifetimes) if is_long_enough(lifetimes) else None
-            pages.append(text.leaks_page(found, growing, rows))
-            documents.append(document.leaks_document(found, growing))
-        else:
-            pages.append(text.page(found, rows))
-            documents.append(document.document(found))
-    return ToolAnswer("\n".join(pages), {"gpus": [json.loads(each) for each in documents]}, NARROW)
+    """Return what `torchmem why` prints. Raise UsageError."""
+    path = _checked(file, "why")
+    view = SnapshotView(at, gpu, rows, only_leaks)
+    answer = SnapshotAnswer(path, view)
+    documents = list(map(json.loads, answer.json_lines()))
+    return ToolAnswer(answer.words(), {"gpus": documents}, NARROW)
 
 
 def what_if(
@@ -49,10 +40,9 @@ def what_if(
 ) -> ToolAnswer:
     """Return what `torchmem whatif` prints. Raise UsageError."""
     path = _checked(file, "whatif")
-    whatif.check_settings(settings)
-    model = whatif.gpu_model(gpu_model) if gpu_model else None
-    options = whatif.WhatIfOptions(gpu, model, tuple(settings), plot=None, json=False)
-    results = list(whatif.results(path, options))
+    question.check_settings(settings)
+    model = question.gpu_model(gpu_model) if gpu_model else None
+    results = list(question.results(path, question.WhatIfQuestion(gpu, model, tuple(settings))))
     pages = map(whatif_text.page, results)
     return ToolAnswer("\n".join(pages), {"gpus": list(map(whatif_values, results))}, "Pass `gpu`.")
 

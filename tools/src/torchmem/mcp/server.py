@@ -21,7 +21,7 @@ from torchmem.mcp.recordings import MAX_ROWS, MAX_SETTINGS
 from torchmem.mcp.worker import MAX_PROCESSES, Reply, Source, ask
 from torchmem.sample.errors import did_you_mean
 from torchmem.sample.launch import MAX_LENGTH
-from torchmem.snapshot.command import DEFAULT_ROWS
+from torchmem.why.snapshot import DEFAULT_ROWS
 
 READ_ONLY = ToolAnnotations(
     read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
@@ -29,7 +29,7 @@ READ_ONLY = ToolAnnotations(
 INSTRUCTIONS = f"""\
 torchmem monitors the GPU memory of PyTorch jobs. Start with list_ranks for a job that runs, and \
 with explain_oom after an OutOfMemoryError. The texts have the sentences of the commands \
-`torchmem report`, `oom`, `snapshot` and `whatif`. Sizes in the data are bytes, times are Unix \
+`torchmem why`, `oom`, `snapshot` and `whatif`. Sizes in the data are bytes, times are Unix \
 seconds, and what is unknown is left out. No tool changes anything. {NOTE}"""
 PROMPT = """\
 Explain the last out-of-memory error of my PyTorch job. Call explain_oom. Say in one sentence why \

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from torchmem.mcp.answer import noted_text
-from torchmem.recording.interpreter import isolated, without_python_variables
+from torchmem.trace.interpreter import isolated, without_python_variables
 
 MAX_SECONDS = 50.0
 """Assistants often give up after 60 seconds."""
@@ -97,7 +97,7 @@ def _end(process: asyncio.subprocess.Process) -> None:
 
 def main() -> None:
     """Answer the question on stdin."""
-    from torchmem.recording.worker import lower_limit
+    from torchmem.trace.worker import lower_limit
 
     lower_limit(resource.RLIMIT_CPU, int(MAX_SECONDS))
     lower_limit(resource.RLIMIT_AS, MAX_MEMORY_BYTES)

@@ -14,7 +14,7 @@ from pathlib import Path
 from torchmem.allocator.settings import ADVICE_LABEL, WITHDRAWN
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.verdict import MIN_STEPS_SHARE
-from torchmem.oom.command import load_all
+from torchmem.node.reports import load_all
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, run_directory
 from torchmem.sample.sample import read_sample

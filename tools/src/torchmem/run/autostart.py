@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from torchmem.run.torch_import import after_torch_import
+from torchmem.startup.torch_import import after_torch_import
 
 VARIABLE = "TORCHMEM"
 ON = "1"

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torchmem
 from torchmem.allocator.settings import REQUEST_SETTINGS, format_alloc_conf, parse_alloc_conf
 from torchmem.explain.remedies import SPLIT_SIZES_MB
-from torchmem.recording.interpreter import (
+from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import printable
+from torchmem.trace.interpreter import (
     ErrorOutput,
     ending,
     isolated,
     without_python_variables,
 )
-from torchmem.sample.errors import UsageError
-from torchmem.sample.untrusted import printable
 
 if TYPE_CHECKING:
-    from torchmem.recording.recording import Recording
+    from torchmem.trace.recording import Recording
     from torchmem.whatif.result import WhatIf
 
 MAX_SECONDS = 30.0
@@ -152,7 +152,7 @@ def _conclude(output: bytes, problem: str) -> Replayed:
 
 def answers(job: Mapping[str, Any]) -> Iterator[tuple[Verdict | Literal["problem"], str]]:
     """Yield the verdict on each setting, until one is enough; or what is wrong."""
-    from torchmem.recording import read
+    from torchmem.trace import read
 
     try:
         for recording in read(Path(job["recording"])):
@@ -204,7 +204,7 @@ def _verdict(answer: WhatIf, conf: str, room: int) -> Verdict:
 
 def main() -> None:
     """Print the verdicts for the job in the first argument."""
-    from torchmem.recording.worker import lower_limit
+    from torchmem.trace.worker import lower_limit
 
     lower_limit(resource.RLIMIT_AS, MAX_BYTES)
     lower_limit(resource.RLIMIT_CPU, MAX_CPU_SECONDS)

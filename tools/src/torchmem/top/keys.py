@@ -16,7 +16,7 @@ class Key:
 KEYS = (
     Key(("Up", "Down", "j", "k"), "select a rank; scroll in a report"),
     Key(("Page Up", "Page Down", "Home", "End"), "move by ten, to the first, or to the last"),
-    Key(("Enter",), "open the rank's report, that of `torchmem report`"),
+    Key(("Enter",), "open the rank's report, that of `torchmem why`"),
     Key(("Esc",), "go back; in the list, remove the filter"),
     Key(("s",), "order by rank, least headroom or most reserved"),
     Key(("/",), "show only runs whose names contain a text"),

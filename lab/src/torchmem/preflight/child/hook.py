@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from torchmem.run.torch_import import after_torch_import
+from torchmem.startup.torch_import import after_torch_import
 
 
 def install() -> None:
@@ -36,7 +36,7 @@ def begin() -> None:
     backend.on_init(watcher.cuda_initialized)
     backend.on_step(watcher.moments.optimizer_stepped)
     backend.on_step(watcher.optimizer_stepped)
-    session.after_step = watcher.step_called
+    session.lifetime.loop.after_step = watcher.step_called
     torch_hooks.on_forward(watcher.phases.forward, watcher.forward_ended)
     torch_hooks.on_optimizer(watcher.phases.optimizer)
     torch_hooks.around_backward(watcher.backward_begins, watcher.backward_ended)

@@ -8,6 +8,7 @@ is incomplete.
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 import time
@@ -32,7 +33,7 @@ from torchmem.sample.native_threads import Lock
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.run_directory import temporary_path
 from torchmem.sdk.capture.recorded_history import RecordedHistory
-from torchmem.sdk.part import Part, Wish
+from torchmem.sdk.part import Part
 from torchmem.sdk.publish.request_files import RequestFile
 from torchmem.sdk.safety.errors import Errors, Stage
 from torchmem.sdk.safety.interruptions import call_if_free
@@ -142,14 +143,10 @@ class Capture(Part):
         if self._job and self._job.is_ending:
             self._advance(self._job, at_step=True)
 
-    def wants(self, step: int) -> Wish:  # noqa: ARG002
-        """Return "call" while a request is served."""
-        return None if self._job is None else "call"
-
     @property
-    def is_wishing(self) -> bool:
-        """Whether a request is served."""
-        return self._job is not None
+    def due_step(self) -> float:
+        """The next step while a request is served."""
+        return math.inf if self._job is None else 0
 
     def at_step(self) -> None:
         """Start or end a recording at a step's end."""

@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from torchmem.explain.call_stack import Origin
 from torchmem.sample.sample import Ending
 from torchmem.sdk.part import Part
 from torchmem.sdk.pytorch.call_stack import raising_origin
-from torchmem.sdk.safety.errors import Stage
+from torchmem.sdk.safety.errors import Errors, Stage
 from torchmem.sdk.safety.exit_calls import ExitCalls, child_exit_code, is_success
 from torchmem.sdk.safety.interruptions import is_interruption
 
@@ -142,25 +142,41 @@ def in_excepthook() -> bool:
     return frame is not None
 
 
-def _ignore(error: BaseException, ends_process: bool) -> None:
-    """Do nothing about an uncaught error, as the session has ended."""
+class _Monitor(Protocol):
+    """What `UncaughtErrors` needs of a monitor, which imports this module."""
+
+    oom_pending: bool
+
+    def on_library_oom(self, failed: LibraryOom) -> None:
+        """Keep the evidence of a library's OOM."""
 
 
 class UncaughtErrors(Part):
     """Handles uncaught exceptions, before the hooks that were installed earlier.
 
-    `on_error` is called with an exception and whether it ends the main thread. It raises no
-    exception itself; one that a signal handler raises in it reaches the script.
+    It counts a library's OOM, and keeps how the process ends. No exception of its own reaches the
+    script, but one that a signal handler raises in it does.
     """
 
     stage: Stage = "oom"
 
-    def __init__(self, on_error: Callable[[BaseException, bool], None]) -> None:
+    def __init__(self, errors: Errors) -> None:
+        self._errors = errors
+        self._monitor: _Monitor | None = None
+        self._add_details: Callable[[], None] | None = None
+        self._ending: Ending | None = None
         self._installed = False
-        self._on_error = on_error
         self._hook, self._thread_hook = self.in_main, self._in_thread
         self._previous_hook, self._previous_thread_hook = sys.excepthook, threading.excepthook
         self._exits = ExitCalls(is_oom)
+
+    def follow(self, monitor: _Monitor) -> None:
+        """Report to this monitor, which has no reports of OOMs yet."""
+        self._monitor, self._add_details = monitor, None
+
+    def at_death(self, add_details: Callable[[], None]) -> None:
+        """Have the newest report of an OOM completed when the process dies of it."""
+        self._add_details = add_details
 
     def begin(self) -> None:
         """Set both hooks and wrap `sys.exit`, once; each calls what was set before."""
@@ -175,9 +191,32 @@ class UncaughtErrors(Part):
         self._exits.install()
         self._installed = True
 
-    def exit_ending(self, *, oom_pending: bool) -> Ending:
+    def ending(self, error: BaseException | None) -> Ending:
+        """Return how the process ends, with what is known of it: an exception that ends it."""
+        if self._ending is None and error is not None:
+            self._handle(error, ends_process=True)
+        if self._ending is None:
+            self._ending = self._exit_ending()
+        return self._ending
+
+    def _handle(self, error: BaseException, *, ends_process: bool) -> None:
+        """Count a library's uncaught OOM, and keep how it ends the process."""
+        monitor = self._monitor
+        if monitor is None:
+            return
+        with self._errors.suppress("exit"):
+            oom = library_oom(error)
+            if oom is not None:
+                monitor.on_library_oom(oom)
+            if ends_process and self._add_details and (oom is not None or is_oom(error)):
+                self._add_details()
+            if ends_process and not hasattr(sys, "ps1"):
+                self._ending = ending_of(error, oom_pending=monitor.oom_pending)
+
+    def _exit_ending(self) -> Ending:
         """Return the ending of a process that no uncaught exception ends."""
         exits = self._exits
+        oom_pending = self._monitor is not None and self._monitor.oom_pending
         if hasattr(sys, "ps1"):
             return "exited"
         is_error = not is_success(child_exit_code())
@@ -192,18 +231,18 @@ class UncaughtErrors(Part):
         if threading.excepthook is self._thread_hook:
             threading.excepthook = self._previous_thread_hook
         self._exits.remove()
-        self._on_error = _ignore  # a hook that wraps one of these keeps it
+        self._monitor = self._add_details = None  # a hook that wraps one of these keeps this object
 
     def in_main(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
         """Be `sys.excepthook`."""
         try:
-            self._on_error(error, True)
+            self._handle(error, ends_process=True)
         finally:
             self._previous_hook(kind, error, tb)
 
     def _in_thread(self, arguments: threading.ExceptHookArgs) -> None:
         try:
             if arguments.exc_value is not None:
-                self._on_error(arguments.exc_value, False)
+                self._handle(arguments.exc_value, ends_process=False)
         finally:
             self._previous_thread_hook(arguments)

@@ -1,4 +1,4 @@
-"""Leaves a report on disk at an OOM; `torchmem oom` explains it."""
+"""Leaves a report on disk at an OOM; `torchmem why` explains it."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from torchmem.sample.release_messages import MAX_WANTED_BYTES
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import Oom
-from torchmem.sdk.part import Part, Wish
+from torchmem.sdk.part import Part, StepAction
 from torchmem.sdk.release.neighbors import Neighbors
 from torchmem.sdk.release.release import Release
 from torchmem.sdk.release.requests import ReleaseRequests
@@ -22,6 +23,7 @@ class ReleasePart(Part):
     """`after_release` takes a snapshot in the calling thread, as the main thread may be idle."""
 
     stage: Stage = "release"
+    step_action: StepAction = "read"
 
     def __init__(
         self, release: Release, path: Path, clock: StepClock, after_release: Callable[[], None]
@@ -35,14 +37,10 @@ class ReleasePart(Part):
         self._after_release = after_release
         self._logged_engines: set[int] = set()
 
-    def wants(self, step: int) -> Wish:  # noqa: ARG002
-        """Ask for a read while a request waits."""
-        return "read" if self._requests.is_busy else None
-
     @property
-    def is_wishing(self) -> bool:
-        """Whether a request waits."""
-        return self._requests.is_busy
+    def due_step(self) -> float:
+        """The next step while a request waits."""
+        return 0 if self._requests.is_busy else math.inf
 
     def at_step(self) -> None:
         """Release where that pays, and serve a request."""

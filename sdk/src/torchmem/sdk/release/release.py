@@ -8,7 +8,7 @@ from collections.abc import Callable
 from torchmem.sample.release_messages import ReleaseRequest
 from torchmem.sample.release_tiers import SETTING_TIERS, ReleaseTier
 from torchmem.sdk.draft import Draft
-from torchmem.sdk.engine import EngineState
+from torchmem.sdk.engine import EnginePart
 from torchmem.sdk.observation import Oom
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.release.cache import Cache, Released
@@ -37,9 +37,9 @@ class Release:
         settings: Settings,
         reset_peaks: Callable[[], None],
         hooks: PressureHooks,
-        engine: EngineState | None = None,
+        engine: EnginePart,
     ) -> None:
-        self._engine = engine or EngineState()
+        self._engine = engine
         self._recorder = recorder
         self.backend = recorder.backend
         self.errors = errors

@@ -63,8 +63,6 @@ FIRST_STEPS = 10
 
 # What a step without a read costs at most, with cold caches.
 MAX_STEP_SECONDS = 0.00002
-# Longest time in which steps are only noted, so that few of them are kept.
-MAX_NOTED_SECONDS = 1.0
 # Shortest pause of the background thread, whatever `interval` is.
 MIN_PAUSE_SECONDS = 0.001
 
@@ -123,8 +121,7 @@ class CpuMeter:
 
     Callers add differences of `time.thread_time`. Safe against threads and signal handlers.
     Reading that clock costs more than a step without a read, so `step_seconds` is wall time, of
-    each step MAX_STEP_SECONDS at most: the thread may have waited for the core. Most of these steps
-    are estimated, see `torchmem.sdk.steps.StepClock`.
+    each step MAX_STEP_SECONDS at most: the thread may have waited for the core.
     """
 
     def __init__(self) -> None:

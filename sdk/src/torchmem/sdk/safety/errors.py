@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from types import TracebackType
 from typing import Literal, get_args
 
@@ -50,12 +50,11 @@ def log(level: int, message: str, *arguments: object) -> None:
 
 
 class Errors:
-    """Counts of suppressed errors by stage."""
+    """Counts of suppressed errors by stage; a stage without an error is not in `counts`."""
 
     def __init__(self) -> None:
-        stages: tuple[Stage, ...] = get_args(Stage)
-        self.counts: dict[str, int] = dict.fromkeys(stages, 0)
-        self._suppress = {stage: Suppress(self, stage) for stage in stages}
+        self.counts: Counter[str] = Counter()
+        self._suppress = {stage: Suppress(self, stage) for stage in get_args(Stage)}
         self._unlogged: deque[tuple[int, str, tuple[object, ...]]] = deque()
 
     def suppress(self, stage: Stage) -> Suppress:

@@ -28,7 +28,7 @@ function facts(pairs) {
   return factsList(known.map(([subject, text]) => ({ subject, text })));
 }
 
-/** Show an OOM report in the exporter's words: the code that explains it is the one of `torchmem oom`. */
+/** Show an OOM report in the exporter's words: the code that explains it is the one of `torchmem why`. */
 async function oomReport(section, text) {
   const words = await explained(text);
   section.append(
@@ -40,7 +40,7 @@ async function oomReport(section, text) {
 
 async function explained(text) {
   const answer = await fetch("api/v1/oom", { method: "POST", body: text, headers: { "Content-Type": "application/json" } })
-    .catch(() => { throw new Error("The exporter, which explains OOM reports, does not respond. In a terminal, torchmem oom FILE says the same."); });
+    .catch(() => { throw new Error("The exporter, which explains OOM reports, does not respond. In a terminal, torchmem why FILE says the same."); });
   if (answer.ok) return answer.json();
   const problem = await answer.text();
   let sentence = problem;

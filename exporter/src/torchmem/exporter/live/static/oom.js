@@ -1,4 +1,4 @@
-// An OOM report in the exporter's words, which are those of `torchmem oom`.
+// An OOM report in the exporter's words, which are those of `torchmem why`.
 
 import { createBar } from "./bar.js";
 import { el } from "./dom.js";
@@ -41,5 +41,5 @@ function memory({ parts, total_bytes: total }) {
 function hidden() {
   return el("p", { class: "soft" },
     "Only the rank's own user can see its lines, tensors and call stack: open this page on the node as that user, run ",
-    el("code", {}, "torchmem oom"), ", or set passwords for this page.");
+    el("code", {}, "torchmem why"), ", or set passwords for this page.");
 }

@@ -230,7 +230,7 @@ class Reader extends Bytes {
 const damaged = () => new PickleError("The file is damaged, or not a pickle of plain values.");
 
 const tooLarge = () =>
-  new PickleError("The file has more values than this page can hold: record fewer entries, or use `torchmem snapshot`.");
+  new PickleError("The file has more values than this page can hold: record fewer entries, or use `torchmem why`.");
 
 const refused = (opcode) =>
   new PickleError(

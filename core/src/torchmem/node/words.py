@@ -1,0 +1,312 @@
+"""The records of a node as sections of plain text, for terminals and assistants."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+
+from torchmem.allocator.sizes import format_size
+from torchmem.explain.gpu_name import gpu_name
+from torchmem.explain.headline import headline
+from torchmem.explain.held_lines import held_lines
+from torchmem.explain.offer import offer
+from torchmem.explain.oom_chart import trend_columns, whole_run
+from torchmem.explain.oom_report import (
+    OomReport,
+    failure_reason,
+    format_seconds,
+    memory_parts,
+    origin_lines,
+    preceding_events,
+)
+from torchmem.explain.parts import component_words, part_words
+from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
+from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
+from torchmem.explain.run_chart import Chart
+from torchmem.explain.run_summary import DeviceSummary, RunSummary
+from torchmem.explain.tensor_lines import tensor_lines
+from torchmem.explain.thresholds import Limits
+from torchmem.explain.where import where
+from torchmem.node.state import RankWhy
+from torchmem.node.why import rank_report
+from torchmem.output.terminal import joined, wrapped
+from torchmem.sample.sample import DeviceSample, Sample
+from torchmem.sample.untrusted import sanitize_text
+
+WIDTH = 88
+RANK_WIDTH = 80
+BAR = 24
+SUBJECT = 18
+SPARKS = "▁▂▃▄▅▆▇█"
+MAX_SPARKS = 30
+
+
+def oom_page(
+    path: Path,
+    report: OomReport,
+    gpus: Mapping[str, int],
+    sentence: str | None = None,
+    leaks: Sequence[str] = (),
+) -> str:
+    """Return everything about one OOM.
+
+    `gpus` are NVML's indices by UUID, where known. `sentence` replaces the headline, and `leaks`
+    are lines about what leaks, where a recording shows more than the report.
+    """
+    gpu = gpus.get(report.device.uuid or "")
+    cause, memory, advice = explanation(report, gpu=gpu)
+    about = (f"  {line}" for line in heading_lines(report, gpu))
+    heading = [*wrapped(f"{sentence or headline(report)}.", width=WIDTH), "", *about]
+    known = [*memory_facts(report.device), *settings_facts(report.allocator_settings)]
+    return joined(
+        [
+            heading,
+            list(where(report)),
+            cause,
+            [*memory, *fact_lines(known)],
+            [*leaks, *held_lines(report)],
+            list(tensor_lines(report)),
+            [*run_lines(whole_run(report)), *_trend_lines(report)],
+            advice,
+            list(offer(report)),
+            [f"Report: {sanitize_text(str(path))}"],
+        ]
+    )
+
+
+def explanation(
+    report: OomReport, refuted: Container[str] = (), gpu: int | None = None
+) -> tuple[list[str], list[str], list[str]]:
+    """Return why the request failed, where the memory was, and what to do.
+
+    `refuted`: allocator settings that do not help, as a replay has shown. `gpu`: NVML's index.
+    """
+    parts = [(part_words(part, report.steps.unread), part.bytes) for part in memory_parts(report)]
+    return (
+        wrapped(" ".join(failure_reason(report, gpu)), width=WIDTH),
+        list(memory_lines(report.device.total_bytes, parts)),
+        [*advice_lines(remedies(report, refuted)), *_useless(report)],
+    )
+
+
+def _useless(report: OomReport) -> Iterator[str]:
+    useless = would_not_help(report)
+    if useless:
+        yield from wrapped(useless, "  ", WIDTH)
+
+
+def oom_table(reports: Iterable[tuple[Path, OomReport]]) -> str:
+    """Return a list of reports: the process and its request, the verdict, and the file."""
+    return "".join(f"{line}\n" for path, report in reports for line in _row(path, report))
+
+
+def _row(path: Path, report: OomReport) -> Iterator[str]:
+    process, oom = report.process, report.oom
+    who = f"{local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}"
+    return row_lines(who, oom.requested_bytes, headline(report), str(path))
+
+
+def row_lines(
+    who: str, requested_bytes: int | None, verdict: str, file: str | None
+) -> Iterator[str]:
+    """Yield an OutOfMemoryError as lists show it: the process, its request, the verdict, the file.
+
+    `who`: the time, and the process. `file`: the report, if there is one.
+    """
+    requested = "" if requested_bytes is None else f"  {format_size(requested_bytes):>10}"
+    yield f"{who}{requested}"
+    yield from wrapped(f"{verdict}.", "    ", WIDTH)
+    if file is not None:
+        yield f"    {sanitize_text(file)}"
+
+
+def local_time(timestamp: float) -> str:
+    """Return the date and time in the local time zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
+
+
+def heading_lines(report: OomReport, index: int | None) -> list[str]:
+    """Return the time, the process, and the GPU; `index` is NVML's."""
+    process, *rest = origin_lines(report, index)
+    return [f"{local_time(report.oom.timestamp)}  {process}", *rest]
+
+
+def memory_lines(
+    total: int | None,
+    parts: Sequence[tuple[str, int]],
+    age: float | None = None,
+    width: int = WIDTH,
+) -> Iterator[str]:
+    """Yield the use of a device of `total` bytes, by parts that add up to it.
+
+    `age` is the time since they were read, in seconds. There are no bars where lines of `width`
+    columns have no room for them.
+    """
+    if not total or not parts:
+        return
+    ago = "" if age is None else f", {format_seconds(age)} ago"
+    yield f"Memory of the GPU ({format_size(total)}){ago}"
+    for name, size in parts:
+        bar = "█" * round(BAR * min(1.0, size / total))
+        sizes = f"  {name:<32}{format_size(size):>12}{size / total:>7.1%}"
+        yield f"{sizes}  {bar}".rstrip() if width >= len(sizes) + 2 + BAR else sizes
+
+
+def run_lines(chart: Chart | None) -> Iterator[str]:
+    """Yield the history of the whole run as sparklines; nothing without one."""
+    if chart is None:
+        return
+    end = chart.x[-1]
+    yield f"The whole run ({f'{end:,.0f} steps' if chart.unit == 'steps' else format_seconds(end)})"
+    for line in chart.lines:
+        yield from spark_lines(line.label, _even(chart.x, line.values), width=SUBJECT)
+
+
+def _even(x: Sequence[float], values: Sequence[int | None]) -> list[int]:
+    """Return MAX_SPARKS values at equal distances, interpolated between known ones."""
+    known = [(at, size) for at, size in zip(x, values, strict=True) if size is not None]
+    if len(known) < 2:
+        return [size for _, size in known]
+    first, last = known[0][0], known[-1][0]
+    places = [first + index * (last - first) / (MAX_SPARKS - 1) for index in range(MAX_SPARKS)]
+    return [_between(known, place) for place in places]
+
+
+def _between(known: Sequence[tuple[float, int]], place: float) -> int:
+    after = min(bisect_left(known, place, key=itemgetter(0)), len(known) - 1)
+    (low, before), (high, size) = known[max(0, after - 1)], known[after]
+    share = (place - low) / (high - low) if high > low else 1.0
+    return round(before + min(1.0, share) * (size - before))
+
+
+def _trend_lines(report: OomReport) -> Iterator[str]:
+    seconds = report.trend.seconds
+    yield f"The last {format_seconds(seconds[0])}" if seconds else "Before the OOM"
+    for name, column in trend_columns(report):
+        yield from spark_lines(name, column, width=SUBJECT)
+    yield from wrapped(" ".join(preceding_events(report)), "  ", WIDTH)
+
+
+def spark_lines(name: str, column: Sequence[int | None], *, width: int) -> Iterator[str]:
+    """Yield a series of bytes as a sparkline, with its ends; nothing if it is unknown or 0.
+
+    `width` is that of the name.
+    """
+    known = [size for size in column if size is not None]
+    if len(known) > 1 and any(known):
+        ends = f"{format_size(known[0])} → {format_size(known[-1])}"
+        yield f"  {name:<{width}}{sparkline(known)}  {ends}"
+
+
+def sparkline(values: Sequence[float], width: int = MAX_SPARKS, highest: float = 0) -> str:
+    """Return a sparkline of at most `width` values, scaled from 0 to `highest` or the highest."""
+    number, highest = min(len(values), width), max(highest, *values, 1)
+    picked = (values[(index + 1) * len(values) // number - 1] for index in range(number))
+    return "".join(SPARKS[int((len(SPARKS) - 1) * value / highest)] for value in picked)
+
+
+def fact_lines(facts: Iterable[Fact], width: int = WIDTH) -> Iterator[str]:
+    """Yield a table of facts, with the subject in the first column."""
+    for fact in facts:
+        first = f"  {fact.subject:<{SUBJECT}}"
+        yield from wrapped(fact.text, first, width)
+
+
+def advice_lines(advice: Sequence[Remedy], width: int = WIDTH) -> Iterator[str]:
+    """Yield what to do, numbered; the lines to type are not wrapped."""
+    if advice:
+        yield "What to do, most promising first"
+    for number, remedy in enumerate(advice, 1):
+        yield from wrapped(f"{remedy.text}{gain_sentence(remedy)}", f"  {number}. ", width)
+        yield from (f"         {line}" for line in remedy.lines)
+
+
+def rank_page(sample: Sample, now: float, gpus: Mapping[str, int], limits: Limits) -> str:
+    """Return the report of a process: one part for each of its devices.
+
+    `gpus` are NVML's indices by UUID, as far as they are known.
+    """
+    return "\n".join(
+        _device_page(sample, device, now, gpus.get(device.uuid or ""), limits)
+        for device in sample.devices
+    )
+
+
+def _device_page(
+    sample: Sample, device: DeviceSample, now: float, gpu: int | None, limits: Limits
+) -> str:
+    report, read = rank_report(sample, device, now, gpu, limits), device.stats_timestamp
+    parts = [(part.label, part.bytes) for part in report.memory]
+    age = None if read is None else max(0.0, now - read)
+    return joined(rank_sections(report, memory_lines(device.total_bytes, parts, age, RANK_WIDTH)))
+
+
+def rank_sections(
+    report: RankWhy, memory: Iterable[str], width: int = RANK_WIDTH
+) -> list[list[str]]:
+    """Return the sections of a report, in lines of at most `width` columns.
+
+    `memory`: the lines about the device. Lines to type and the names and sizes of the memory's
+    parts may be longer.
+    """
+    return [
+        [*report.heading],
+        [*memory],
+        [*fact_lines(report.facts, width)],
+        [*run_lines(report.run)],
+        [*_threat_lines(report, width)],
+        [*advice_lines(report.advice, width)],
+    ]
+
+
+def _threat_lines(report: RankWhy, width: int) -> Iterator[str]:
+    """Yield what threatens a process that has not ended."""
+    if report.ending:
+        return
+    yield "Threats"
+    for threat in report.threats:
+        yield from wrapped(threat.text, "  - ", width)
+    if not report.threats:
+        yield "  Nothing at the moment."
+
+
+def summary_page(path: Path, summary: RunSummary) -> str:
+    """Return how a run went: its end, the peak of each device, and what the peak consisted of."""
+    process = summary.process
+    who = f"Run {process.run}, rank {process.rank} (pid {process.pid})"
+    heading = [who, *wrapped(summary.verdict, "  ", WIDTH)]
+    mean = summary.mean_step_seconds
+    each = "" if mean is None else f", {mean:.2f} s each"
+    about = [
+        Fact("until", local_time(summary.timestamp)),
+        Fact("steps", f"{summary.steps:,}{each}"),
+    ]
+    devices = [_device_lines(device) for device in summary.devices]
+    settings = fact_lines(settings_facts(summary.allocator_settings))
+    file = [f"Summary: {sanitize_text(str(path))}"]
+    return joined([heading, list(fact_lines(about)), *devices, list(settings), file])
+
+
+def _device_lines(device: DeviceSummary) -> list[str]:
+    sizes = {
+        "total": device.total_bytes,
+        "peak reserved": device.reserved_peak_bytes,
+        "peak active": device.active_peak_bytes,
+        "peak allocated": device.allocated_peak_bytes,
+        "left at the peak": device.headroom_bytes,
+    }
+    facts = [Fact(name, format_size(size)) for name, size in sizes.items() if size is not None]
+    counts = {
+        "retries": device.counters.alloc_retries,
+        "OOMs": sum((device.counters.ooms or {}).values()),
+    }
+    facts += [Fact(name, f"{count:,}") for name, count in counts.items() if count]
+    parts = [(component_words(name), size) for name, size in device.component_peaks.items()]
+    lines = [gpu_name(device.index, device.uuid, None), *fact_lines(facts)]
+    if parts:
+        lines += ["", "What the peak consisted of"]
+        lines += [f"  {name:<32}{format_size(size):>12}" for name, size in parts]
+    return lines

@@ -1,1 +1,0 @@
-"""`torchmem snapshot`: what holds the memory in a snapshot of PyTorch's allocator."""

@@ -1,0 +1,67 @@
+"""Lines whose memory grows: they keep allocating throughout a recording and never free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from torchmem.explain.growth import MEASURED_EXACTLY, judge_growth
+from torchmem.trace.holders import HolderLine, LineFinder
+from torchmem.trace.lifetimes import BEFORE, Lifetimes
+
+PARTS = 8
+WARMUP_PARTS = 2
+"""The first parts, in which a leak may not have started yet."""
+MIN_EVENTS_PER_PART = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """One line: the bytes that it allocated in each part and that are still in use at the end."""
+
+    line: HolderLine
+    parts: tuple[int, ...]
+    blocks: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all parts."""
+        return sum(self.parts)
+
+
+def is_long_enough(lifetimes: Lifetimes) -> bool:
+    """Return whether a recording has enough events to be divided."""
+    return lifetimes.events >= PARTS * MIN_EVENTS_PER_PART
+
+
+def leaks(lifetimes: Lifetimes) -> tuple[Leak, ...]:
+    """Return the lines that kept memory steadily in the parts after the first ones.
+
+    The largest come first.
+
+    The parts have equally many events. What a step needs is freed in the step, and what the
+    program keeps for good is allocated at its start, so neither is in all of these parts.
+    """
+    lines = LineFinder(lifetimes)
+    parts: dict[HolderLine, list[int]] = {}
+    blocks: dict[HolderLine, int] = {}
+    for number in lifetimes.in_use(lifetimes.events):
+        start = lifetimes.starts[number]
+        if start == BEFORE:
+            continue
+        line = lines.line(lifetimes.stacks[number])
+        parts.setdefault(line, [0] * PARTS)[start * PARTS // lifetimes.events] += lifetimes.sizes[
+            number
+        ]
+        blocks[line] = blocks.get(line, 0) + 1
+    found = (
+        Leak(line, tuple(sizes), blocks[line]) for line, sizes in parts.items() if _grows(sizes)
+    )
+    return tuple(sorted(found, key=lambda leak: (-leak.size_bytes, leak.line.text)))
+
+
+def _grows(sizes: Sequence[int]) -> bool:
+    """Return whether what a line has kept grows from part to part."""
+    kept = list(enumerate(accumulate(sizes), 1))
+    return judge_growth("leak", kept[WARMUP_PARTS - 1 :], MEASURED_EXACTLY) is not None

@@ -1,0 +1,162 @@
+"""`torchmem exporter`: serve one page per node. The flags need no extra."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from torchmem.sample.errors import MissingExtraError
+
+HELP = "serve allocator and NVML metrics of this node to Prometheus"
+EPILOG = """\
+Examples:
+  torchmem exporter --listen 0.0.0.0:9847
+  torchmem exporter --once
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags. A flag that is not given is None, so that the configuration file decides."""
+    _add_serving_arguments(parser)
+    _add_reading_arguments(parser)
+    _add_kubernetes_arguments(parser)
+    parser.add_argument(
+        "--config", metavar="FILE.yml", type=Path, help="settings in YAML; flags override them"
+    )
+    parser.add_argument(
+        "--thresholds",
+        metavar="FILE.yml",
+        help="thresholds of `torchmem manifests rules`, for the live page and `torchmem top`",
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the effective settings as YAML and exit"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="print the metrics once on stdout and exit"
+    )
+
+
+def _add_serving_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("serving")
+    group.add_argument(
+        "--listen",
+        "--web.listen-address",
+        metavar="HOST:PORT",
+        help="address to serve on (default: 127.0.0.1:9847)",
+    )
+    group.add_argument(
+        "--web.config.file",
+        dest="web_config_file",
+        metavar="FILE.yml",
+        help="TLS and passwords, in the format of Prometheus exporters",
+    )
+    group.add_argument(
+        "--web.systemd-socket",
+        dest="systemd_socket",
+        action="store_true",
+        default=None,
+        help="serve on the socket that systemd passes",
+    )
+    group.add_argument(
+        "--web-ui",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="serve the live page at / (default: yes)",
+    )
+    group.add_argument(
+        "--web.allowed-host",
+        dest="allowed_hosts",
+        metavar="NAME",
+        action="append",
+        help="another host name by which local browsers may open the page; can be repeated",
+    )
+    group.add_argument(
+        "--otlp",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="also send the metrics by OTLP, as set by the variables OTEL_EXPORTER_OTLP_*",
+    )
+
+
+def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("reading")
+    group.add_argument(
+        "--run-dir", metavar="DIR", help="run directory that the training processes write to"
+    )
+    group.add_argument(
+        "--ttl-seconds",
+        metavar="N",
+        type=_positive,
+        help="how long to keep the last values of a process that ended (default: 900)",
+    )
+    group.add_argument(
+        "--scrape-deadline-seconds",
+        metavar="N",
+        type=_positive,
+        help="how long to wait for the driver (default: 5)",
+    )
+    group.add_argument(
+        "--pcie-throughput",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="measure PCIe throughput, which takes 40 ms for each GPU and scrape",
+    )
+    group.add_argument(
+        "--all-series",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="also export the series of ranks that no rule or panel reads, and finer histograms",
+    )
+    group.add_argument(
+        "--processes-per-gpu",
+        metavar="N",
+        type=_count,
+        help="maximum number of processes to export for each GPU (default: 32)",
+    )
+
+
+def _add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("names of pods")
+    group.add_argument(
+        "--container-logs",
+        metavar="DIR",
+        help="where the kubelet links the logs of containers; no log is read "
+        "(default: /var/log/containers)",
+    )
+    group.add_argument(
+        "--kubelet-socket",
+        metavar="PATH",
+        help="the kubelet's pod-resources socket; needs permission to connect and the extra "
+        "`kubernetes`",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run with parsed flags and return the exit code.
+
+    Raises MissingExtraError when the extra is not installed, and UsageError for a flag or setting
+    that cannot be used.
+    """
+    try:
+        from torchmem.exporter import main
+    except ModuleNotFoundError as error:
+        raise MissingExtraError("exporter", error.name or "") from error
+    return main.run(arguments)
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 1 << 31:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of 0 or more")
+    return number
+
+
+# argparse names the types in its own error messages.
+_positive.__name__, _count.__name__ = "number", "whole number"

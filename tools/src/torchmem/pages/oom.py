@@ -1,0 +1,106 @@
+"""Write an OOM report as one HTML file that can be attached to a ticket."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torchmem.explain.gpu_name import gpu_name
+from torchmem.explain.oom_chart import oom_charts
+from torchmem.explain.oom_listings import listings, oom_lines
+from torchmem.explain.oom_report import (
+    OomReport,
+    failure_reason,
+    memory_parts,
+    preceding_events,
+)
+from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
+from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
+from torchmem.node import words
+from torchmem.pages import memory_map
+from torchmem.pages.page import Heading, filled
+from torchmem.pages.sections import facts, paragraph, parts
+from torchmem.sample.memory_map import MAP_SUFFIX, DeviceMap
+from torchmem.sample.run_directory import REPORT_SUFFIX
+from torchmem.trace.leaks import Leak
+from torchmem.trace.recorded_leaks import leak_lines, sentence
+
+
+def page(
+    path: Path, report: OomReport, gpus: Mapping[str, int], leaking: Sequence[Leak] = ()
+) -> bytes:
+    """Return the page.
+
+    `gpus` are NVML's indices by UUID, where known; `leaking` the lines that leak according to a
+    recording. The page has the memory map at the OOM if the process left it beside the report.
+    """
+    gpu, process = gpus.get(report.device.uuid or ""), report.process
+    told = sentence(report, leaking)
+    heading = Heading(
+        title=f"Out of memory: {process.run}, rank {process.rank}",
+        kind="Out of memory",
+        state="oom",
+        headline=f"{told}.",
+        about=words.heading_lines(report, gpu),
+    )
+    devices, maps = [_device(report, gpu, leaking)], [map_at(path, report)]
+    text = words.oom_page(path, report, gpus, told, list(leak_lines(leaking)))
+    return filled(heading, text, devices, maps)
+
+
+def map_at(path: Path, report: OomReport) -> DeviceMap | None:
+    """Return the map of the same moment beside a report; None without one.
+
+    A later map of the process has the layout of another snapshot.
+    """
+    stem = path.name.removesuffix(REPORT_SUFFIX).rpartition("-")[0]
+    if report.layout is None or not stem:
+        return None
+    found = memory_map.read(path.with_name(f"{stem}{MAP_SUFFIX}"))
+    for device in found.devices if found else ():
+        is_same = (device.index, device.uuid) == (report.device.index, report.device.uuid)
+        if is_same and device.layout.timestamp == report.layout.timestamp and device.segments:
+            return device
+    return None
+
+
+def _device(report: OomReport, gpu: int | None, leaking: Sequence[Leak]) -> dict[str, Any]:
+    device, chart = report.device, next(iter(oom_charts(report)), None)
+    return {
+        "name": gpu_name(device.index, device.uuid, gpu),
+        "total": device.total_bytes,
+        "chart": asdict(chart) if chart else None,
+        "paragraphs": [
+            paragraph("Why the request failed", *failure_reason(report, gpu)),
+            paragraph("What happened before", *preceding_events(report)),
+        ],
+        "advice": advice_items(remedies(report)),
+        "note": would_not_help(report),
+        "memory": "Memory of the GPU",
+        "parts": parts(memory_parts(report), report.steps.unread),
+        "facts": facts(_facts(report)),
+        "listings": [
+            asdict(each) for each in listings(chain(leak_lines(leaking), oom_lines(report)))
+        ],
+        "map": "Memory map at the error",
+    }
+
+
+def _facts(report: OomReport) -> Iterator[Fact]:
+    """Yield the time in UTC, because tickets are read elsewhere, and the facts about the memory."""
+    moment = time.gmtime(report.oom.timestamp)
+    yield Fact("time", time.strftime("%Y-%m-%d %H:%M:%S UTC", moment))
+    yield from memory_facts(report.device)
+    yield from settings_facts(report.allocator_settings)
+
+
+def advice_items(found: Sequence[Remedy]) -> list[dict[str, Any]]:
+    """Return what to do, with the lines to type."""
+    return [
+        {"text": f"{remedy.text}{gain_sentence(remedy)}", "lines": list(remedy.lines)}
+        for remedy in found
+    ]

@@ -1,1 +1,0 @@
-"""`torchmem release`: have running processes return memory to the driver."""
