@@ -20,7 +20,7 @@ from support.samples import samples
 from support.users import as_user, needs_root
 
 from torchmem.demo.simulated_nvml import FakeNvml
-from torchmem.exporter.budgets import MAX_SERIES_PER_USER
+from torchmem.exporter.budgets import MAX_SERIES_PER_USER, PageShare
 from torchmem.exporter.churn import (
     MAX_HOURLY_SERIES,
     MAX_HOURLY_SERIES_PER_USER,
