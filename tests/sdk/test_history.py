@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.explain.growth import SOON_SECONDS, SUSPICION
 from torchmem.explain.lines import Lines, lines
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
@@ -23,13 +24,11 @@ from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import OomRecord
 from torchmem.sdk.capture.capture import Capture
 from torchmem.sdk.capture.line_history import (
-    EXHAUSTION_SECONDS,
     GROWTH_LINGER_SECONDS,
     LINGER_SECONDS,
-    LOW_MARGIN,
-    MIN_TREND_SECONDS,
     LineHistory,
 )
+from torchmem.sdk.capture.pressure import LOW_MARGIN
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.observation import OomObservation
 from torchmem.sdk.reading.growth import GrowthJudge
@@ -153,7 +152,7 @@ def test_a_retry_starts_the_recording_for_some_minutes() -> None:
 def test_a_fast_fall_starts_the_recording() -> None:
     """A margin that would be gone within an hour at its pace starts it, although much is left."""
     training = Training("oom")
-    for _ in range(int(MIN_TREND_SECONDS / 10) + 2):
+    for _ in range(SUSPICION.points):
         training.hold(4)
         training.read(10.0)
 
@@ -166,7 +165,7 @@ def test_a_slow_fall_does_not() -> None:
     training.hold(100)
     for _ in range(20):
         training.hold(4)
-        training.read(EXHAUSTION_SECONDS / 20)
+        training.read(SOON_SECONDS / 20)
         assert not training.is_recording
 
 
@@ -237,7 +236,7 @@ def test_a_recording_of_the_script_is_left_alone(setting: object) -> None:
     training.hold(950)
     training.history.begin()
     training.read()
-    training.history.make_way()
+    training.history.stop()
 
     assert training.is_recording
 
@@ -254,15 +253,15 @@ def test_always_begins_at_once() -> None:
 
 
 def test_a_capture_takes_over_and_gives_back() -> None:
-    """After `make_way` another recording may run; it is followed by this one."""
+    """After `stop` another recording may run; it is followed by this one."""
     training = Training("oom")
     training.hold(950)
     training.read()
-    training.history.make_way()
+    training.history.stop()
     assert not training.is_recording
     training.backend.start_history(100)
     training.read()
-    training.history.make_way()
+    training.history.stop()
     assert training.is_recording
     training.backend.stop_history()
     training.read()
@@ -279,7 +278,7 @@ def test_a_capture_is_granted_while_stacks_are_recorded(tmp_path: Path) -> None:
         sample,
         training.errors,
         training.clock,
-        training.history.make_way,
+        training.history.stop,
     )
     sibling_path(sample, REQUEST_SUFFIX).write_bytes(encode(CaptureRequest(10)))
     capture.at_tick()

@@ -51,10 +51,10 @@ class LegendEntry:
     """
 
     name: str
-    label: str
-    color: str
-    meaning: str
-    group: str
+    label: str = ""
+    color: str = ""
+    meaning: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

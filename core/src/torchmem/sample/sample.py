@@ -20,7 +20,7 @@ from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
-from torchmem.sample.validity import Checked, Fault, without_impossible
+from torchmem.sample.validity import Fault, without_impossible
 
 SCHEMA_VERSION = 1
 
@@ -55,6 +55,7 @@ PASSING: frozenset[str] = frozenset(
 ASLEEP = "asleep"
 """The component of what an engine has given back to the driver while PyTorch counts it."""
 MAX_TRACKED = 25
+MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
 MAX_COMPONENTS = len(COMPONENTS) + len({ASLEEP}) + MAX_TRACKED
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
 
@@ -438,15 +439,13 @@ def live_state(sample: Sample, now: float) -> Literal["running", "stalled"]:
     return "stalled" if stalled else "running"
 
 
-def possible(
-    sample: Sample, checked: Checked | None = None
-) -> tuple[Sample | None, tuple[Fault, ...]]:
+def possible(sample: Sample) -> tuple[Sample | None, tuple[Fault, ...]]:
     """Return the sample without values that cannot be true, and what was left out.
 
     The SDK publishes nothing else, and readers use nothing else. The sample is None if its own
-    time, process or steps are impossible. `checked` is that of `without_impossible`.
+    time, process or steps are impossible.
     """
-    return without_impossible(sample, _contradictions, checked)
+    return without_impossible(sample, _contradictions)
 
 
 def is_consistent(sample: Sample) -> bool:
@@ -457,23 +456,28 @@ def is_consistent(sample: Sample) -> bool:
 
 
 def _contradictions(value: object) -> Mapping[str, Any] | None:
-    if isinstance(value, Layout):
-        counts, largest = value.free_block_counts, value.largest_free_block_bytes
-        complete = counts is None or len(counts) == len(FREE_BLOCK_BOUNDS) + 1
-        return {} if complete and (largest or 0) <= value.free_bytes else None
-    if isinstance(value, RunHistory):
-        return {} if value.is_consistent else None
+    if isinstance(value, (Sample, Layout, RunHistory)):
+        return {} if _is_whole(value) else None
     if isinstance(value, Engine):
         return too_long(value)
     if isinstance(value, Process):
         return {} if is_launch(value.launch) else {"launch": None}
-    if isinstance(value, Sample):
-        complete = len(value.steps.duration_counts) == len(STEP_DURATION_BOUNDS) + 1
-        return {} if complete and 0 < value.process.pid <= MAX_PID else None
     if isinstance(value, DeviceSample):
         names = ("components", "component_peaks")
         return {name: {} for name in names if len(getattr(value, name)) > MAX_COMPONENTS}
     return {}
+
+
+def _is_whole(value: Sample | Layout | RunHistory) -> bool:
+    """Return whether the parts of a value fit together; otherwise all of it is dropped."""
+    if isinstance(value, Sample):
+        has_all = len(value.steps.duration_counts) == len(STEP_DURATION_BOUNDS) + 1
+        return has_all and 0 < value.process.pid <= MAX_PID
+    if isinstance(value, RunHistory):
+        return value.is_consistent
+    counts, largest = value.free_block_counts, value.largest_free_block_bytes
+    has_all = counts is None or len(counts) == len(FREE_BLOCK_BOUNDS) + 1
+    return has_all and (largest or 0) <= value.free_bytes
 
 
 def _fields(value: Any) -> dict[str, Any]:

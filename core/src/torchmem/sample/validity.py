@@ -35,50 +35,27 @@ Contradictions = Callable[[Any], Mapping[str, Any] | None]
 """Returns replacements for contradictory fields of an object, or None to drop the object."""
 
 
-Checked = dict[int, object]
-"""Objects by their id that have no impossible value; it keeps them alive, so that ids stay true.
-
-A mapping in them must not be changed.
-"""
-
-
 def without_impossible(
-    value: T, contradictions: Contradictions, checked: Checked | None = None
+    value: T, contradictions: Contradictions
 ) -> tuple[T | None, tuple[Fault, ...]]:
     """Return a dataclass without values that cannot be true, and what was left out.
 
     Optional fields, entries of mappings, and the objects in a list called `devices` are left out
     alone. Any other impossible number also removes the object that needs it; None if that is the
-    dataclass itself. Objects in `checked` are not checked again; it then has those of this value.
+    dataclass itself.
     """
     faults: list[Fault] = []
-    walk = _Walk(contradictions, faults, dict(checked or {}))
-    found = walk.object(type(value).__name__, value)
-    if checked is not None:
-        checked.clear()
-        checked.update(walk.checked)
+    found = _Walk(contradictions, faults).object(type(value).__name__, value)
     return (None if found is _IMPOSSIBLE else found), tuple(faults)
 
 
 class _Walk:
-    def __init__(self, contradictions: Contradictions, faults: list[Fault], known: Checked) -> None:
+    def __init__(self, contradictions: Contradictions, faults: list[Fault]) -> None:
         self._contradictions = contradictions
         self._faults = faults
-        self._known = known
-        self.checked: Checked = {}
 
     def object(self, name: str, value: Any) -> Any:
-        """Return an object without impossible values; skip one that was checked before."""
-        if self._known.get(id(value)) is value:
-            self.checked[id(value)] = value
-            return value
-        faults = len(self._faults)
-        found = self._object(name, value)
-        if len(self._faults) == faults:
-            self.checked[id(value)] = value
-        return found
-
-    def _object(self, name: str, value: Any) -> Any:
+        """Return an object without impossible values."""
         changes = {}
         kind: type = type(value)
         for field, default in _defaults(kind):

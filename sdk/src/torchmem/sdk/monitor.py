@@ -21,9 +21,8 @@ from torchmem.explain.activity import is_in_optimizer
 from torchmem.explain.call_stack import Origin
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
-from torchmem.sample.validity import Checked
 from torchmem.sdk.context import Context
-from torchmem.sdk.draft import Draft, Finished
+from torchmem.sdk.draft import Draft
 from torchmem.sdk.identity import identify, is_compile_process, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
@@ -31,7 +30,7 @@ from torchmem.sdk.part import Part, Parts, StepAction
 from torchmem.sdk.pytorch.call_stack import calling_origin
 from torchmem.sdk.reading.reader import Reader
 from torchmem.sdk.reading.run_history import EARLY_STEPS
-from torchmem.sdk.safety.cost import FIRST_STEPS
+from torchmem.sdk.safety.cost import FIRST_STEPS, MAX_STEP_SECONDS
 from torchmem.sdk.safety.interruptions import call_holding, call_if_free, shield
 from torchmem.sdk.safety.sigterm import SigtermFlush
 from torchmem.sdk.sampler import Sampler
@@ -90,9 +89,6 @@ class Monitor:
         self._to_start = deque((self._open, self._start_sampler, self._begin, self._watch_ooms))
         self._starting = Lock()
         self._publishing = Lock()
-        self._checked: Checked = {}
-        self._finished: Finished = {}
-        self._ignored: tuple[dict[str, str], dict[str, bool]] | None = None
         self._pid: int | None = None
         self._ended: Ending | None = None
         self._unwatch: Callable[[], None] | None = None
@@ -224,9 +220,16 @@ class Monitor:
         if is_routine or self.is_step_watched or "read" in actions:
             self._read_at_step(now, watch_next=is_routine)
         elif count <= EARLY_STEPS:
-            self.reader.early(count, self.on_early_read)
+            self._read_early(count)
         is_next_due = self.is_step_watched or count < EARLY_STEPS
         self._due_step = 0 if is_next_due else self._parts.due_step
+
+    def _read_early(self, count: int) -> None:
+        started = time.thread_time()
+        self.reader.early(count)
+        self.on_early_read(count)
+        # The loop counts the first MAX_STEP_SECONDS of every step.
+        self._cost.add(max(0.0, time.thread_time() - started - MAX_STEP_SECONDS))
 
     def _call_at_step(self, parts: Collection[Part]) -> set[StepAction | None]:
         """Let the parts act; return the reads that they want."""
@@ -404,9 +407,7 @@ class Monitor:
         """
         draft = Draft(self._recorder.samples())
         self._call_each(self._parts.completing, lambda part: part.complete(draft))
-        checked = dict(self._checked)  # a copy: another thread may publish meanwhile
-        sample, faults = possible(state := self._state(draft), checked)
-        self._checked = checked
+        sample, faults = possible(state := self._state(draft))
         for fault in faults:
             self._errors.count("values", ValueError(f"{fault.field} is {fault.reason}"))
         return sample or state
@@ -428,18 +429,12 @@ class Monitor:
                 recorder.oom_seconds,
             ),
             allocator_settings=recorder.settings,
-            settings_ignored=self._ignored_settings(recorder.settings),
+            settings_ignored=ignored_settings(environment, recorder.settings),
             oom_pending=self.oom_pending,
             ended=self._ended,
             stall_after_seconds=None if self._clock.waits else settings.stall_after,
-            **draft.finished(self._finished),
+            **draft.finished(),
         )
-
-    def _ignored_settings(self, effective: dict[str, str]) -> dict[str, bool]:
-        """Return `ignored_settings`, computed again if the settings have changed."""
-        if self._ignored is None or self._ignored[0] != effective:
-            self._ignored = effective, ignored_settings(self._context.environment, effective)
-        return self._ignored[1]
 
     def abandon(self) -> None:
         """Stop and publish nothing, for a session whose start was interrupted."""

@@ -39,8 +39,8 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
         recorder, errors, settings, context.phases.reset, context.hooks, context.engine
     )
 
-    def make_way() -> None:
-        lines.make_way()
+    def stop_own_recordings() -> None:
+        lines.stop()
         recorder.stop_recording()
 
     def snapshot_after_release() -> None:
@@ -67,7 +67,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
         yield lines
     context.release = ReleasePart(release, path, context.clock, snapshot_after_release)
     yield context.release
-    yield Capture(history, path, errors, before_start=make_way)
+    yield Capture(history, path, errors, before_start=stop_own_recordings)
     yield from _outputs(context, monitor)
 
 
@@ -76,7 +76,7 @@ def _map(monitor: Monitor, errors: Errors, *, enabled: bool) -> Part:
         monitor.path,
         enabled=enabled,
         is_pending=lambda: monitor.oom_pending,
-        hurry=monitor.reader.hurry,
+        request_snapshot=monitor.reader.request_snapshot,
     )
     monitor.on_snapshot = errors.suppressing(maps.stage, maps.at_snapshot)
     return maps

@@ -54,7 +54,7 @@ class Sampler:
     def _run(self) -> None:
         generator = random.Random()  # noqa: S311 - jitter, not a secret
         counted, pause = 0.0, min(self._interval, FIRST_PAUSE_SECONDS)
-        while not self._running.acquire(timeout=_bounded(pause) * generator.uniform(0.75, 1.25)):
+        while not self._running.acquire(timeout=pause * generator.uniform(0.75, 1.25)):
             is_awaited = self._tick()
             total = time.thread_time()  # since the thread started, so that waking up is included
             spent, counted = total - counted, total
@@ -62,8 +62,4 @@ class Sampler:
             pause = routine_pause(self._interval, spent, TICK_BUDGET)
             if is_awaited:
                 pause = min(pause, AWAITED_PAUSE_SECONDS)
-
-
-def _bounded(pause: float) -> float:
-    """Return a pause that a lock accepts as its timeout."""
-    return min(max(pause, MIN_PAUSE_SECONDS), MAX_SECONDS)
+            pause = min(max(pause, MIN_PAUSE_SECONDS), MAX_SECONDS)  # what a lock accepts

@@ -39,7 +39,7 @@ class MapPublisher(Part):
     """Publishes the map of one process. `sample` is the path of its sample file.
 
     `is_pending` returns whether the process may die of the newest OOM, whose map is then kept.
-    `hurry` requests the next snapshot soon.
+    `request_snapshot` has the next snapshot taken soon.
     """
 
     stage: Stage = "memory_map"
@@ -50,7 +50,7 @@ class MapPublisher(Part):
         *,
         enabled: bool,
         is_pending: Callable[[], bool] = lambda: False,
-        hurry: Callable[[], None] = lambda: None,
+        request_snapshot: Callable[[], None] = lambda: None,
     ) -> None:
         self._path = sibling_path(sample, MAP_SUFFIX)
         self._request = sibling_path(sample, REQUEST_SUFFIX)
@@ -59,7 +59,7 @@ class MapPublisher(Part):
         self._run_dir = sample.parent.parent
         self._enabled = enabled
         self._is_pending = is_pending
-        self._hurry = hurry
+        self._request_snapshot = request_snapshot
         self._is_published = False
         self.is_asked = False
 
@@ -69,7 +69,7 @@ class MapPublisher(Part):
             return
         self.is_asked = self._is_requested()
         if self.is_asked:
-            self._hurry()
+            self._request_snapshot()
         elif self._is_published and not self._is_pending():
             self._is_published = False
             self._path.unlink(missing_ok=True)

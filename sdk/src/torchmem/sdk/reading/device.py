@@ -88,7 +88,6 @@ class DeviceRecord:
         self.watched_peak: int | None = None
         self.run_history = RunHistoryRecorder()
         self._shown: tuple[Measurement | None, Flows | None] = None, None
-        self._published: tuple[tuple[object, ...], DeviceSample] | None = None
 
     def update(self, stats: NestedStats) -> None:
         """Take one nested statistics dict whose components are not known yet."""
@@ -225,40 +224,19 @@ class DeviceRecord:
         return self._flows["freed"].total
 
     def sample(self, *, expandable: bool) -> DeviceSample:
-        """Return the device as it is published: the same object as before if nothing has changed.
+        """Return the device as it is published.
 
         With expandable segments PyTorch keeps no inactive_split, so it is left out.
         """
-        basis = (
-            self.stats_timestamp,
-            self.allocator,
-            self.measured,
-            self.driver_free,
-            self.limit,
-            self.components,
-            self.component_peaks,
-            self.run_history.published(),
-            expandable,
-        )
-        if self._published is None or self._published[0] != basis:
-            self._published = basis, self._sample(expandable=expandable)
-        return self._published[1]
-
-    def _sample(self, *, expandable: bool) -> DeviceSample:
         allocator = self.allocator
         if allocator is not None and expandable:
             allocator = replace(allocator, inactive_split_bytes=None)
-        return DeviceSample(
-            index=self.device.index,
-            uuid=self.device.uuid,
-            name=self.device.name,
-            total_bytes=self.device.total_bytes,
+        return replace(
+            self.bare_sample(),
             allocator=allocator,
             counters=self._counts(),
             layout=self._layout(),
             stats_timestamp=self.stats_timestamp,
-            driver_free_bytes=self.driver_free,
-            limit_bytes=self.limit,
             components=self.components,
             component_peaks=self.component_peaks,
             component_peak_timestamp=self.component_peak_time,

@@ -93,7 +93,6 @@ class PlannedPeaks(Part):
         self._plan = plan
         self._recorder = recorder
         self._peaks: dict[int, PeakBySize] = {}
-        self._expected: dict[int, int | None] = {}
 
     def after_read(self, step: int | None) -> None:
         """Take the peaks of a step that were just read."""
@@ -104,13 +103,14 @@ class PlannedPeaks(Part):
             if record.allocator:
                 peaks = self._peaks.setdefault(index, PeakBySize())
                 peaks.add(size, record.allocator.active_peak_bytes or 0)
-                self._expected[index] = peaks.expected(self._plan.largest)
 
     def complete(self, sample: Draft) -> None:
         """Add the peak to expect of the largest batch."""
+        largest = self._plan.largest
         for device in sample.devices:
-            if device.index in self._expected:
-                device.add(planned_peak_bytes=self._expected[device.index])
+            peaks = self._peaks.get(device.index)
+            if peaks is not None and largest is not None:
+                device.add(planned_peak_bytes=peaks.expected(largest))
 
 
 class PeakBySize:

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 
-from torchmem.allocator.backend import Backend
 from torchmem.sdk.observation import MeasuredSnapshot
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.cost import (
     IDLE_READ_BUDGET,
-    MAX_STEP_SECONDS,
     READ_BUDGET,
     SOON_SNAPSHOT_SECONDS,
     Cadence,
@@ -45,7 +42,6 @@ class Reader:
     ) -> None:
         self.next_read = 0.0
         self._recorder = recorder
-        self._backend: Backend = recorder.backend
         self._settings = settings
         self._errors = errors
         self._cost = cost
@@ -53,7 +49,7 @@ class Reader:
         self._main_thread = MainThreadReader(recorder.backend.call_soon)
         self._snapshots = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._idle_reads = Cadence(settings.interval, IDLE_READ_BUDGET)
-        self._is_hurried = self._needs_map = False
+        self._is_requested = False
         self._has_stopped = False
 
     def at_step(self, step: int, now: float) -> None:
@@ -68,15 +64,10 @@ class Reader:
         self._finish_read(step)
         self._main_thread.at_step()
 
-    def early(self, step: int, after_read: Callable[[int], None]) -> None:
+    def early(self, step: int) -> None:
         """Read the allocated bytes at the end of one of the first steps, in its thread."""
-        started = time.thread_time()
         with self._errors.suppress("stats"):
-            if self._backend.is_initialized():
-                self._recorder.read_early(step)
-                after_read(step)
-        # The session counts the first MAX_STEP_SECONDS of every step.
-        self._cost.add(max(0.0, time.thread_time() - started - MAX_STEP_SECONDS))
+            self._recorder.read_early(step)
 
     def read(self) -> None:
         """Read the statistics between two steps."""
@@ -90,49 +81,50 @@ class Reader:
             self._after_read(step)
         self._idle_reads.record(time.perf_counter(), self._recorder.read_seconds or 0.0)
 
+    def request_snapshot(self) -> None:
+        """Have the next snapshot taken soon, even if no block has changed since the newest."""
+        self._is_requested = True
+
     def request(self, now: float, *, is_idle: bool) -> None:
         """Have the main thread read what is due; in the background thread."""
-        self._pace()
+        must_snapshot, self._is_requested = self._is_requested, False
+        layout = self._is_snapshot_due(now, is_soon=must_snapshot)
         is_due = self._idle_reads.is_due(now) or not self._recorder.has_allocated
-        layout = self._snapshots.is_due(now)
         stats = is_idle and (is_due or layout)
+
+        def read() -> None:
+            started = time.thread_time()
+            if stats and not self._has_stopped:
+                self.read()
+            if layout and not self._has_stopped:
+                may_keep = stats and not must_snapshot
+                if not (may_keep and self._keeps_snapshot()):
+                    self._take_snapshot()
+            self._cost.add(time.thread_time() - started)
+
         if stats or layout:
             with self._errors.suppress("snapshot"):
-                read = partial(self._read_requested, stats=stats, layout=layout)
                 self._main_thread.request(read, accept_late=is_idle)
 
-    def _read_requested(self, *, stats: bool, layout: bool) -> None:
-        started = time.thread_time()
-        if stats and not self._has_stopped:
-            self.read()
-        if layout and not self._has_stopped and not (stats and self._keeps_snapshot()):
-            self._take_snapshot()
-        self._cost.add(time.thread_time() - started)
+    def _is_snapshot_due(self, now: float, *, is_soon: bool = False) -> bool:
+        interval = self._settings.snapshot_interval
+        if is_soon or self._recorder.is_outdated:
+            interval = min(interval, SOON_SNAPSHOT_SECONDS)
+        self._snapshots.pace(interval)
+        return self._snapshots.is_due(now)
 
     def _keeps_snapshot(self) -> bool:
         """Return whether the newest snapshot still holds, as in a process that is idle."""
         started = time.perf_counter()
-        is_kept = not self._needs_map and self._recorder.keep_snapshot()
+        is_kept = self._recorder.keep_snapshot()
         if is_kept:
             now = time.perf_counter()
             self._snapshots.record(now, now - started)
         return is_kept
 
-    def hurry(self) -> None:
-        """Have the next snapshot taken soon."""
-        self._is_hurried = True
-
-    def _pace(self) -> None:
-        interval = self._settings.snapshot_interval
-        if self._is_hurried or self._recorder.is_outdated:
-            interval = min(interval, SOON_SNAPSHOT_SECONDS)
-        self._needs_map, self._is_hurried = self._is_hurried, False
-        self._snapshots.pace(interval)
-
     def snapshot_here(self) -> None:
         """Take a snapshot in this thread after a release, as the main thread may do nothing now."""
-        self._pace()
-        if self._snapshots.is_due(time.perf_counter()):
+        if self._is_snapshot_due(time.perf_counter()):
             self._take_snapshot()
 
     def _take_snapshot(self) -> None:

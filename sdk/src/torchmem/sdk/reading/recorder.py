@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torchmem.allocator.backend import Backend, Device, T
 from torchmem.allocator.fragmentation import measurement
 from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
-from torchmem.allocator.snapshot import SegmentInfo
+from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import DeviceSample, Layout, distinct_devices
@@ -85,6 +85,13 @@ class Recorder:
         self._read_components(moment)
         self.read_seconds = time.perf_counter() - started
 
+    def _current_stats(self) -> Iterator[tuple[DeviceRecord, NestedStats]]:
+        """Yield each device's record and the allocator's statistics now, without keeping them."""
+        for index, record in self.records().items():
+            stats = self.backend.memory_stats(index)
+            if stats:
+                yield record, stats
+
     def _read_stats(self) -> None:
         for device in self.backend.devices():
             record = self._records.setdefault(device.index, DeviceRecord(device))
@@ -99,11 +106,9 @@ class Recorder:
         call_if_free(self._lock, lambda: self._read_early(steps))
 
     def _read_early(self, steps: int) -> None:
-        for index, record in self._records.items():
-            stats = self.backend.memory_stats(index)
-            if stats:
-                record.keep_peaks(stats)
-                record.add_point(steps, stats["allocated_bytes"]["all"]["current"])
+        for record, stats in self._current_stats():
+            record.keep_peaks(stats)
+            record.add_point(steps, stats["allocated_bytes"]["all"]["current"])
 
     def add_points(self, steps: int) -> None:
         """Take a point of the run's history from what was just read."""
@@ -176,10 +181,8 @@ class Recorder:
             self._trace.before_optimizer(
                 lambda found: self.components.add_gradients(found, optimizer)
             )
-        for index, record in self._records.items():
-            stats = self.backend.memory_stats(index)
-            if stats:
-                record.keep_peaks(stats)
+        for record, stats in self._current_stats():
+            record.keep_peaks(stats)
         gradients = None if has_closure else self.components.all_gradients()
         self._peaks.before_optimizer(self._requested_peaks(), gradients)
 
@@ -195,11 +198,9 @@ class Recorder:
     def allocated(self) -> dict[int, tuple[int, int]]:
         """Return the allocated bytes of every device, current and peak."""
         allocated = {}
-        for index in list(self._records):
-            stats = self.backend.memory_stats(index)
-            if stats:
-                values = stats["allocated_bytes"]["all"]
-                allocated[index] = (values["current"], values["peak"])
+        for record, stats in self._current_stats():
+            values = stats["allocated_bytes"]["all"]
+            allocated[record.device.index] = (values["current"], values["peak"])
         return allocated
 
     def allocated_peaks(self) -> dict[int, int]:
@@ -213,11 +214,9 @@ class Recorder:
 
     def reset_peaks(self) -> None:
         """Reset PyTorch's peaks after taking them into the records' high-water marks."""
-        for index, record in self.records().items():
-            stats = self.backend.memory_stats(index)
-            if stats:
-                record.keep_peaks(stats)
-            self.backend.reset_peaks(index)
+        for record, stats in self._current_stats():
+            record.keep_peaks(stats)
+            self.backend.reset_peaks(record.device.index)
 
     def take_snapshot(self) -> None:
         """Take a snapshot, with the settings and the available memory at that time.
