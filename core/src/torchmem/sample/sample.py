@@ -57,7 +57,6 @@ ASLEEP = "asleep"
 MAX_TRACKED = 25
 MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
 MAX_COMPONENTS = len(COMPONENTS) + len({ASLEEP}) + MAX_TRACKED
-MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
 
 # Upper bounds of the free-block histogram, in bytes: from one page to the largest block on a GPU.
 FREE_BLOCK_BOUNDS: tuple[int, ...] = (1 << 12, 1 << 16, *(1 << power for power in range(20, 36)))
