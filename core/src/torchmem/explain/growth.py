@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
 from statistics import median
 
 from torchmem.allocator.outside_memory import unbacked_bytes
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import Growth, GrowthKind, RunHistory
 from torchmem.sample.sample import DeviceSample
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from torchmem.allocator.outside_memory import outside_at_start, outside_bytes, unbacked_bytes
 from torchmem.allocator.settings import LAST_PARSED
@@ -11,7 +12,6 @@ from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.growth import room_left
 from torchmem.explain.headline import short_headline
 from torchmem.explain.oom_report import format_seconds
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import (
     Allocator,
     DeviceSample,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import RunHistory
 
 _MIN_POINTS = 2

@@ -8,6 +8,7 @@ both, and shows how often they are right.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
@@ -27,7 +28,6 @@ from torchmem.explain.growth import (
     outside_points,
     peak_points,
 )
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.sample import Onset, OomCause, OomDetail
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any
 
@@ -20,7 +20,6 @@ from torchmem.explain.rank_report import Fact
 from torchmem.explain.remedies import Remedy
 from torchmem.explain.run_chart import Chart, ChartLine
 from torchmem.explain.threats import Threat
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import OomRecord
 from torchmem.sample.untrusted import convert, printable_json, strict_json
 

@@ -10,10 +10,10 @@ import shlex
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchmem.sample.errors import UsageError
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.untrusted import UntrustedFileError, open_untrusted, sanitize_text
 

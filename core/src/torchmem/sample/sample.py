@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torchmem.sample.engine import Engine, too_long
 from torchmem.sample.launch import is_launch
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.run_history import Growth, RunHistory

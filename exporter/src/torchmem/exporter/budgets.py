@@ -54,12 +54,12 @@ class Budget:
             }
         )
 
-    def take(self, amounts: Mapping[str, int]) -> bool:
-        """Subtract the amounts and return True, or return False if one of them exceeds the rest."""
-        if any(getattr(self, name) < amount for name, amount in amounts.items()):
+    def take(self, name: str, amount: int) -> bool:
+        """Subtract an amount and return True, or return False if it exceeds the rest."""
+        rest: int = getattr(self, name)
+        if rest < amount:
             return False
-        for name, amount in amounts.items():
-            setattr(self, name, getattr(self, name) - amount)
+        setattr(self, name, rest - amount)
         return True
 
     def take_all(self, used: Budget, given: Budget) -> None:

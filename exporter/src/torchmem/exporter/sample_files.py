@@ -42,6 +42,7 @@ from torchmem.exporter.plain_files import PlainFile, texts_hash
 from torchmem.exporter.rejections import Reason, Refusals, RejectedSampleError
 from torchmem.exporter.user_directories import FileVersion, list_files
 from torchmem.host.process_table import ProcessKey, ProcessTable, process_key, process_state
+from torchmem.metrics.families import ProcessView
 from torchmem.sample.launch import owned_launch
 from torchmem.sample.run_directory import (
     DEFAULT_TTL_SECONDS,
@@ -96,6 +97,10 @@ class Published:
     def id(self) -> str:
         """16 hex digits that name the process in URLs; equal after a restart of the exporter."""
         return blake2b(os.fsencode(self.path), digest_size=8).hexdigest()
+
+    def view(self, gpus: Mapping[str, str]) -> ProcessView:
+        """Return the process as its series show it; `gpus`: NVML indices by UUID."""
+        return ProcessView(self.sample, self.pid_label or self.pid, self.state, gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +266,7 @@ class RunDirectory:
         """Return one of a user's newest processes, if possible one that is known to be alive."""
         best: Published | None = None
         for version in islice(versions, MAX_TRIED_FILES):
-            if not node.take({"file_bytes": min(version.size, MAX_SAMPLE_BYTES)}):
+            if not node.take("file_bytes", min(version.size, MAX_SAMPLE_BYTES)):
                 self._refusals.exceed(version.path, version.uid, "over_budget")
                 break
             file = self._load(directory, version, now)
@@ -303,9 +308,8 @@ class RunDirectory:
 
         Files after that one are not read, so that no user's files take up the time of a scrape.
         """
-        is_small = budget.take(
-            {"page_bytes": _total_bytes(versions) * MAX_PAGE_BYTES_PER_FILE_BYTE}
-        )
+        most_bytes = _total_bytes(versions) * MAX_PAGE_BYTES_PER_FILE_BYTE
+        is_small = budget.take("page_bytes", most_bytes)
         reason: Reason | None = None
         for version in versions:
             reason = reason or self._refuse_unread(version, budget)
@@ -316,7 +320,7 @@ class RunDirectory:
                 self._refusals.exceed(version.path, version.uid, "series_churn")
                 continue
             if file and share is not None:
-                reason = self._refuse_read(file, share, budget, is_small=is_small)
+                reason = self._refuse_read(file.sample, share, budget, is_small=is_small)
             if reason and now - version.changed_ns / 1e9 <= self._ttl_seconds:
                 self._refusals.exceed(version.path, version.uid, reason)
             elif file and item and not reason:
@@ -334,20 +338,22 @@ class RunDirectory:
     @staticmethod
     def _refuse_unread(version: FileVersion, budget: Budget) -> Reason | None:
         """Take what reading the file costs, or return why it is not read."""
-        if not budget.take({"files": 1}):
+        if not budget.take("files", 1):
             return "too_many"
-        is_within = budget.take({"file_bytes": min(version.size, MAX_SAMPLE_BYTES)})
+        is_within = budget.take("file_bytes", min(version.size, MAX_SAMPLE_BYTES))
         return None if is_within else "over_budget"
 
     @staticmethod
     def _refuse_read(
-        file: _File, share: PageShare, budget: Budget, *, is_small: bool
+        sample: Sample, share: PageShare, budget: Budget, *, is_small: bool
     ) -> Reason | None:
         """Take what the process costs on the page, or return why it is not exported."""
-        if not budget.take({"devices": len(file.sample.devices)}):
+        if not budget.take("devices", len(sample.devices)):
             return "too_many"
-        page = {} if is_small else {"page_bytes": share.bytes}
-        return None if budget.take({"series": len(share.series), **page}) else "over_budget"
+        is_within = budget.take("series", len(share.series)) and (
+            is_small or budget.take("page_bytes", share.bytes)
+        )
+        return None if is_within else "over_budget"
 
     def _load(self, directory: int, listed: FileVersion, now: float) -> _File | None:
         version, file = self._files.get(listed.path, (None, None))

@@ -13,7 +13,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -31,7 +31,6 @@ from torchmem.sample.capture_messages import (
 )
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.process_messages import sibling_path
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_directory import temporary_path
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.part import Part

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torchmem.allocator.backend import Backend
 from torchmem.explain.lines import Uses, grown, uses_by_line
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import Growth
 from torchmem.sdk.capture.pressure import Pressure, StepPressure, is_used_up_soon, margin
 from torchmem.sdk.observation import OomObservation
