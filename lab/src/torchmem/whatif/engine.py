@@ -209,7 +209,7 @@ def on_gpus(
     Args:
         recording: one device of one snapshot.
         own: the GPU that it was recorded on.
-        GPUs: the GPUs to replay it on.
+        gpus: the GPUs to replay it on.
         answer: the answer of `what_if` for the same recording, with a trusted fidelity.
         progress: called a few hundred times for each replay.
 
