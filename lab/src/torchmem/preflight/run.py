@@ -31,7 +31,8 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 MAX_KILL_ROUNDS = 20
-STARTUP = Path(__file__).resolve().parent / "child" / "startup"
+HOOK = "torchmem.preflight.child.hook"
+"""The module that every Python of a run installs at its start."""
 REMOVED_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Variables of the caller that would hide the phantom GPUs."""
 OUTPUT_VARIABLES = (
@@ -134,7 +135,7 @@ def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> d
     torch = cuda_build(plan.command, kept)
     environment = phantom_environment(plan.gpu, plan.devices, folder / "gpus", kept, torch)
     environment |= ChildConfig(folder, plan.steps, plan.placement).to_environment()
-    environment["PYTHONPATH"] = os.pathsep.join([str(STARTUP), environment["PYTHONPATH"]])
+    environment["PHANTOM_HOOK"] = HOOK
     environment["TORCHMEM_RUN"] = run_label(plan)
     environment[RUN_DIR_VARIABLE] = str(folder / "run")
     if plan.alloc_conf is not None:
