@@ -102,7 +102,7 @@ def test_a_plot_shows_what_its_code_draws(tmp_path: Path) -> None:
     file = tmp_path / "plot.py"
     texts = (
         'def draw(axes):\n    """Draw."""\n    axes.set_xlabel("steps")\n',
-        'import os\n\ndef draw(axes):\n    """Draw a plot."""\n    axes.set_xlabel(\n  "steps")  # x\n',
+        'import os\ndef draw(axes):\n    """Draw one."""\n    axes.set_xlabel(\n  "steps")  # x\n',
         'def draw(axes):\n    """Draw."""\n    axes.set_xlabel("seconds")\n',
     )
     programs = []

@@ -229,7 +229,7 @@ def test_an_interrupt_ends_all_that_run() -> None:
 def test_ram_limits_how_many_run_at_a_time() -> None:
     """The first run is alone; then as many as there are cores, as far as RAM suffices."""
     result = RunResult("steps", 0, 3, 1.0, host_bytes=10 * GIB)
-    results = [CellResult(Cell((), None), result)]  # type: ignore[arg-type]
+    results = [CellResult(result, Cell((), None))]  # type: ignore[arg-type]
 
     assert jobs_for([], 8, 64 * GIB) == 1
     assert jobs_for(results, 8, 64 * GIB) == 6

@@ -84,6 +84,32 @@ class Baseline:
         return Compared(name, now, outcome, _sentence(name, found, outcome), found)
 
 
+@dataclass(frozen=True, slots=True)
+class BaselineOptions:
+    """Where to save, what to compare with and how, and the file for a pull request's comment."""
+
+    save: Path | None
+    baseline: Baseline | None
+    tolerance: float
+    markdown: Path | None
+
+    @classmethod
+    def checked(
+        cls, save: Path | None, baseline: Path | None, tolerance: str, markdown: Path | None
+    ) -> BaselineOptions:
+        """Check what the flags of `baseline_flags` say, "" for no tolerance. Raises UsageError."""
+        for path in (save, markdown):
+            check_output(path)
+        accepted = parse_tolerance(tolerance) if tolerance else DEFAULT_TOLERANCE
+        return cls(save, load(baseline) if baseline else None, accepted, markdown)
+
+    def compare(self, found: Mapping[str, BaselineEntry]) -> list[Compared]:
+        """Return how the entries compare; nothing without a baseline."""
+        if self.baseline is None:
+            return []
+        return [self.baseline.compare(name, entry, self.tolerance) for name, entry in found.items()]
+
+
 def load(path: Path) -> Baseline:
     """Read a baseline. Raises UsageError if the file is missing, damaged, or of a newer version."""
     try:
@@ -119,6 +145,17 @@ def save(path: Path, entries: Mapping[str, BaselineEntry]) -> None:
         raise UsageError(
             f"cannot write {path} ({error.strerror}): name another file for the baseline."
         ) from None
+
+
+def entries(
+    name: str, usages: Mapping[int, Usage], gpu_model: str, torch: str
+) -> dict[str, BaselineEntry]:
+    """Return what one test or run used, by its name and, if there are several, by GPU."""
+    several = len(usages) > 1
+    return {
+        f"{name} on cuda:{device}" if several else name: BaselineEntry(usage, gpu_model, torch)
+        for device, usage in usages.items()
+    }
 
 
 def check_output(path: Path | None) -> None:

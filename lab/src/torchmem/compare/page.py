@@ -278,9 +278,7 @@ def _lowered(text: str) -> str:
 
 
 def _size(size: int | None) -> str:
-    if size is None:
-        return ""
-    return format_size(size) if size >= 0 else f"-{format_size(-size)}"
+    return "" if size is None else format_size(size)
 
 
 def _number(number: int | None) -> str:

@@ -16,11 +16,11 @@ from itertools import product
 from math import prod
 from typing import Protocol
 
+from torchmem.preflight.judged_run import JudgedRun
 from torchmem.preflight.plan import MAX_RUNS, VARIABLE, RunPlan
-from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.result import RunResult
 from torchmem.preflight.run import DeferredSignals
 from torchmem.preflight.script_options import option_of, with_value
-from torchmem.preflight.search import fits_gpu
 from torchmem.sample.errors import UsageError
 
 OWN_FLAGS = ("gpu_model", "alloc_conf", "world_size", "rank")
@@ -93,22 +93,11 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class CellResult:
+class CellResult(JudgedRun):
     """The run of one cell; `is_resumed` if it is from an earlier preflight."""
 
     cell: Cell
-    result: RunResult
     is_resumed: bool = False
-
-    @property
-    def error(self) -> UsageError | None:
-        """Why there is no verdict, or None."""
-        return no_verdict_error(self.result)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether memory suffices, also if it grows; None if there is no verdict."""
-        return fits_gpu(self.result, self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +107,6 @@ class MatrixResult:
     matrix: Matrix
     cells: tuple[CellResult, ...]
     seconds: float
-
-    @property
-    def exit_code(self) -> int:
-        """1 if a cell does not fit, else 2 if one has no verdict, else 0."""
-        if any(cell.fits is False for cell in self.cells):
-            return 1
-        return next((cell.error.exit_code for cell in self.cells if cell.error), 0)
 
 
 class Started(Protocol):
@@ -245,7 +227,7 @@ class Parallel:
         self._running = [(cell, started) for cell, started, result in polled if result is None]
         for cell, _, result in polled:
             if result is not None:
-                self.results.append(CellResult(cell, result))
+                self.results.append(CellResult(result, cell))
                 self._done(self.results[-1])
         return len(polled) > len(self._running)
 

@@ -134,7 +134,7 @@ class ResultFile:
         for cell in cells:
             result = known.get(_text(_key(cell.plan)))
             if result is not None:
-                found[cell] = CellResult(cell, result, is_resumed=True)
+                found[cell] = CellResult(result, cell, is_resumed=True)
         return {cell: each for cell, each in found.items() if each.error is None}
 
     def add(self, found: CellResult) -> None:

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 from torchmem.compare.usage import Usage
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import CATALOG
+from torchmem.preflight.child.exit import values_read
+from torchmem.preflight.child.moments import Moments
+from torchmem.preflight.child.phases import PhaseTracker
+from torchmem.preflight.child.uses import SourceLines, with_rounding
 from torchmem.pytest_plugin.measured import Conditions, MeasuredTest
 from torchmem.startup.torch_import import after_torch_import
 
 if TYPE_CHECKING:
-    from torchmem.preflight.child.moments import Moments
-    from torchmem.preflight.child.phases import PhaseTracker
     from torchmem.preflight.child.torch_hooks import WatchedBackend
     from torchmem.preflight.result import Phase
 
@@ -205,10 +207,7 @@ class _Torch:
         self, usages: Mapping[int, Usage], root: Path, since: Mapping[int, int]
     ) -> dict[int, Usage]:
         """Return the usages with what was allocated at each peak, if it is recorded."""
-        from torchmem.preflight.child.uses import SourceLines, with_rounding
-
-        self.moments.note_tensors()
-        snapshot = self.backend.full_snapshot(traces=True) if self.backend.owns_history() else None
+        snapshot = self._snapshot()
         if snapshot is None:
             return dict(usages)
         lines, found = SourceLines(root), {}
@@ -224,10 +223,7 @@ class _Torch:
         self, leaked: Mapping[int, int], root: Path, since: Mapping[int, int]
     ) -> dict[int, Usage]:
         """Return what was allocated since each position and is still in use."""
-        from torchmem.preflight.child.uses import SourceLines
-
-        self.moments.note_tensors()
-        snapshot = self.backend.full_snapshot(traces=True) if self.backend.owns_history() else None
+        snapshot = self._snapshot()
         if snapshot is None:
             return {}
         lines = SourceLines(root)
@@ -238,14 +234,15 @@ class _Torch:
             for device, size in leaked.items()
         }
 
+    def _snapshot(self) -> Mapping[str, Any] | None:
+        """Return the snapshot with the trace, if this is what records it."""
+        self.moments.note_tensors()
+        return self.backend.full_snapshot(traces=True) if self.backend.owns_history() else None
+
     def conditions(self) -> Conditions:
         """Return where the test ran."""
         is_phantom = is_on_phantom()
-        read = 0
-        if is_phantom:
-            from torchmem.preflight.child.exit import values_read
-
-            read = values_read()
+        read = values_read() if is_phantom else 0
         version = self.backend.versions().get("torch", "")
         return Conditions(self._gpu_model(), version, is_phantom, values_read=read)
 
@@ -259,12 +256,8 @@ class _Torch:
         return next((model.name for model in CATALOG if model.product == product), product)
 
     def _new_moments(self) -> None:
-        from torchmem.preflight.child.moments import Moments
-        from torchmem.preflight.child.phases import PhaseTracker
-
-        moments = Moments(self.backend, self.clear_workspaces)
-        self.moments: Moments = moments
-        self._phases: PhaseTracker = PhaseTracker(self._phase_ended)
+        self.moments = Moments(self.backend, self.clear_workspaces)
+        self._phases = PhaseTracker(self._phase_ended)
 
     def _cuda_initialized(self, measurement: UsageMeasurement) -> None:
         if measurement is self._current:
@@ -278,6 +271,7 @@ class _Torch:
         if self._current is not None:
             self.moments.phase_begins(self._phases.phase)
 
+    # Each test has phases of its own, so these are no methods of one tracker.
     def _backward_begins(self) -> None:
         self._phases.backward_begins()
 

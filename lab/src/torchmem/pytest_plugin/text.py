@@ -15,6 +15,7 @@ from torchmem.compare.text import (
     words,
 )
 from torchmem.compare.usage import Usage
+from torchmem.output.terminal import counted
 from torchmem.phantom.gpus import CATALOG
 from torchmem.pytest_plugin.limits import MemoryLimits
 from torchmem.pytest_plugin.measured import Conditions, MeasuredTest
@@ -61,10 +62,10 @@ def remark(measured: MeasuredTest, *, failed: bool) -> str | None:
     """Return what to know about a test's result on these conditions, in one sentence."""
     conditions = measured.conditions
     if failed and conditions.values_read:
-        return VALUES.format(_counted(conditions.values_read, "value"))
+        return VALUES.format(counted(conditions.values_read, "value"))
     if measured.fullest is None or not measured.fullest.peak_allocated:
         if conditions.processes:
-            return PROCESSES.format(_counted(conditions.processes, "process", "processes"))
+            return PROCESSES.format(counted(conditions.processes, "process", "processes"))
         return None if failed else NO_MEMORY
     return None
 
@@ -112,10 +113,6 @@ def _place(conditions: Conditions) -> str:
     kind = f"phantom {product}" if conditions.is_phantom else product
     version = f" with PyTorch {conditions.torch}" if conditions.torch else ""
     return f"Measured on a {kind}{version}."
-
-
-def _counted(number: int, one: str, several: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else several or one + 's'}"
 
 
 def _size(size: int | None) -> str:
