@@ -93,11 +93,11 @@ tests/grafana/node_modules/.installed: tests/grafana/package-lock.json
 
 # Pass `ARGS='node --theme dark'` to draw one of them, and `ARGS=--help` for all options.
 boards: $(VENV)/.dev tests/grafana/node_modules/.installed generate  ## Draw the dashboards, and list what is wrong with them; needs npm, Chromium and Prometheus.
-	PYTHONPATH=tests $(BIN)/python -m pictures $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m docs.generate.pictures $(ARGS)
 
 # Pass `ARGS=demo` to draw one subject, and `ARGS=--help` for all of them and all options.
 pictures: $(VENV)/.dev tests/grafana/node_modules/.installed generate  ## Draw the pictures of the documentation that are older than what they show; needs what `boards` needs.
-	PYTHONPATH=tests $(BIN)/python -m pictures.docs $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m docs.generate.pictures.docs $(ARGS)
 
 check-grafana: tests/grafana/node_modules/.installed  ## Check the dashboards against the types of Grafana 11, 12 and 13; needs npm.
 	node tests/grafana/check.mjs dashboards/json/*.json

@@ -16,10 +16,10 @@ from typing import Any
 from benchmarks.overhead.report import microseconds, table
 
 from torchmem.explain.growth import live_growth
+from torchmem.sdk.capture.pressure import StepPressure
 from torchmem.sdk.oom.module_names import ModuleNames
 from torchmem.sdk.pytorch.all_tensors import TensorWalk
 from torchmem.sdk.reading.run_history import RunHistoryRecorder
-from torchmem.sdk.reading.step_growth import StepGrowth
 
 JOBS = 1000
 STEPS = 300
@@ -51,7 +51,7 @@ def sizes(extra: Extra, seed: int) -> Iterator[int]:
 
 def start(extra: Extra, seed: int) -> int | None:
     """Return the step after which stacks are recorded; None if they are not."""
-    growth, history, peak = StepGrowth(), RunHistoryRecorder(clock=lambda: 0.0), 0
+    growth, history, peak = StepPressure(), RunHistoryRecorder(clock=lambda: 0.0), 0
     for step, size in enumerate(sizes(extra, seed), 1):
         peak = max(peak, size)
         left = max(0, TOTAL - peak)
@@ -73,7 +73,7 @@ def starts(name: str) -> list[str]:
 
 def update_seconds() -> float:
     """Return the CPU seconds of one judgment."""
-    growth, count = StepGrowth(), 20_000
+    growth, count = StepPressure(), 20_000
     started = time.thread_time()
     for step in range(count):
         growth.update(step, step * 1.0, BASE + step, BASE + step, TOTAL, TOTAL)

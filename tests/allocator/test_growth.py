@@ -13,10 +13,11 @@ from support.samples import full_sample
 
 from torchmem.explain.growth import (
     FLAT_STEPS,
+    JUDGED_ONCE,
+    judge_growth,
     lasting_jump,
     live_growth,
     room_left,
-    steady_trend,
     theil_sen,
 )
 from torchmem.explain.rank_report import memory_facts
@@ -51,9 +52,9 @@ def _line(number: int, slope: int) -> list[int]:
 def test_a_straight_line_has_its_slope(slope: float, number: int, start: float) -> None:
     """A growth by the same number of bytes in each step is found exactly."""
     points: Points = [(step, start + slope * step) for step in range(number)]
-    trend = steady_trend(points)
-    assert trend is not None
-    assert trend.slope == pytest.approx(slope, rel=1e-3)
+    growth = judge_growth("leak", points, JUDGED_ONCE)
+    assert growth is not None
+    assert growth.bytes_per_step == pytest.approx(slope, rel=1e-3)
 
 
 def test_a_leak_in_a_rank_that_runs() -> None:
@@ -155,7 +156,7 @@ def test_steps_that_need_more_and_more() -> None:
 def test_without_two_steps_there_is_no_slope() -> None:
     """Points of one step have no slope."""
     assert theil_sen([(3, 5), (3, 9)]) is None
-    assert steady_trend([(0, 5)] * 9) is None
+    assert judge_growth("leak", [(0, 5)] * 9, JUDGED_ONCE) is None
 
 
 @pytest.mark.parametrize(

@@ -181,11 +181,11 @@ def test_workspaces_come_from_the_allocator(tmp_path: Path) -> None:
     assert answer["spmm"] >= 4096 / 3
 
 
-MEASURED = json.loads((ROOT / "benchmarks/phantom_truth/h200.json").read_bytes())["operations"]
+MEASURED = json.loads((ROOT / "experiments/phantom_truth/h200.json").read_bytes())["operations"]
 GROUPS = ("blas", "fft", "sorting")  # others depend on PyTorch's version, too
 MEASURING = f"""
 sys.path.insert(0, {str(ROOT)!r})
-from benchmarks.phantom_truth.operations import measure
+from experiments.phantom_truth.operations import measure
 torch.zeros(1, device="cuda")
 print(json.dumps({{group: measure(group) for group in {GROUPS}}}))
 """

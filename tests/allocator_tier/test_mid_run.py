@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from benchmarks.midrun.campaign import EXPANDABLE, Truth, check, counted
+from experiments.midrun.compare import EXPANDABLE, Truth, check, counted
 
 from torchmem.trace import read
 from torchmem.whatif.engine import what_if

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.verdict.kinds import KINDS, Case, Kind
-from benchmarks.verdict.runs import run
+from experiments.verdict.kinds import KINDS, Case, Kind
+from experiments.verdict.runs import run
 
 pytestmark = pytest.mark.allocator
 

@@ -16,7 +16,7 @@ from support.snapshots import load_snapshot
 from support.users import as_user, needs_root
 from support.waiting import until
 
-from torchmem.capture.processes import START, ProcessFilter, find_process
+from torchmem.node.ranks import START, ProcessFilter, find_process
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import RESERVE_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import encode

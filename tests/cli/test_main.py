@@ -52,13 +52,13 @@ def _is_asleep(pid: int) -> bool:
     ("words", "usage", "sentence"),
     [
         (
-            ["oom", "--hmtl", "x"],
+            ["why", "--hmtl", "x"],
             "torchmem why [-h]",
             "unknown flag --hmtl: did you mean '--html'?",
         ),
-        (["report", "--rnak=3"], "torchmem why", "unknown flag --rnak: did you mean '--rank'?"),
-        (["oom", "--zebra"], "torchmem why", "unknown flag --zebra: see `torchmem why --help`."),
-        (["oom", "a", "b"], "torchmem why", "unexpected argument 'b': see `torchmem why --help`."),
+        (["why", "--rnak=3"], "torchmem why", "unknown flag --rnak: did you mean '--rank'?"),
+        (["why", "--quux"], "torchmem why", "unknown flag --quux: see `torchmem why --help`."),
+        (["demo", "a"], "torchmem demo", "unexpected argument 'a': see `torchmem demo --help`."),
         (
             ["doctor", "http://node17:9847"],
             "torchmem doctor",
@@ -66,7 +66,7 @@ def _is_asleep(pid: int) -> bool:
         ),
         (["--verson"], "torchmem [-h]", "unknown flag --verson: did you mean '--version'?"),
         (
-            ["snapshot", "file", "--top", "many"],
+            ["why", "file", "--top", "many"],
             "torchmem why",
             "argument --top: invalid int value: 'many'; see `torchmem why --help`.",
         ),
@@ -87,7 +87,7 @@ def test_a_wrong_flag_shows_the_usage_of_its_command(
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
-        ("snpshot", "did you mean 'snapshot'?"),
+        ("prefligt", "did you mean 'preflight'?"),
         ("zebra", "`torchmem --help` lists the commands."),
         ("phantom", "run `python -m torchmem.phantom`."),
         ("help", "run `torchmem --help`."),
@@ -113,7 +113,7 @@ def test_a_file_without_a_command_names_its_command(
     assert f"is an OOM report, not a command: run `torchmem why {path}`." in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["report", "top", "demo"])
+@pytest.mark.parametrize("command", ["doctor", "top", "demo"])
 def test_a_file_of_another_command_names_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:

@@ -23,12 +23,13 @@ from torchmem.cli.main import command_line, main
 from torchmem.demo.ending import next_steps
 from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.demo.screen import plain, show
+from torchmem.explain.parts import PartBytes
+from torchmem.node.state import GpuState, NodeState, RankState
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.errors import OutOfMemoryError
 from torchmem.simulator.gpu import SimulatedGpu
 from torchmem.simulator.scenarios import SCENARIOS
-from torchmem.top.node import Gpu, MemoryShare, Node, Rank
 
 DEMO = [sys.executable, "-m", "torchmem.cli", "demo", "--listen", "127.0.0.1:0"]
 
@@ -224,8 +225,8 @@ def test_what_to_do_after_the_end(tmp_path: Path, has_oom: bool) -> None:
 
 def test_without_a_terminal_each_rank_has_a_line() -> None:
     """A line has the state and sizes of a rank; unknown values are dashes."""
-    parts = (MemoryShare("parameters", 20 * GIB), MemoryShare("stranded", 3 * GIB))
-    known = Rank(
+    parts = (PartBytes("parameters", 20 * GIB), PartBytes("stranded", 3 * GIB))
+    known = RankState(
         rank=1,
         pid=12,
         state="running",
@@ -237,8 +238,8 @@ def test_without_a_terminal_each_rank_has_a_line() -> None:
         alloc_retries=2,
         ooms={"capacity": 1},
     )
-    unknown = Rank(rank=0, pid=11, state="exited")
-    node = Node(gpus=(Gpu(ranks=(known, unknown, Rank(rank=7, pid=99))),))
+    unknown = RankState(rank=0, pid=11, state="exited")
+    node = NodeState(gpus=(GpuState(ranks=(known, unknown, RankState(rank=7, pid=99))),))
 
     assert plain(5.0, node, [11, 12]) == (
         "    5 s  rank 0 exited   tensors     – GiB  reserved     – GiB  stranded     – GiB  "

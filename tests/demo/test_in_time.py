@@ -11,7 +11,7 @@ from support.demo_in_time import EVERY_SECONDS, Look, looks
 from support.simulated_time import RANKS
 
 from torchmem.demo.gpus import STEP_SECONDS
-from torchmem.exporter.live.state import PartState
+from torchmem.explain.parts import PartBytes
 from torchmem.sample.sample import LIVE_STATES
 from torchmem.simulator.scenarios import SCENARIOS
 
@@ -37,7 +37,7 @@ def living(name: str, rank: int) -> list[Look]:
     return [look for look in looks(name, rank) if look.state in LIVE_STATES][1:]
 
 
-def total(parts: tuple[PartState, ...]) -> int:
+def total(parts: tuple[PartBytes, ...]) -> int:
     assert min((part.bytes for part in parts), default=0) >= 0
     return sum(part.bytes for part in parts)
 

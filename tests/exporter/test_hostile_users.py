@@ -20,14 +20,12 @@ from support.samples import samples
 from support.users import as_user, needs_root
 
 from torchmem.demo.simulated_nvml import FakeNvml
-from torchmem.exporter.budgets import MAX_SERIES_PER_USER
+from torchmem.exporter.budgets import MAX_SERIES_PER_USER, PageShare
 from torchmem.exporter.churn import (
     MAX_HOURLY_SERIES,
     MAX_HOURLY_SERIES_PER_USER,
     WINDOW_SECONDS,
     Churn,
-    SeriesIds,
-    series_ids,
 )
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.rejections import MAX_COUNTED, Refusals
@@ -194,7 +192,7 @@ def test_new_names_at_every_scrape_end_after_a_while(shared_dir: Path) -> None:
         shown = directory.read(time.time())
         for item in shown:
             if item.uid == ATTACKER:
-                seen.update(series_ids(item.sample, item.pid))
+                seen.update(PageShare.of(item.sample, item.pid).series)
         assert sum(item.uid == VICTIM for item in shown) == 8
         assert "long" in {item.sample.process.run for item in shown}
 
@@ -202,9 +200,9 @@ def test_new_names_at_every_scrape_end_after_a_while(shared_dir: Path) -> None:
     assert directory.rejections["series_churn"] > 0
 
 
-def ids(first: int, count: int) -> Callable[[], SeriesIds]:
-    """Return a function that returns numbers in place of series."""
-    return lambda: array("q", range(first, first + count))
+def ids(first: int, count: int) -> Callable[[], PageShare]:
+    """Return a function that returns a share with numbers in place of series."""
+    return lambda: PageShare(array("q", range(first, first + count)), 0)
 
 
 def test_the_budget_of_new_series_comes_back_after_an_hour() -> None:
@@ -236,7 +234,8 @@ def test_users_who_come_and_go_take_no_users_budget() -> None:
     """User ids without live processes share one budget; a user with a live one has a part of it."""
     churn, admitted = Churn(), 0
     for user in range(3000):
-        admitted += churn.admit(f"hostile {user}", "a", ids(user * 1000, 500), 0.0) or 0
+        share = churn.admit(f"hostile {user}", "a", ids(user * 1000, 500), 0.0)
+        admitted += len(share.series) if share else 0
         if user % 200 == 0:
             churn.end_scan(0.0)
     churn.end_scan(0.0)
@@ -267,7 +266,7 @@ def test_new_labels_are_noticed(shared_dir: Path, pair: tuple[Sample, Sample]) -
     for sample in pair:
         give(os.geteuid(), shared_dir / "0", rank=encode(sample))
         (item,) = directory.read(time.time())
-        counted.append(set(series_ids(item.sample, item.pid)))
+        counted.append(set(PageShare.of(item.sample, item.pid).series))
         assert churn.series_of("0") == len(set.union(*counted))
 
 
@@ -280,7 +279,7 @@ def test_values_are_no_labels(sample: Sample, timestamp: float, count: int) -> N
     """
     count = max(count, 1) if sample.steps.count else 0
     changed = replace(sample, timestamp=timestamp, steps=replace(sample.steps, count=count))
-    assert series_ids(sample, 1) == series_ids(changed, 1)
+    assert PageShare.of(sample, 1) == PageShare.of(changed, 1)
 
 
 @needs_root

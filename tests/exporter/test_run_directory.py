@@ -26,7 +26,7 @@ from support.publishing import (
 from support.samples import samples
 
 from torchmem.demo.simulated_nvml import FakeNvml
-from torchmem.exporter.budgets import MAX_FILES_PER_USER, MAX_SERIES_PER_USER, page_cost
+from torchmem.exporter.budgets import MAX_FILES_PER_USER, MAX_SERIES_PER_USER, PageShare
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.rejections import REASONS, RejectedSampleError
 from torchmem.exporter.sample_files import RunDirectory, decode
@@ -209,7 +209,7 @@ def test_a_user_has_a_budget_of_files_and_series(run_dir: Path) -> None:
         published = directory.read(time.time())
 
     assert len(published) + directory.rejections["over_budget"] == MAX_FILES_PER_USER + 3
-    series = sum(page_cost(item.sample)[0] for item in published)
+    series = sum(len(PageShare.of(item.sample, item.pid).series) for item in published)
     assert 0.99 * MAX_SERIES_PER_USER < series <= MAX_SERIES_PER_USER
 
 

@@ -13,10 +13,12 @@ ENGINES = ("torchmem_engine_", "torchmem_reserved_unbacked_bytes")
 def count_series(uuids: list[str], ranks: int, *, of_engines: bool = False) -> int:
     """Count the series of a node with these GPUs and ranks, with all values known.
 
-    Those of inference engines, which only few ranks have, are counted apart.
+    Those of inference engines, which only few ranks have, are counted apart; those of errors by
+    stage, which only ranks with an error have, are left out.
     """
     with h100_node(uuids, ranks) as node:
-        lines = node.page(1.0).splitlines(keepends=True)
+        page = node.page(1.0).splitlines(keepends=True)
+    lines = [line for line in page if not line.startswith("torchmem_sdk_stage_errors_total{")]
     return series("".join(line for line in lines if line.startswith(ENGINES) == of_engines))
 
 

@@ -121,7 +121,6 @@ from prometheus_client.core import GaugeMetricFamily
 from torchmem.exporter.scrapes import TEXT, Collection, Encoding, Pages
 families, pages = [GaugeMetricFamily("memory", "long " * 400, value=1)], Pages()
 collection = Collection(families, pages)
-collection.write(Encoding(TEXT, is_compressed=True))
 body, is_compressed = asyncio.run(collection.body(Encoding(TEXT, is_compressed=True)))
 assert is_compressed and gzip.decompress(body) == pages.write(families, TEXT)
 """

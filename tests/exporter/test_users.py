@@ -19,7 +19,7 @@ from torchmem.exporter.budgets import (
     MAX_PAGE_BYTES_PER_FILE_BYTE,
     MAX_PAGE_BYTES_PER_USER,
     NODE_SHARES,
-    page_cost,
+    PageShare,
 )
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.sample_files import MAX_USERS, RunDirectory, decode
@@ -158,7 +158,7 @@ def huge(number: int) -> Sample:
 def test_the_page_of_a_small_file_is_bounded() -> None:
     """No file gives more of the page than the bound by which small users are not measured."""
     content = encode(huge(0))
-    assert page_cost(decode(content))[1] < MAX_PAGE_BYTES_PER_FILE_BYTE * len(content)
+    assert PageShare.of(decode(content), 1).bytes < MAX_PAGE_BYTES_PER_FILE_BYTE * len(content)
 
 
 def test_a_huge_page_costs_only_its_author(shared_dir: Path) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pictures.history import History, prometheus, with_stale_markers
-from pictures.rules import evaluate
+from docs.generate.pictures.history import History, prometheus, with_stale_markers
+from docs.generate.pictures.rules import evaluate
 from support.needs import skip_without
 from support.simulated_time import SCRAPE_SECONDS, Series, scrapes
 

@@ -32,9 +32,9 @@ from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.explain.oom_report import encode
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.page import files
-from torchmem.exporter.live.why import oom_why
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
+from torchmem.node.why import oom_why
 from torchmem.node.words import oom_page
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.result import document

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from pictures.training import Life, Trainer
+from docs.generate.pictures.training import Life, Trainer
 from support import reports
 from support.browser import PACKAGES, Page
 from support.collectors import EmptyCollector

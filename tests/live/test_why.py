@@ -18,13 +18,15 @@ from torchmem.explain.thresholds import changed
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.live.state import encode as encode_document
 from torchmem.exporter.live.state import node_state
-from torchmem.exporter.live.why import OomWhy, RankWhy, oom_why, rank_why
+from torchmem.exporter.live.why import rank_why
 from torchmem.exporter.main import reload
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.node.state import OomWhy, RankWhy
+from torchmem.node.state import encode as encode_document
+from torchmem.node.why import oom_why
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Ending, Sample
 

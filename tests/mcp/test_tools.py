@@ -128,8 +128,8 @@ def test_a_rank_is_reported_as_by_the_command(
 ) -> None:
     """`rank_report` has the sentences and the threats of `torchmem why`, and the parts."""
     selected = ("--run", "eval", "--run-dir", folder / "run")
-    _, _, shown = printed(capsys, "report", *selected).partition("\n\n")  # of another rank's OOM
-    as_json = printed(capsys, "report", *selected, "--json")
+    _, _, shown = printed(capsys, "why", *selected).partition("\n\n")  # of another rank's OOM
+    as_json = printed(capsys, "why", *selected, "--json")
     text, data = on_node.answer("rank_report", run="eval")
 
     said = without_ages(text)
@@ -155,7 +155,7 @@ def test_reports_are_listed_as_by_the_command(
     folder: Path, on_node: Assistant, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`oom_reports` lists what `torchmem why --list` does, and ranks that left no report."""
-    listed = printed(capsys, "oom", "--list", "--run-dir", folder / "run").splitlines()
+    listed = printed(capsys, "why", "--list", "--run-dir", folder / "run").splitlines()
     text, data = on_node.answer("oom_reports")
 
     of_ranks = [line for line in text.splitlines() if line not in listed]
@@ -174,8 +174,8 @@ def test_an_oom_is_explained_as_by_the_command(
     path = (folder / kind).resolve()
     text, data = on_node.answer("explain_oom", file=str(path))
 
-    assert lines_of(text) == lines_of(printed(capsys, "oom", path))
-    verdict = json.loads(printed(capsys, "oom", "--json", path))["verdict"]
+    assert lines_of(text) == lines_of(printed(capsys, "why", path))
+    verdict = json.loads(printed(capsys, "why", "--json", path))["verdict"]
     assert data["oom"]["summary"] == verdict["headline"]
     assert data["cause"] == verdict["cause"]
 
@@ -195,10 +195,10 @@ def test_a_snapshot_is_read_as_by_the_command(
     path = str(folder / "snapshot.pickle")
     text, data = on_node.answer("read_snapshot", file=path, at="peak", rows=2)
 
-    assert text == printed(capsys, "snapshot", path, "--at", "peak", "--top", "2")
-    document = json.loads(printed(capsys, "snapshot", path, "--at", "peak", "--json"))
+    assert text == printed(capsys, "why", path, "--at", "peak", "--top", "2")
+    document = json.loads(printed(capsys, "why", path, "--at", "peak", "--json"))
     assert data["gpus"][0]["by_line"] == document["by_line"]
-    leaks = printed(capsys, "snapshot", path, "--leaks")
+    leaks = printed(capsys, "why", path, "--leaks")
     assert on_node.text("read_snapshot", file=path, only_leaks=True) == leaks
 
 

@@ -130,7 +130,7 @@ def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
     """`torchmem why` explains a report in the base install, as text and as a page."""
     (tmp_path / "report").write_bytes(encode(STRANDED))
     done = subprocess.run(
-        [bare / "torchmem", "oom", tmp_path / "report", "--html", tmp_path / "oom.html"],
+        [bare / "torchmem", "why", tmp_path / "report", "--html", tmp_path / "oom.html"],
         capture_output=True,
         text=True,
         check=False,

@@ -6,24 +6,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.prediction.candidates import (
+from experiments.prediction.candidates import (
     BEFORE,
     PLAN_ALERT,
     normalized,
     shipped,
     without_earlier_runs,
 )
-from benchmarks.prediction.jobs import before, job
-from benchmarks.prediction.prometheus import disagreement
-from benchmarks.prediction.promql import Evaluation
-from benchmarks.prediction.recordings import (
+from experiments.prediction.jobs import before, job
+from experiments.prediction.prometheus import disagreement
+from experiments.prediction.promql import Evaluation
+from experiments.prediction.recordings import (
     EARLIER_PID,
     SCRAPE_SECONDS,
     Recording,
     recording,
     with_earlier,
 )
-from benchmarks.prediction.yardstick import (
+from experiments.prediction.yardstick import (
     Rule,
     fires_in_job,
     firing,

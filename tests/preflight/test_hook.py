@@ -32,7 +32,7 @@ def test_a_process_without_torch_loads_only_the_hook() -> None:
         "torchmem",
         "torchmem.preflight",
         "torchmem.preflight.child",
-        "torchmem.run",
+        "torchmem.startup",
         "torchmem.startup.torch_import",
         "torchmem.preflight.child.hook",
     ]

@@ -106,9 +106,8 @@ def test_a_file_that_is_no_program_is_one_line(tmp_path: Path) -> None:
 
 def test_a_process_without_torch_loads_only_the_hook() -> None:
     """Helper processes import next to nothing, and never torch."""
-    modules = (
-        "['torchmem', 'torchmem.run', 'torchmem.run.autostart', 'torchmem.startup.torch_import']"
-    )
+    run = ["torchmem.run", "torchmem.run.autostart"]
+    modules = ["torchmem", *run, "torchmem.startup", "torchmem.startup.torch_import"]
     assert python(SHOW) == f"{modules}\n"
     assert python("import sys; print('torch' in sys.modules)") == "False\n"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.third_party import PLAIN, RUN, VARIABLE, differences, is_changed, read_outcomes
+from experiments.third_party import PLAIN, RUN, VARIABLE, differences, is_changed, read_outcomes
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="a" name="passes"/>

@@ -60,7 +60,7 @@ def test_a_frozen_module_does_not_count(act: Callable[[Script], None], *, expect
     """Only a module that trained at a step's end shows that the script evaluates now."""
     script = Script([Module(training=True), Module(training=False)])
     mode = Evaluation(script)
-    mode.at_step()
+    mode.after_read(1)
     assert not mode.is_on
 
     act(script)
@@ -71,7 +71,7 @@ def test_a_function_in_which_steps_end_is_no_evaluation() -> None:
     """A name like that of an evaluation counts only where no steps end in the function."""
     train, evaluate = Frame("t.py", 5, "test_training"), Frame("t.py", 9, "evaluate")
     evaluation = Evaluation(None, lambda: CallStack((train,)))
-    evaluation.at_step()
+    evaluation.after_read(1)
 
     assert evaluation.phase(Origin(CallStack((train,)))) is None
     assert evaluation.phase(Origin(CallStack((evaluate, train)))) == "evaluate()"

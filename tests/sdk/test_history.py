@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.explain.growth import SOON_SECONDS, SUSPICION
 from torchmem.explain.lines import Lines, lines
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
@@ -23,13 +24,11 @@ from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import OomRecord
 from torchmem.sdk.capture.capture import Capture
 from torchmem.sdk.capture.line_history import (
-    EXHAUSTION_SECONDS,
     GROWTH_LINGER_SECONDS,
     LINGER_SECONDS,
-    LOW_MARGIN,
-    MIN_TREND_SECONDS,
     LineHistory,
 )
+from torchmem.sdk.capture.pressure import LOW_MARGIN
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.observation import OomObservation
 from torchmem.sdk.reading.growth import GrowthJudge
@@ -81,13 +80,13 @@ class Training:
         self.recorder.read_stats()
         if step is not None:
             self.recorder.add_points(step)
-        self.history.at_read(step)
+        self.history.after_read(step)
 
     def read_early(self, step: int) -> None:
         """Take a point of the run's history at a step's end."""
         self.clock.now += 0.005
         self.recorder.read_early(step)
-        self.history.at_read(step)
+        self.history.after_read(step)
 
     def hold(self, mib: int) -> None:
         """Allocate a tensor that stays."""
@@ -153,7 +152,7 @@ def test_a_retry_starts_the_recording_for_some_minutes() -> None:
 def test_a_fast_fall_starts_the_recording() -> None:
     """A margin that would be gone within an hour at its pace starts it, although much is left."""
     training = Training("oom")
-    for _ in range(int(MIN_TREND_SECONDS / 10) + 2):
+    for _ in range(SUSPICION.points):
         training.hold(4)
         training.read(10.0)
 
@@ -166,7 +165,7 @@ def test_a_slow_fall_does_not() -> None:
     training.hold(100)
     for _ in range(20):
         training.hold(4)
-        training.read(EXHAUSTION_SECONDS / 20)
+        training.read(SOON_SECONDS / 20)
         assert not training.is_recording
 
 
@@ -225,7 +224,6 @@ def test_the_looks_come_with_the_steps() -> None:
         if step >= training.history.due_step:
             looks.append(step)
         training.read(0.0, step)
-        training.history.at_step()
 
     assert looks == [102, 104, 108, 116, 132]
 
@@ -330,11 +328,9 @@ def test_growth_between_steps() -> None:
     training.read()
     training.hold(10)
     training.read(0.0, 3)
-    training.history.at_step()
     training.hold(30)
     while not _compared(training).grown:
         training.read(0.0, 8)
-        training.history.at_step()
     found = _compared(training)
 
     assert ([use.bytes for use in found.grown], found.grown_steps) == ([30 * MIB], 5)

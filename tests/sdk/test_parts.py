@@ -13,7 +13,7 @@ from torchmem.sample.sample import Sample
 from torchmem.sdk.context import Context
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.monitor import Monitor
-from torchmem.sdk.observation import MeasuredSnapshot, Oom
+from torchmem.sdk.observation import Oom
 from torchmem.sdk.part import Part, StepAction
 from torchmem.sdk.parts import build
 from torchmem.sdk.session import Session
@@ -42,22 +42,17 @@ class Toy(Part):
 
     @property
     def due_step(self) -> float:
-        return 3 if self.calls.count("step") < 2 else math.inf
+        return 3 if "step" not in self.calls else math.inf
 
-    def at_read(self, step: int | None) -> None:
-        self._note(f"read {step}")
-
-    def at_early_read(self, step: int) -> None:
-        self._note(f"early read {step}")
-
-    def at_step(self) -> None:
+    def at_step(self) -> StepAction | None:
         self._note("step")
+        return None
+
+    def after_read(self, step: int | None) -> None:
+        self._note(f"read {step}")
 
     def at_tick(self) -> None:
         self._note("tick")
-
-    def at_snapshot(self, snapshot: MeasuredSnapshot) -> None:
-        self._note("snapshot")
 
     def complete(self, sample: Draft) -> None:
         self._note("complete")
@@ -70,17 +65,8 @@ class Toy(Part):
         cause = oom.observation.oom.cause if oom.observation else None
         self._note(f"oom {cause}")
 
-    def end(self) -> None:
-        self._note("end")
-
-    def close(self) -> None:
-        self._note("close")
-
-
-class Indifferent(Toy):
-    """Has nothing to do at the end of a step without a read."""
-
-    due_step = math.inf
+    def end(self, *, may_read: bool) -> None:
+        self._note("end" if may_read else "end without the allocator")
 
 
 class Reading(Toy):
@@ -88,11 +74,24 @@ class Reading(Toy):
 
     def __init__(self, action: StepAction) -> None:
         super().__init__()
-        self.step_action = action
+        self._action = action
 
     @property
     def due_step(self) -> float:
         return math.inf if "read 120" in self.calls else 120
+
+    def at_step(self) -> StepAction | None:
+        return self._action
+
+
+class Resettable(SimulatedBackend):
+    """A backend whose CUDA may be gone."""
+
+    is_gone = False
+
+    def is_initialized(self) -> bool:
+        """Return whether CUDA counts as initialized."""
+        return not self.is_gone and super().is_initialized()
 
 
 def monitored(backend: SimulatedBackend, run_dir: Path, toy: Toy) -> Session:
@@ -108,7 +107,7 @@ def live(session: Session, allocator: DeviceCachingAllocator, toy: Toy) -> None:
     """Run three steps and out of memory."""
     for _ in range(3):
         session.step()
-    until(lambda: "snapshot" in toy.calls)
+    until(lambda: "tick" in toy.calls)
     with pytest.raises(OutOfMemoryError):
         allocator.malloc(2048 * MIB)
     session.close()
@@ -122,8 +121,8 @@ def test_a_part_is_called_from_its_begin_to_its_end(
     live(session, allocator, toy)
 
     assert toy.calls[0] == "begin"
-    assert {"read 1", "early read 2", "step", "tick", "publish", "oom capacity"} <= {*toy.calls}
-    assert toy.calls[-4:] == ["end", "complete", "publish now", "close"]
+    assert {"read 1", "step", "tick", "publish", "oom capacity"} <= {*toy.calls}
+    assert toy.calls[-3:] == ["complete", "publish now", "end"]
     assert session.newest
     assert session.newest.metrics_url == "http://toy"
     assert sum(session.errors.counts.values()) == 0
@@ -144,19 +143,33 @@ def test_a_broken_part_harms_neither_the_script_nor_other_parts(
     assert len([*tmp_path.rglob("*oom.json")]) == 1
 
 
-def test_a_part_asks_for_the_end_of_a_step(backend: SimulatedBackend, tmp_path: Path) -> None:
-    """It alone is called at that step, without a full read, and after the early one."""
-    toy, other = Toy(), Indifferent()
-    settings = Settings(run_dir=tmp_path, interval=3600.0)
-    session = Session(settings, backend, {}, lambda _context, _monitor: (toy, other))
-    for _ in range(4):
+def test_a_part_is_called_at_its_step_without_a_read(
+    backend: SimulatedBackend, tmp_path: Path
+) -> None:
+    """Most steps are not read, and a part is called only where it is due."""
+    toy, settings = Toy(), Settings(run_dir=tmp_path, interval=3600.0)
+    session = Session(settings, backend, {}, lambda _context, _monitor: (toy,))
+    for _ in range(5):
         session.step()
-    calls = [call for call in toy.calls if call == "step" or "read" in call]
+    calls = [call for call in toy.calls if "step" in call or "read" in call]
     session.close()
 
-    expected = ["read 1", "step", "early read 2", "early read 3", "step", "early read 4"]
-    assert calls == expected
-    assert other.calls.count("step") == 1
+    assert calls == ["read 1", "step"]
+
+
+def test_only_parts_that_may_read_call_a_driver_that_hangs(
+    allocator: DeviceCachingAllocator, tmp_path: Path
+) -> None:
+    """If CUDA is gone at the end, the last state is published, and parts are told not to read."""
+    toy, settings = Toy(), Settings(run_dir=tmp_path, interval=3600.0)
+    backend = Resettable([allocator])
+    session = Session(settings, backend, {}, lambda _context, _monitor: (toy,))
+    allocator.malloc(MIB)
+    session.step()
+    backend.is_gone = True
+    session.close()
+
+    assert toy.calls[-3:] == ["complete", "publish now", "end without the allocator"]
 
 
 @pytest.mark.parametrize(

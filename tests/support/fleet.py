@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pictures.history import STALE, History, prometheus
+from docs.generate.pictures.history import STALE, History, prometheus
 from support.stack import answers, free_port, get, running
 from support.waiting import until
 

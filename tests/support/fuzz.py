@@ -346,7 +346,7 @@ def process_files(content: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Target:
-    """One input: its check, how hostile input is made, and its share of a campaign's inputs.
+    """One input: its check, how hostile input is made, and its share of all inputs.
 
     `valid` are examples as bytes, `documents` as trees, `words` what a valid input is made of.
     `threads`: how many inputs are tried at once.

@@ -144,7 +144,7 @@ class Rank:
         self.before_read(self.plan)
         self.recorder.read_stats("step")
         self.recorder.add_points(self.steps)
-        self._peaks.at_step()
+        self._peaks.after_read(self.steps)
 
     def _scrape(self, state: State) -> None:
         if self.now < self.scraped * self.pace.scrape:

@@ -10,13 +10,14 @@ from rich.console import Console
 from support.hostile_answers import DEEP, VALUES, variants
 from support.local_http import Answer, Request, answering
 
-from torchmem.capture.processes import ProcessFilter
+from torchmem.cli.exporter import AwayError, ask_rank, read
 from torchmem.cli.http import HttpAnswer
 from torchmem.mcp.answers import NodeTools
 from torchmem.mcp.remote import ExporterNode
+from torchmem.node.ranks import ProcessFilter
+from torchmem.node.state import GpuState, RankState
 from torchmem.sample.errors import TorchmemError
 from torchmem.top.history import SeenHistory
-from torchmem.top.node import AwayError, Gpu, Rank, ask_rank, read
 from torchmem.top.reading import rank_lines
 from torchmem.top.screen import Screen, drawn, page
 
@@ -51,7 +52,7 @@ def test_a_hostile_answer_about_a_rank_has_a_page_or_is_none(name: str) -> None:
     """No number, text or depth in what explains a rank ends the command with a traceback."""
     for body in (*variants(ANSWER, {name: VALUES[name]}), DEEP):
         answer = ask_rank(URL, "", "", lambda _, body=body: HttpAnswer(200, None, body))  # type: ignore[misc]
-        assert answer is None or rank_lines(Gpu(), Rank(), answer, 1.8e9, 80)
+        assert answer is None or rank_lines(GpuState(), RankState(), answer, 1.8e9, 80)
 
 
 @pytest.mark.parametrize("hostile", ["state", "answer"])

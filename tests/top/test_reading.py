@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.publishing import own_sample, publish
 
+from torchmem.cli.exporter import ask_rank, read
 from torchmem.cli.http import HttpAnswer
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.live.state import encode, node_state
+from torchmem.exporter.live.state import node_state
 from torchmem.exporter.live.why import rank_why
 from torchmem.exporter.sample_files import RunDirectory
-from torchmem.node import words as report_text
-from torchmem.top.node import Gpu, Rank, RankAnswer, ask_rank, read
+from torchmem.node import words
+from torchmem.node.state import GpuState, RankState, RankWhy, encode
 from torchmem.top.reading import rank_lines
 
 
@@ -34,9 +35,9 @@ def test_it_is_that_of_torchmem_report(tmp_path: Path) -> None:
     answer = ask_rank("http://x", "", "", lambda _: HttpAnswer(200, None, body))
     (gpu,) = read(encode(node_state(found))).gpus
 
-    expected = report_text.rank_page(item.sample, found.time, {}, found.limits(item))
+    expected = words.rank_page(item.sample, found.time, {}, found.limits(item))
     assert answer is not None
-    lines = rank_lines(gpu, gpu.ranks[0], answer, found.time, report_text.RANK_WIDTH)
+    lines = rank_lines(gpu, gpu.ranks[0], answer, found.time, words.RANK_WIDTH)
     wanted = [line for line in expected.splitlines() if line]
     assert [line for line in lines if line in wanted] == wanted
 
@@ -47,7 +48,7 @@ def test_other_answers(body: bytes) -> None:
     answer = ask_rank("http://x", "", "", lambda _: HttpAnswer(200, None, body))
 
     if answer is not None:
-        assert rank_lines(Gpu(), Rank(), answer, time.time(), 80)
+        assert rank_lines(GpuState(), RankState(), answer, time.time(), 80)
 
 
 def test_a_chart_that_cannot_be_drawn() -> None:
@@ -57,6 +58,6 @@ def test_a_chart_that_cannot_be_drawn() -> None:
     body = json.dumps({"heading": ["run a"], "run": chart}).encode()
     answer = ask_rank("http://x", "", "", lambda _: HttpAnswer(200, None, body))
 
-    assert isinstance(answer, RankAnswer)
+    assert isinstance(answer, RankWhy)
     assert answer.run is not None
-    assert "whole run" not in "".join(rank_lines(Gpu(), Rank(), answer, None, 80))
+    assert "whole run" not in "".join(rank_lines(GpuState(), RankState(), answer, None, 80))

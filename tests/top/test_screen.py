@@ -14,14 +14,16 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from torchmem.cli.exporter import AwayError, ask_rank, read
 from torchmem.cli.http import HttpAnswer
+from torchmem.explain.parts import PartBytes
 from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import PARTS
+from torchmem.node.state import NodeState, RankWhy
 from torchmem.top.bars import GIB, LETTERS, UseStyles, scaled
 from torchmem.top.columns import COLUMNS, GPU_VALUES
 from torchmem.top.history import SECONDS, SeenHistory
 from torchmem.top.keys import KEYS
-from torchmem.top.node import AwayError, MemoryShare, Node, RankAnswer, ask_rank, read
 from torchmem.top.screen import Screen, drawn, last_line, page, picture
 from torchmem.top.start import EXPORTER_WAYS, RANK_WAYS
 from torchmem.top.view import ORDERS, RankKey, View, keys, out_of_memory, press
@@ -34,12 +36,12 @@ MEANING = PARTS["stranded"].meaning
 
 
 @pytest.fixture
-def node() -> Node:
+def node() -> NodeState:
     """Four ranks on five GPUs; one has run out of memory."""
     return read(RECORDED)
 
 
-def answers(node: Node) -> dict[RankKey, RankAnswer]:
+def answers(node: NodeState) -> dict[RankKey, RankWhy]:
     """Return what the exporter answered about the rank that ran out of memory."""
     (key,) = out_of_memory(node)
     answer = ask_rank(URL, *key, lambda _: HttpAnswer(200, None, ANSWER))
@@ -59,7 +61,7 @@ def with_ranks(number: int) -> dict[str, Any]:
     return document
 
 
-def seen(document: dict[str, Any], polls: int) -> tuple[Node, SeenHistory]:
+def seen(document: dict[str, Any], polls: int) -> tuple[NodeState, SeenHistory]:
     """Return the state after a number of polls, one in 5 seconds, and what was seen of it."""
     history, start = SeenHistory(), document["time"]
     for poll in range(polls):
@@ -84,7 +86,7 @@ def without_trailing_spaces(text: str) -> str:
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (200, 50)])
-def test_the_screen(node: Node, width: int, height: int) -> None:
+def test_the_screen(node: NodeState, width: int, height: int) -> None:
     """GPUs, ranks and all about the selected rank fit on small and large terminals."""
     screen = Screen(node, URL, View(order="headroom"), answers=answers(node))
     text = draw(screen, width, height)
@@ -94,7 +96,7 @@ def test_the_screen(node: Node, width: int, height: int) -> None:
     assert without_trailing_spaces(text) == (HERE / f"golden/{width}x{height}.txt").read_text()
 
 
-def test_one_page(node: Node) -> None:
+def test_one_page(node: NodeState) -> None:
     """--once prints every rank, and what there is to know about each."""
     text = page(Screen(node, URL, answers=answers(node)), console()).plain
 
@@ -116,7 +118,7 @@ def test_the_sample_in_the_documentation_is_real(root: Path) -> None:
     assert (HERE / "golden/80x24.txt").read_text() in page_text
 
 
-def test_nothing_that_matters_is_cut_at_80x24(node: Node) -> None:
+def test_nothing_that_matters_is_cut_at_80x24(node: NodeState) -> None:
     """The selected rank's run, all its parts and all its reasons are on the screen."""
     view: View | None = View(selected=keys(View().groups(node))[0])
     for rank in [rank for gpu in node.gpus for rank in gpu.ranks]:
@@ -190,7 +192,7 @@ def test_a_bar_adds_up_to_its_width(sizes: list[int], rest: int, width: int) -> 
     """A bar is exactly as wide as asked, and no part is off by more than a column."""
     total = sum(sizes) + rest
     names = [f"part{at}" for at in range(len(sizes))]
-    columns = scaled([MemoryShare(*pair) for pair in zip(names, sizes, strict=True)], total, width)
+    columns = scaled([PartBytes(*pair) for pair in zip(names, sizes, strict=True)], total, width)
 
     assert len(columns) == width
     for name, size in zip(names, sizes, strict=True):
@@ -200,7 +202,7 @@ def test_a_bar_adds_up_to_its_width(sizes: list[int], rest: int, width: int) -> 
 def test_a_bar_has_the_colors_of_the_legend() -> None:
     """Parts are drawn in the colors of the dashboards; half columns have both neighbors' colors."""
     looks = UseStyles([], has_colors=True)
-    bar = looks.bar([MemoryShare("stranded", 3), MemoryShare("driver", 5)], 8, 4)
+    bar = looks.bar([PartBytes("stranded", 3), PartBytes("driver", 5)], 8, 4)
     used = [
         (str(span.style.color and span.style.color.name), _background(span.style))
         for span in bar.spans
@@ -258,9 +260,14 @@ def test_markup_is_text() -> None:
 
 
 def without_each_key(value: Any) -> Iterator[Any]:
-    """Yield the JSON value without each key of its objects, of lists only in the first item."""
+    """Yield the JSON value without each key of its objects, of lists only in the first item.
+
+    Parts, legends and warnings keep what they are not without.
+    """
     if isinstance(value, dict):
         for key, item in value.items():
+            if key in {"name", "bytes", "text"} and "uuid" not in value:
+                continue
             rest = {name: other for name, other in value.items() if name != key}
             yield rest
             yield from ({**rest, key: changed} for changed in without_each_key(item))
@@ -285,7 +292,7 @@ def test_other_answers_are_no_state(body: bytes) -> None:
         read(body)
 
 
-def test_an_exporter_that_is_away(node: Node) -> None:
+def test_an_exporter_that_is_away(node: NodeState) -> None:
     """The last state stays, and the first line says since when it is old, and that it retries."""
     died = 1795370592.0
     away = "does not respond: Connection refused"
@@ -319,7 +326,7 @@ def test_no_ranks(width: int) -> None:
     assert all(line in text and use in text for line, use in RANK_WAYS)
 
 
-def test_narrow_terminals_keep_what_tells_of_danger(node: Node) -> None:
+def test_narrow_terminals_keep_what_tells_of_danger(node: NodeState) -> None:
     """With 60 columns, FI, retries and OOMs are there; with fewer, no line is too wide."""
     lines = draw(Screen(node, URL), 60, 20).split("\n")
     rank = next(line for line in lines if "▶" in line)
@@ -365,7 +372,7 @@ def test_the_history_is_bounded() -> None:
     assert history.of(second) == ()
 
 
-def test_after_an_oom(node: Node) -> None:
+def test_after_an_oom(node: NodeState) -> None:
     """At 80×24 the rank that ran out of memory is selected: what happened, verdict and advice."""
     text = " ".join(draw(Screen(node, URL, answers=answers(node))).split())
     oom = answers(node)[out_of_memory(node)[0]].oom
@@ -377,7 +384,7 @@ def test_after_an_oom(node: Node) -> None:
     assert all(line in text for line in oom.advice[0].lines)
 
 
-def test_a_large_terminal_shows_the_whole_run(node: Node) -> None:
+def test_a_large_terminal_shows_the_whole_run(node: NodeState) -> None:
     """Where there is room for it, the selected rank's memory over its run is below its parts."""
     screen = Screen(node, URL, answers=answers(node))
 
@@ -385,7 +392,7 @@ def test_a_large_terminal_shows_the_whole_run(node: Node) -> None:
     assert "The whole run" not in draw(screen, 80, 24)
 
 
-def test_the_last_picture_leaves_room(node: Node) -> None:
+def test_the_last_picture_leaves_room(node: NodeState) -> None:
     """A picture of 18 lines has no keys and no empty lines, and still the verdict."""
     screen = Screen(node, URL, answers=answers(node))
     lines = picture(screen, console(), 18).plain.split("\n")
@@ -396,7 +403,7 @@ def test_the_last_picture_leaves_room(node: Node) -> None:
 
 
 @pytest.mark.parametrize("key", ["?", "h", "f1"])
-def test_help(node: Node, key: str) -> None:
+def test_help(node: NodeState, key: str) -> None:
     """The help explains every key, every column and every part; Escape goes back to the list."""
     view = press(View(), key, []) or View()
     text = " ".join(draw(Screen(node, URL, view), 100, 120).split())
@@ -409,7 +416,7 @@ def test_help(node: Node, key: str) -> None:
     assert press(view, "escape", []) == View()
 
 
-def test_the_report_of_a_rank(node: Node) -> None:
+def test_the_report_of_a_rank(node: NodeState) -> None:
     """Enter opens the report of the selected rank, keys scroll to its end, Escape goes back."""
     view: View | None = View()
     lines: list[str] = []
@@ -427,7 +434,7 @@ def test_the_report_of_a_rank(node: Node) -> None:
     assert "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128" in text
 
 
-def test_scrolling_ends_at_the_last_line(node: Node) -> None:
+def test_scrolling_ends_at_the_last_line(node: NodeState) -> None:
     """After End, one key up moves one line up."""
     screen = Screen(node, URL, View(is_help=True))
     last = last_line(screen, console())
@@ -437,7 +444,7 @@ def test_scrolling_ends_at_the_last_line(node: Node) -> None:
     assert press(view, "up", [], last) == View(is_help=True, scroll=last - 1)
 
 
-def test_a_terminal_with_ascii_only(node: Node) -> None:
+def test_a_terminal_with_ascii_only(node: NodeState) -> None:
     """On the Linux console, lists, help and reports consist of ASCII, and each line fits."""
     _, history = seen(json.loads(RECORDED), 9)
     for view in (View(), View(is_help=True), View(is_open=True), View(is_typing=True)):
@@ -447,7 +454,7 @@ def test_a_terminal_with_ascii_only(node: Node) -> None:
         assert max(map(len, text.split("\n"))) <= 160
 
 
-def test_orders(node: Node) -> None:
+def test_orders(node: NodeState) -> None:
     """`s` changes the order: by rank, by least headroom, by most reserved memory."""
     view: View | None = View()
     ranks = {rank.id: rank for gpu in node.gpus for rank in gpu.ranks}
@@ -465,7 +472,7 @@ def test_orders(node: Node) -> None:
     assert reserved == sorted(reserved, reverse=True)
 
 
-def test_the_selection_stays_with_its_rank(node: Node) -> None:
+def test_the_selection_stays_with_its_rank(node: NodeState) -> None:
     """Another order moves the selected rank, and it stays selected."""
     view = View()
     for key in ("end", "s"):
@@ -475,7 +482,7 @@ def test_the_selection_stays_with_its_rank(node: Node) -> None:
     assert selected.split()[1] == "3"
 
 
-def test_the_filter(node: Node) -> None:
+def test_the_filter(node: NodeState) -> None:
     """Typed letters filter by run, and are not commands; Escape shows all ranks again."""
     view: View | None = View()
     for key in ("/", "q", "s", "backspace", "x", "enter"):

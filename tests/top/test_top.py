@@ -22,6 +22,7 @@ import pytest
 from support.publishing import own_sample, publish
 from support.samples import UUID
 
+from torchmem.cli.exporter import AwayError, ask
 from torchmem.cli.http import HttpAnswer, exporter_url
 from torchmem.cli.main import main
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
@@ -30,7 +31,6 @@ from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.top.node import AwayError, ask
 
 GIB = 1 << 30
 TIMEOUT_SECONDS = 60.0

@@ -17,7 +17,7 @@ from support.waiting import until
 
 from torchmem.trace.interpreter import only_needed, without_python_variables
 
-COMMANDS = pytest.mark.parametrize("command", ["snapshot", "whatif"])
+COMMANDS = pytest.mark.parametrize("command", ["why", "whatif"])
 # What pickle calls, and the child of a malicious file must not.
 MALICIOUS = b"\x80\x04cos\nsystem\n(Vtouch pwned\ntR."
 HUGE = b"\x80\x04Nr\xff\xff\xff\xff."
@@ -103,9 +103,9 @@ def test_a_machine_without_memory(snapshot: Path, tmp_path: Path) -> None:
     path = tmp_path / "rank0.pickle"
     for content in (HUGE, b"\x80\x04" + b"]" * (8 << 20)):
         path.write_bytes(content)
-        sentence = one_sentence(torchmem_with(python, "snapshot", path))
+        sentence = one_sentence(torchmem_with(python, "why", path))
         assert sentence.startswith(f"{path} was not read, because this machine or session allows")
-    assert torchmem_with(python, "snapshot", snapshot).returncode == 0
+    assert torchmem_with(python, "why", snapshot).returncode == 0
 
 
 def read_while(path: Path, interfere: Callable[[int], object]) -> str:
@@ -173,7 +173,7 @@ def test_a_file_in_the_current_folder_is_no_module(snapshot: Path, tmp_path: Pat
             "-I",
             "-c",
             f"import sys; sys.path[:0] = {ROOTS.split(os.pathsep)!r}; {code}",
-            *("snapshot", str(snapshot)),
+            *("why", str(snapshot)),
         ],
         cwd=tmp_path,
         capture_output=True,

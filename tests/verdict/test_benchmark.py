@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from benchmarks.verdict.kinds import KINDS, PROGRAMS, SEEDS, cases
-from benchmarks.verdict.score import Outcome, score
+from experiments.verdict.kinds import KINDS, PROGRAMS, SEEDS, cases
+from experiments.verdict.score import Outcome, score
 
 from torchmem.sample.sample import ONSETS, OOM_CAUSES
 

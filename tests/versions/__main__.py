@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from docs.versions import Result
+from docs.generate.versions import Result
 from versions.environment import ROOT, InstallError, built_wheel, installed
 from versions.matrix import PYTHONS, Python, pairs
 from versions.results import junit_result, record

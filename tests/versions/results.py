@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import asdict
 from pathlib import Path
 
-from docs.versions import RESULTS, Result, order, results
+from docs.generate.versions import RESULTS, Result, order, results
 
 _MAX_REASON = 200
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from docs.versions import results, span, supported
+from docs.generate.versions import results, span, supported
 from versions import matrix
 
 from torchmem.phantom.torch_build import INSTALL, MIN_VERSION

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from docs.versions import minor, order
+from docs.generate.versions import minor, order
 from support.phantom import SCRIPT_MEMORY, phantom_variables, run_on_phantom
 from support.snapshots import load_snapshot
 from support.waiting import until

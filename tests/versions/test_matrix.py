@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from docs.versions import Result, results, span, supported, table
+from docs.generate.versions import Result, results, span, supported, table
 from versions.matrix import pairs, releases
 from versions.results import junit_result, record
 

@@ -122,7 +122,8 @@ def test_an_encoding_without_bars(put: Put) -> None:
     ("content", "sentence"),
     [
         (None, "does not exist: run `torchmem why --list` for a list of reports."),
-        (b"", "is empty: run `torchmem why --list` for a list of reports."),
+        (b"", "is empty: name an OOM report, a memory snapshot, or the summary or sample"),
+        (b"hello", "is not an OOM report, a memory snapshot, or the summary or sample of a run"),
         (b'{"schema": 1, "process": 5}', "is not a valid OOM report"),
         (b'{"schema": 9}', "was written by a newer torchmem: run pip install --upgrade torchmem."),
         (b" " * (MAX_REPORT_BYTES + 1), f"is larger than {MAX_REPORT_BYTES} bytes"),
@@ -132,7 +133,7 @@ def test_an_unusable_file_is_one_sentence(
     tmp_path: Path, content: bytes | None, sentence: str
 ) -> None:
     """The error is one line with the file and the reason, and the exit code is 2."""
-    path = tmp_path / "report"
+    path = tmp_path / ("report" if content == b"hello" else "report.oom.json")
     if content is not None:
         path.write_bytes(content)
     done = oom(path)
@@ -167,13 +168,13 @@ def test_a_directory_in_place_of_a_report_is_one_sentence(tmp_path: Path) -> Non
     done = oom(tmp_path)
 
     assert done.returncode == 2
-    assert done.stderr.startswith(f"torchmem: {tmp_path} is a directory: name a report, ")
+    assert done.stderr.startswith(f"torchmem: {tmp_path} is a directory: name an OOM report, ")
 
 
 @pytest.mark.parametrize("directory", [".", "missing"])
 def test_a_directory_without_a_report_is_named(tmp_path: Path, directory: str) -> None:
     """The error names an empty or missing run directory and what to do."""
-    done = oom("--run-dir", tmp_path / directory)
+    done = oom("--list", "--run-dir", tmp_path / directory)
 
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert f"no OOM report in {tmp_path}" in done.stderr

@@ -19,15 +19,15 @@ from support.samples import full_sample, samples
 from support.users import as_user, needs_root
 
 from torchmem.allocator.sizes import GIB
-from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
 from torchmem.explain.oom_report import encode
 from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, defaults
+from torchmem.node.ranks import ProcessFilter, TrainingProcess, find_process
 from torchmem.node.words import RANK_WIDTH as WIDTH
 from torchmem.node.words import rank_page as page
 from torchmem.pages import rank as html
 from torchmem.pages.page import MAX_PAGE_BYTES
 from torchmem.sample.errors import UsageError
-from torchmem.sample.run_directory import REPORT_SUFFIX
+from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import Sample, Steps
 
 GOLDEN = Path(__file__).parent / "golden" / "rank"
@@ -263,41 +263,64 @@ def write_oom(folder: Path, sample: Sample, seconds: float) -> Path:
     return publish(folder, encode(report), f"1-{sample.process.pid}-1-1{REPORT_SUFFIX}")
 
 
-def test_after_an_oom_it_leads_to_that_oom(tmp_path: Path) -> None:
-    """The newest process that ended is shown, and its OOM report is named, not an older run's."""
+def test_the_newest_oom_is_explained(tmp_path: Path) -> None:
+    """Without arguments, the newest OOM is explained; a flag chooses the run or the process."""
     older, newer = ended_at(NOW, "aaa", 7), ended_at(NOW + 60, "bbb", 8)
-    write_oom(tmp_path, older, NOW + 50)
-    path = write_oom(tmp_path, newer, NOW + 90)
-    os.utime(publish(tmp_path, older), (NOW, NOW))
+    first = write_oom(tmp_path, older, NOW + 50)
+    os.utime(first, (NOW, NOW))
+    last = write_oom(tmp_path, newer, NOW + 90)
+    publish(tmp_path, older)
     publish(tmp_path, newer)
-    done = report("--run-dir", tmp_path)
+    where = ("--run-dir", tmp_path)
 
-    first, command, _, shown, *_ = done.stdout.splitlines()
-    assert first.startswith("rank 0 of run bbb (pid 8) ran out of memory ")
-    assert command == f"  torchmem why {path}"
-    assert shown == "run bbb (train.py), rank 0 of 8: oom"
-    assert json.loads(report("--json", "--run-dir", tmp_path).stdout)["oom_report"] == str(path)
-    chosen = report("--run-dir", tmp_path, "--run", "aaa").stdout
-    assert chosen.startswith("rank 0 of run aaa (pid 7) ran out of memory ")
+    assert report(*where).stdout == report(last).stdout
+    assert report(*where, "--run", "aaa").stdout == report(first).stdout
+    assert report(*where, "--pid", "8").stdout == report(last).stdout
 
 
-def test_a_process_that_started_after_the_oom_is_shown_alone(tmp_path: Path) -> None:
-    """The OOM of an earlier attempt is not about it; one of a later process is named."""
+def test_a_process_that_runs_leads_to_its_oom(tmp_path: Path) -> None:
+    """An OOM that it caught, or that a later process died of, comes first; not an earlier one."""
     running = own_sample()
     publish(tmp_path, running)
-    start = running.process.start_timestamp
+    start, where = running.process.start_timestamp, ("--run-dir", tmp_path, "--rank", "0")
     assert start is not None
     write_oom(tmp_path, ended_at(start - 9, "aaa", 7), start - 1)
-    assert report("--run-dir", tmp_path).stdout.startswith("run night (train.py), rank 0")
-    write_oom(tmp_path, ended_at(start + 1, "bbb", 8), start + 2)
-    assert report("--run-dir", tmp_path).stdout.startswith("rank 0 of run bbb (pid 8) ran out")
+    assert report(*where).stdout.startswith("run night (train.py), rank 0")
+    path = write_oom(tmp_path, ended_at(start + 1, "bbb", 8), start + 2)
+    first, command, _, shown, *_ = report(*where).stdout.splitlines()
+    assert first.startswith("rank 0 of run bbb (pid 8) ran out of memory ")
+    assert command == f"  torchmem why {path}"
+    assert shown.startswith("run night (train.py), rank 0 of 8: running")
+    assert json.loads(report(*where, "--json").stdout)["oom_report"] == str(path)
 
 
-def test_without_a_process_it_leads_to_the_oom(tmp_path: Path) -> None:
-    """Once the samples are gone, the error names the OOM report."""
+def test_a_process_that_left_only_a_report(tmp_path: Path) -> None:
+    """Once the sample is gone, the flags still find the OOM."""
     path = write_oom(tmp_path, ended_at(NOW, "night", 7), NOW)
+
+    assert report("--run-dir", tmp_path, "--run", "night").stdout == report(path).stdout
+
+
+def test_the_rank_that_is_worst_off(tmp_path: Path) -> None:
+    """Of several running ranks, the one with a threat and the least memory left is shown."""
+    layout = DEVICE.layout
+    assert layout is not None
+    tight = replace(layout, headroom_bytes=0, headroom_flush_bytes=GIB)
+    for rank, shown in ((0, layout), (1, tight), (2, layout)):
+        sample = own_sample(
+            process=own_process(rank=rank), devices=(replace(DEVICE, layout=shown),)
+        )
+        publish(tmp_path, sample, f"{rank}-1-1{SAMPLE_SUFFIX}")
     done = report("--run-dir", tmp_path)
 
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "ran out of memory " in done.stderr
-    assert f"`torchmem why {path}` explains why." in done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Of your 3 running processes, rank 1 of run night (pid ")
+    assert "run night (train.py), rank 1 of 8: running" in done.stdout
+
+
+def test_nothing_to_explain(tmp_path: Path) -> None:
+    """An empty run directory is named, with what to do."""
+    done = report("--run-dir", tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"torchmem: no OOM report and no process of yours in {tmp_path}:")

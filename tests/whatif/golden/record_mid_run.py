@@ -1,7 +1,7 @@
 """Keep captures of a training, and what PyTorch's allocator does under other settings, as goldens.
 
 Run `python tests/whatif/golden/record_mid_run.py FOLDER [TORCH]` with the CUDA build of torch.
-FOLDER is that of benchmarks.midrun.campaign; runs that it lacks are made. TORCH is a folder with
+FOLDER is that of experiments.midrun.compare; runs that it lacks are made. TORCH is a folder with
 another version of torch. The training has batches of varying length.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.midrun.campaign import counted, truth_of
-from benchmarks.midrun.runs import ADDRESSES
+from experiments.midrun.compare import counted, truth_of
+from experiments.midrun.runs import ADDRESSES
 
 from torchmem.trace.worker import load
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.allocator.tensor_groups import TensorGroup
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import PinnedMemory
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 
 from torchmem.allocator.headroom import (
@@ -21,7 +21,6 @@ from torchmem.allocator.headroom import (
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
 from torchmem.allocator.sizes import SMALL_BUFFER
 from torchmem.allocator.snapshot import DEFAULT_POOL, BlockInfo, BlockState, SegmentInfo
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import FREE_BLOCK_BOUNDS, BlockCounts, ByPool, Layout
 
 

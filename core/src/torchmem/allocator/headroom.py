@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.sizes import MIN_LARGE_ALLOC, ROUND_LARGE, SMALL_BUFFER, SMALL_SIZE
 from torchmem.allocator.snapshot import SegmentInfo
-from torchmem.sample.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

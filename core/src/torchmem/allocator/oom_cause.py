@@ -8,10 +8,10 @@ cache: the arguments of the observer in PyTorch's CUDACachingAllocator.cpp (2.13
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from torchmem.allocator.sizes import LARGE_BUFFER, MIN_LARGE_ALLOC, SMALL_BUFFER, SMALL_SIZE
 from torchmem.allocator.snapshot import DEFAULT_POOL, SegmentInfo
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import OomDetail
 
 # A context and its libraries take 200 to 700 MB; memory beyond that belongs to other processes.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 from torchmem.allocator.sizes import (
     LARGE_BUFFER,
@@ -20,7 +21,6 @@ from torchmem.allocator.sizes import (
     round_size,
 )
 from torchmem.sample.errors import did_you_mean
-from torchmem.sample.quick_dataclass import dataclass
 
 # In the order in which PyTorch reads them; the second in ROCm builds, the third since 2.9.
 VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from torchmem.sample.quick_dataclass import dataclass
+from dataclasses import dataclass
 
 MAX_GROUPS = 10
 MAX_DIMENSIONS = 16

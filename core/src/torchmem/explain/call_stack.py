@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import lru_cache
-
-from torchmem.sample.quick_dataclass import dataclass
 
 NATIVE = "C++"
 FRAMEWORK = frozenset({"torch", "python", "torchmem", NATIVE})

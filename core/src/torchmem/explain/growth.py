@@ -1,51 +1,51 @@
-"""What grows over a run: the only place that judges leaks and steps that need more and more.
+"""The judge of growth: whether a series of bytes grows from step to step, how fast, since when.
 
-The slope is the median of the slopes between all pairs of points (Theil–Sen), which a few odd
-points do not move. docs/verdict.md shows how often the judgment is right.
+Ranks that run, OutOfMemoryErrors, preflights, lines of a recording and the start of one differ in
+the `Evidence` that they ask for, and in nothing else. docs/verdict.md shows how often the judgment
+is right.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, combinations, pairwise
 from statistics import median
 
 from torchmem.allocator.outside_memory import unbacked_bytes
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import Growth, GrowthKind, RunHistory
 from torchmem.sample.sample import DeviceSample
 
 Point = tuple[float, float]
-"""Steps that had ended, and bytes."""
+"""Steps that had ended, or seconds, and bytes."""
 
 MIN_GROWTH_RATIO = 0.05
 """Growth below this share of the GPU does not explain an OutOfMemoryError."""
 MIN_LIVE_GROWTH_RATIO = 0.005
 """Growth below this share of the GPU is not reported in a rank that runs: allocators settle."""
+MIN_RISE_RATIO = 0.001
+"""Growth below this share of the GPU is noise."""
 MIN_LIVE_STEPS = 20
 """Steps over which memory must have grown in a rank that runs."""
 MAX_HORIZON = 100
-"""A rank that runs is full within this many times the steps that it has done, or does not grow."""
+"""Memory is full within this many times the steps that were done, or does not grow."""
+SOON_STEPS = 300
+SOON_SECONDS = 3600.0
+"""Memory is used up soon if that takes fewer steps, or less time."""
 MAX_STRANDED_SHARE = 0.25
 """The share of what is left that may be stranded, for it to be room for larger steps."""
 MIN_STEADY_SHARE = 0.5
 """The share of the growth that the median slope explains; a single jump is explained by less."""
 MIN_LATE_SHARE = 0.35
 """The least slope of the last third, as a share of the whole one; settled growth does not go on."""
+MIN_BEGIN_SHARE = 0.05
+"""The share of the growth at which it has begun."""
 MIN_POINTS = 4
 """Fewer points show no trend."""
-MAX_LIVE_POINTS = 16
-"""Points of a rank that runs: 120 pairs, which take a fifth of a millisecond."""
-MIN_CONFIDENCE = 4.0
-"""Of a rank that runs, in standard deviations of Mann-Kendall's statistic: batches of random sizes
-show such a trend once in 30,000 judgments, and a run is judged often."""
-MIN_OOM_CONFIDENCE = 2.0
-"""The same for a run that ran out of memory, which is judged once and may have had few steps."""
-MIN_RISES = 5
-"""Of the later half of the points, of which each shows the highest need so far, for steps that need
-more and more: random sizes rise as often once in 1,000 judgments. Fewer points all rise."""
+MAX_JUDGED_POINTS = 16
+"""Points that are judged: 120 pairs, which take a fifth of a millisecond."""
 FLAT_STEPS = 50
 """Steps over which nothing has grown, after which the growth before them is over."""
 MIN_FLAT_POINTS = 3
@@ -55,58 +55,140 @@ WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class SteadyGrowth:
-    """A steady growth: bytes a step, the first and the last point, and where it began."""
+class Evidence:
+    """How clearly a series must rise before its growth is told.
 
-    slope: float
-    first: Point
-    last: Point
-    since_step: int
+    Attributes:
+        confidence: in standard deviations of Mann-Kendall's statistic.
+        few: whether points that all rise are enough, however few.
+        rises: of the newest `of` pairs of neighbors, those that rise; all of fewer pairs.
+        points: fewer points show nothing.
+    """
 
-    @property
-    def grown(self) -> float:
-        """The growth between the first point and the last."""
-        return self.last[1] - self.first[1]
+    confidence: float = 0.0
+    few: bool = False
+    rises: int = 0
+    of: int = 0
+    points: int = MIN_POINTS
+
+
+JUDGED_OFTEN = Evidence(confidence=4.0)
+"""For a rank that runs: batches of random sizes show it once in 30,000 judgments."""
+JUDGED_ONCE = Evidence(confidence=2.0)
+"""For a run that is over, which may have had few steps."""
+MEASURED_EXACTLY = Evidence(confidence=3.1, few=True)
+"""Where nothing is missed, as in a preflight or in a recording of all events."""
+HIGHEST_NEEDS = Evidence(rises=5, of=7)
+"""For the highest values so far: those of random sizes rise as often once in 1,000 judgments."""
+SUSPICION = Evidence(rises=7, of=10, points=6)
+"""For the start of a recording with a bounded cost, by the newest reads: five random values are in
+the order of their sizes once in 120 times, and hardly ever after more reads."""
+
+
+def judge_growth(
+    kind: GrowthKind, points: Sequence[Point], evidence: Evidence, component: str | None = None
+) -> Growth | None:
+    """Return the growth over points in the order of their steps, if it is steady and goes on.
+
+    Its pace is the median of the slopes between all pairs of points (Theil–Sen), which a few odd
+    points do not move. A single jump is not steady, and a growth that has settled does not go on.
+    """
+    few = thinned(points)
+    if len(few) < evidence.points or not _rises(few, evidence):
+        return None
+    slopes = _slopes(few)
+    if not slopes or not _is_certain(len(few), slopes, evidence):
+        return None
+    slope, grown = median(slopes), few[-1][1] - few[0][1]
+    is_steady = slope * (few[-1][0] - few[0][0]) >= MIN_STEADY_SHARE * grown > 0
+    if not is_steady or not _goes_on(few, slope) or _is_flat_now(points, slope):
+        return None
+    return Growth(kind, slope, _begin(points), int(grown), component)
+
+
+def theil_sen(points: Sequence[Point]) -> float | None:
+    """Return the median of the slopes between all pairs of points; None without two steps."""
+    slopes = _slopes(points)
+    return median(slopes) if slopes else None
+
+
+def _slopes(points: Sequence[Point]) -> list[float]:
+    return [
+        (high[1] - low[1]) / (high[0] - low[0])
+        for low, high in combinations(points, 2)
+        if high[0] > low[0]
+    ]
+
+
+def _rises(points: Sequence[Point], evidence: Evidence) -> bool:
+    newest = points[-evidence.of - 1 :]
+    rises = sum(high[1] > low[1] for low, high in pairwise(newest))
+    return rises >= min(evidence.rises, len(newest) - 1)
+
+
+def _is_certain(number: int, slopes: Sequence[float], evidence: Evidence) -> bool:
+    """Return whether values in random order would hardly ever rise like these, by Mann-Kendall."""
+    signs = sum((slope > 0) - (slope < 0) for slope in slopes)
+    deviation = math.sqrt(number * (number - 1) * (2 * number + 5) / 18)
+    return (evidence.few and signs == len(slopes)) or signs >= evidence.confidence * deviation
+
+
+def _goes_on(points: Sequence[Point], slope: float) -> bool:
+    late = theil_sen(points[-max(3, len(points) // 3) :])
+    return late is not None and late >= MIN_LATE_SHARE * slope
+
+
+def _is_flat_now(points: Sequence[Point], slope: float) -> bool:
+    """Return whether the newest points differ by far less than a growth by `slope` a step."""
+    since = points[-1][0] - FLAT_STEPS
+    newest = [point for point in points if point[0] >= since]
+    newest = newest if len(newest) >= MIN_FLAT_POINTS else list(points[-MIN_FLAT_POINTS:])
+    sizes = [size for _, size in newest]
+    span = newest[-1][0] - newest[0][0]
+    return max(sizes) - min(sizes) < MIN_LATE_SHARE * slope * span
+
+
+def _begin(points: Sequence[Point]) -> int:
+    """Return the steps that had ended at the last point before a twentieth of the growth."""
+    low, high = points[0][1], points[-1][1]
+    early = [step for step, size in points if size <= low + MIN_BEGIN_SHARE * (high - low)]
+    return int(early[-1]) if early else int(points[0][0])
+
+
+def thinned(points: Sequence[Point]) -> Sequence[Point]:
+    """Return at most MAX_JUDGED_POINTS, spaced evenly in steps, with the first and the last.
+
+    The first steps of a run are read densely, and would outweigh what happened since.
+    """
+    if len(points) <= MAX_JUDGED_POINTS:
+        return points
+    steps = [step for step, _ in points]
+    pause = (steps[-1] - steps[0]) / (MAX_JUDGED_POINTS - 1)
+    wanted = (steps[0] + number * pause for number in range(MAX_JUDGED_POINTS - 1))
+    chosen = dict.fromkeys(bisect_right(steps, step) - 1 for step in wanted)
+    return [*(points[index] for index in chosen if index < len(points) - 1), points[-1]]
+
+
+def of_steps(leak: Growth | None, larger_step: Growth | None) -> Growth | None:
+    """Return what grows: what is kept between steps, or what they need, if that is far more.
+
+    A step needs at its peak what is kept, so that the peaks grow with a leak.
+    """
+    if larger_step and (leak is None or larger_step.bytes_per_step > 2 * leak.bytes_per_step):
+        return larger_step
+    return leak
+
+
+def growth_of_steps(history: RunHistory, evidence: Evidence) -> Growth | None:
+    """Return what grows from step to step in a run, by what it keeps and by its peaks."""
+    leak = judge_growth("leak", kept_points(history), evidence, grown_component(history))
+    return of_steps(leak, judge_growth("larger_step", peak_points(history), HIGHEST_NEEDS))
 
 
 def after_warm_up(points: Sequence[Point]) -> list[Point]:
     """Return the points after the first steps; all of them without later ones."""
     late = [point for point in points if point[0] >= WARM_UP_STEPS]
     return late or [point for point in points if point[0] > 0] or list(points)
-
-
-def steady_trend(points: Sequence[Point]) -> SteadyGrowth | None:
-    """Return the growth over points in the order of their steps, if it is steady and goes on.
-
-    A single jump is not steady, and a growth that has settled does not go on.
-    """
-    slope = theil_sen(points)
-    if len(points) < MIN_POINTS or slope is None or slope <= 0:
-        return None
-    first, last = points[0], points[-1]
-    trend = SteadyGrowth(slope, first, last, _begin(points))
-    explained = slope * (last[0] - first[0])
-    late = theil_sen(points[-max(3, len(points) // 3) :])
-    goes_on = late is not None and late >= MIN_LATE_SHARE * slope
-    is_steady = trend.grown > 0 and explained >= MIN_STEADY_SHARE * trend.grown
-    return trend if goes_on and is_steady else None
-
-
-def theil_sen(points: Sequence[Point]) -> float | None:
-    """Return the median of the slopes between all pairs of points; None without two steps."""
-    slopes = [
-        (high[1] - low[1]) / (high[0] - low[0])
-        for low, high in combinations(points, 2)
-        if high[0] > low[0]
-    ]
-    return median(slopes) if slopes else None
-
-
-def _begin(points: Sequence[Point]) -> int:
-    """Return the steps that had ended at the last point before a twentieth of the growth."""
-    low, high = points[0][1], points[-1][1]
-    early = [step for step, size in points if size <= low + MIN_GROWTH_RATIO * (high - low)]
-    return int(early[-1]) if early else int(points[0][0])
 
 
 def kept_points(history: RunHistory) -> list[Point]:
@@ -157,73 +239,18 @@ def live_growth(history: RunHistory, total: int | None, left: int | None) -> Gro
     """
     if not total or left is None or not history.steps:
         return None
-    found = [growth for growth in _growths(history) if _is_worth(growth, history, total, left)]
-    return max(found, key=lambda growth: growth.bytes_per_step, default=None)
+    found = (
+        growth_of_steps(history, JUDGED_OFTEN),
+        judge_growth("outside", outside_points(history), JUDGED_OFTEN),
+    )
+    told = [growth for growth in found if growth and _is_worth(growth, history, total, left)]
+    return max(told, key=lambda growth: growth.bytes_per_step, default=None)
 
 
-def _growths(history: RunHistory) -> Iterator[Growth]:
-    component = grown_component(history)
-    kept = kept_points(history)
-    leak = _certain_trend(kept)
-    if leak and not is_flat_now(kept, leak.slope):
-        yield _growth("leak", leak, component)
-    points = thinned(peak_points(history))
-    peaks = steady_trend(points) if keeps_rising(points) else None
-    if peaks and (leak is None or peaks.slope > 2 * leak.slope):
-        yield _growth("larger_step", peaks, None)
-    outside = _certain_trend(outside_points(history))
-    if outside:
-        yield _growth("outside", outside, None)
-
-
-def _certain_trend(points: list[Point]) -> SteadyGrowth | None:
-    """Return the growth, if values in random order would hardly ever look like it."""
-    few = thinned(points)
-    return steady_trend(few) if confidence(few) >= MIN_CONFIDENCE else None
-
-
-def confidence(points: Sequence[Point]) -> float:
-    """Return Mann-Kendall's statistic of a trend, in standard deviations; 0 without points."""
-    number = len(points)
-    if number < MIN_POINTS:
-        return 0.0
-    signs = sum((high[1] > low[1]) - (high[1] < low[1]) for low, high in combinations(points, 2))
-    return signs / math.sqrt(number * (number - 1) * (2 * number + 5) / 18)
-
-
-def keeps_rising(points: Sequence[Point]) -> bool:
-    """Return whether the highest value so far still rises, which is rare for random sizes."""
-    later = points[len(points) // 2 :]
-    rises = sum(high[1] > low[1] for low, high in pairwise(later))
-    return rises >= min(MIN_RISES, len(later) - 1)
-
-
-def _growth(kind: GrowthKind, trend: SteadyGrowth, component: str | None) -> Growth:
-    return Growth(kind, trend.slope, trend.since_step, int(trend.grown), component)
-
-
-def thinned(points: list[Point]) -> list[Point]:
-    """Return at most MAX_LIVE_POINTS, spaced evenly in steps, with the first and the last.
-
-    The first steps of a run are read densely, and would outweigh what happened since.
-    """
-    if len(points) <= MAX_LIVE_POINTS:
-        return points
-    steps = [step for step, _ in points]
-    pause = (steps[-1] - steps[0]) / (MAX_LIVE_POINTS - 1)
-    wanted = (steps[0] + number * pause for number in range(MAX_LIVE_POINTS - 1))
-    chosen = dict.fromkeys(bisect_right(steps, step) - 1 for step in wanted)
-    return [*(points[index] for index in chosen if index < len(points) - 1), points[-1]]
-
-
-def is_flat_now(points: Sequence[Point], slope: float) -> bool:
-    """Return whether the newest points differ by far less than a growth by `slope` a step."""
-    since = points[-1][0] - FLAT_STEPS
-    newest = [point for point in points if point[0] >= since]
-    newest = newest if len(newest) >= MIN_FLAT_POINTS else list(points[-MIN_FLAT_POINTS:])
-    sizes = [size for _, size in newest]
-    span = newest[-1][0] - newest[0][0]
-    return max(sizes) - min(sizes) < MIN_LATE_SHARE * slope * span
+def is_known(history: RunHistory) -> bool:
+    """Return whether growth would have shown in a rank that runs."""
+    points = kept_points(history)
+    return len(points) >= MIN_POINTS and points[-1][0] - points[0][0] >= MIN_LIVE_STEPS
 
 
 def _is_worth(growth: Growth, history: RunHistory, total: int, left: int) -> bool:
@@ -231,6 +258,11 @@ def _is_worth(growth: Growth, history: RunHistory, total: int, left: int) -> boo
     is_long = done - growth.since_step >= MIN_LIVE_STEPS
     is_near = left <= growth.bytes_per_step * MAX_HORIZON * done
     return is_long and is_near and growth.grown_bytes >= MIN_LIVE_GROWTH_RATIO * total
+
+
+def is_soon(steps_left: float, seconds_per_step: float) -> bool:
+    """Return whether this many more steps count as soon."""
+    return steps_left < SOON_STEPS or steps_left * seconds_per_step < SOON_SECONDS
 
 
 def steps_left(device: DeviceSample) -> float | None:

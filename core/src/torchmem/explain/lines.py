@@ -7,13 +7,12 @@ thread ran Python code, which autograd's threads do not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeVar
 
 from torchmem.allocator.snapshot import FrameInfo, SegmentInfo
 from torchmem.explain.call_stack import FRAMEWORK, Frame, line_index, package_of
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.untrusted import MAX_TEXT
 
 MAX_LINES = 10

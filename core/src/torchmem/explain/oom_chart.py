@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.run_chart import Chart, ChartLine, OomMoment, lines, run_chart
@@ -37,12 +37,12 @@ def _minutes_before(report: OomReport) -> Chart | None:
         ChartLine(name, _COLORS[name], column, fill=name == "allocated", dash=name == "headroom")
         for name, column in trend_columns(report)
     ]
-    x = [*(-value for value in seconds), 0.0]
+    x = (*(-value for value in seconds), 0.0)
     total = report.device.total_bytes
     return Chart("The minutes before", "before", x, lines(columns), total, oom=True)
 
 
-def trend_columns(report: OomReport) -> Iterator[tuple[str, Sequence[int | None]]]:
+def trend_columns(report: OomReport) -> Iterator[tuple[str, tuple[int | None, ...]]]:
     """Yield the name and the values of each series of the trend; the OOM is the last value."""
     trend, allocator, layout = report.trend, report.device.allocator, report.layout
     yield (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from torchmem.explain.held_lines import held_lines
 from torchmem.explain.offer import offer
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.tensor_lines import tensor_lines
 from torchmem.explain.where import where
-from torchmem.sample.quick_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 
 from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
@@ -18,7 +18,6 @@ from torchmem.explain.lines import Lines
 from torchmem.explain.parts import PartBytes, device_parts
 from torchmem.explain.verdict import Verdict
 from torchmem.sample.errors import UsageError
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import (
     FREE_BLOCK_BOUNDS,
     DeviceSample,

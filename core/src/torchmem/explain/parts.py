@@ -9,13 +9,12 @@ moments; the docstrings say which one decides.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import ASLEEP, PASSING, Allocator, ByPool, DeviceSample, Layout
 
 MAX_GPU_BYTES = 1 << 50
@@ -51,10 +50,10 @@ class LegendEntry:
     """
 
     name: str
-    label: str
-    color: str
-    meaning: str
-    group: str
+    label: str = ""
+    color: str = ""
+    meaning: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

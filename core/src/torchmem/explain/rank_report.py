@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from torchmem.allocator.outside_memory import outside_at_start, outside_bytes, unbacked_bytes
 from torchmem.allocator.settings import LAST_PARSED
@@ -11,12 +12,6 @@ from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.growth import room_left
 from torchmem.explain.headline import short_headline
 from torchmem.explain.oom_report import format_seconds
-from torchmem.explain.parts import device_parts, part_words
-from torchmem.explain.remedies import Remedy
-from torchmem.explain.run_chart import Chart, run_chart
-from torchmem.explain.threats import advice, threats
-from torchmem.explain.thresholds import Limits
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import (
     Allocator,
     DeviceSample,
@@ -47,49 +42,6 @@ class Fact:
 
     subject: str
     text: str
-
-
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    """A rank on one device, in words and numbers, for text and for other programs.
-
-    Attributes:
-        total_bytes: the memory of the device, None if unknown; `parts` add up to it.
-        age_seconds: the time since the parts were read, None if unknown.
-        threats: None if they were not judged, because the process has ended.
-    """
-
-    heading: tuple[str, ...]
-    total_bytes: int | None
-    parts: tuple[tuple[str, int], ...]
-    age_seconds: float | None
-    facts: tuple[Fact, ...]
-    run: Chart | None
-    threats: tuple[str, ...] | None
-    advice: tuple[Remedy, ...]
-
-
-def rank_report(
-    sample: Sample, device: DeviceSample, now: float, gpu: int | None, limits: Limits
-) -> RankReport:
-    """Return the report of a rank on one device, judged by the thresholds in `limits`.
-
-    `now` is in Unix seconds, `gpu` NVML's index.
-    """
-    read = device.stats_timestamp
-    return RankReport(
-        heading=heading(sample, device, now, gpu),
-        total_bytes=device.total_bytes,
-        parts=tuple(
-            (part_words(part, sample.steps.unread), part.bytes)
-            for part in device_parts(device, device.driver_free_bytes)
-        ),
-        age_seconds=None if read is None else max(0.0, now - read),
-        facts=rank_facts(sample, device, now),
-        run=run_chart(device.run_history, device.total_bytes),
-        threats=tuple(threat.text for threat in threats(sample, device, limits)),
-        advice=advice(sample, device, limits),
-    )
 
 
 def heading(

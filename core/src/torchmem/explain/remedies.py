@@ -11,14 +11,13 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torchmem.allocator.settings import LAST_PARSED, format_alloc_conf, parse_alloc_conf
 from torchmem.allocator.sizes import MIB, format_size
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.serving import engine_advice, serves
 from torchmem.explain.verdict import CAUSE_BY_CHANGE, Change, Gain, OnsetEvidence
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import Layout, Onset, OomCause, OomDetail
 
 SETTING_REMEDIES = {

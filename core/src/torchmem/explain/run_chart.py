@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Literal
 
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import RunHistory
 
 _MIN_POINTS = 2
@@ -17,7 +17,7 @@ class ChartLine:
 
     label: str
     color: str
-    values: Sequence[int | None]
+    values: tuple[int | None, ...]
     fill: bool = False
     dash: bool = False
 
@@ -34,8 +34,8 @@ class Chart:
 
     title: str
     unit: Literal["steps", "seconds", "before"]
-    x: Sequence[float]
-    lines: Sequence[ChartLine]
+    x: tuple[float, ...]
+    lines: tuple[ChartLine, ...]
     total: int | None
     oom: bool = False
 
@@ -61,9 +61,9 @@ def run_chart(
     if history is None or not history.is_consistent or not history.steps:
         return None
     has_steps = history.steps[-1] > history.steps[0]
-    x: list[float] = [*history.steps] if has_steps else [*history.seconds]
+    x: tuple[float, ...] = history.steps if has_steps else history.seconds
     if oom is not None:
-        x.append(max(oom.step, x[-1]) if has_steps else x[-1])
+        x = (*x, max(oom.step, x[-1]) if has_steps else x[-1])
     if len(x) < _MIN_POINTS:
         return None
     unit: Literal["steps", "seconds"] = "steps" if has_steps else "seconds"
@@ -94,6 +94,6 @@ def _columns(history: RunHistory, oom: OomMoment | None) -> list[ChartLine]:
     ]
 
 
-def lines(found: Sequence[ChartLine]) -> list[ChartLine]:
+def lines(found: Iterable[ChartLine]) -> tuple[ChartLine, ...]:
     """Return the lines that have a value other than 0."""
-    return [line for line in found if any(line.values)]
+    return tuple(line for line in found if any(line.values))

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 
 from torchmem.explain.headline import growth_sentence, short_headline
 from torchmem.explain.oom_report import MAX_TIMESTAMP
 from torchmem.sample.errors import UsageError
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.run_history import Growth
 from torchmem.sample.sample import Counters, DeviceSample, OomRecord, Process, Sample, State

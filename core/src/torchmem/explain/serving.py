@@ -6,10 +6,10 @@ The arguments are those of vLLM 0.33 (vllm/engine/arg_utils.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from torchmem.allocator.sizes import MIB, format_size
 from torchmem.sample.engine import Engine
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import DeviceSample
 
 SPARE_BYTES = 150 * MIB

@@ -6,6 +6,7 @@ The thresholds are those of the alerts. Alerts also look at the minutes before, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from torchmem.allocator.oom_cause import CONTEXT_ALLOWANCE_BYTES
@@ -17,7 +18,6 @@ from torchmem.explain.oom_report import OomReport, format_seconds
 from torchmem.explain.remedies import Remedy, in_order, remedies
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import (
     DeviceSample,
     Layout,

@@ -10,14 +10,13 @@ import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from torchmem.allocator.sizes import parse_size
 from torchmem.sample.errors import UsageError, did_you_mean
-from torchmem.sample.quick_dataclass import dataclass
 
 THRESHOLDS_VARIABLE = "TORCHMEM_THRESHOLDS"
 """The environment variable with the user's file, which `torchmem why` reads."""

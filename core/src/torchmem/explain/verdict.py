@@ -8,6 +8,7 @@ both, and shows how often they are right.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
@@ -17,22 +18,17 @@ from torchmem.allocator.oom_cause import (
     fragmentation_detail,
 )
 from torchmem.explain.growth import (
+    JUDGED_ONCE,
     MIN_GROWTH_RATIO,
-    MIN_OOM_CONFIDENCE,
     WARM_UP_STEPS,
-    SteadyGrowth,
-    confidence,
-    grown_component,
-    keeps_rising,
+    growth_of_steps,
+    judge_growth,
     kept_points,
     lasting_jump,
     outside_points,
     peak_points,
-    steady_trend,
-    thinned,
 )
-from torchmem.sample.quick_dataclass import dataclass
-from torchmem.sample.run_history import RunHistory
+from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.sample import Onset, OomCause, OomDetail
 
 Change = Literal["compaction", "limit", "neighbors", "waiting", "cache"]
@@ -282,39 +278,35 @@ class _Run:
 
     def _grown(self) -> OnsetEvidence | None:
         """Return the largest steady growth that explains the OOM."""
-        found = [why for why in (self._leak(), self._larger_steps(), self._outside()) if why]
+        found = [why for why in (self._growth_of_steps(), self._outside()) if why]
         return max(found, key=lambda why: why.bytes or 0, default=None)
 
-    def _leak(self) -> OnsetEvidence | None:
-        trend = steady_trend(self._kept)
-        is_certain = confidence(self._kept) >= MIN_OOM_CONFIDENCE
-        if trend is None or not is_certain or self._is_gone(trend):
+    def _growth_of_steps(self) -> OnsetEvidence | None:
+        """Return the growth until the OOM, if it is large enough and was not freed before."""
+        growth = growth_of_steps(self._history, JUDGED_ONCE)
+        if growth is None or self._is_gone(growth):
             return None
-        return self._steady("leak", trend, grown_component(self._history))
+        unread, rate = max(0, self._steps - self._history.steps[-1]), growth.bytes_per_step
+        grown = int(growth.grown_bytes + rate * unread)
+        if grown < MIN_GROWTH_RATIO * self._total:
+            return None
+        return OnsetEvidence(growth.kind, grown, rate, growth.since_step, growth.component)
 
-    def _is_gone(self, trend: SteadyGrowth) -> bool:
-        """Return whether what grew was freed before the request failed."""
-        active = self._about.active
-        return active is not None and active < trend.last[1] - trend.grown / 2
-
-    def _larger_steps(self) -> OnsetEvidence | None:
-        """Return the growth of what steps need, without what is kept between them."""
-        trend, leak = steady_trend(self._peaks), steady_trend(self._kept)
-        if trend is None or not keeps_rising(thinned(self._peaks)):
-            return None
-        if leak is not None and leak.slope > trend.slope / 2:
-            return None
-        return self._steady("larger_step", trend, None)
+    def _is_gone(self, growth: Growth) -> bool:
+        active, kept = self._about.active, self._kept[-1][1]
+        is_freed = active is not None and active < kept - growth.grown_bytes / 2
+        return growth.kind == "leak" and is_freed
 
     def _outside(self) -> OnsetEvidence | None:
         """Return the growth outside the allocator, steady or not."""
         grown = self._taken_outside
         if grown is None or grown < MIN_GROWTH_RATIO * self._total:
             return None
-        now = self._evidence.outside
-        trend = steady_trend([*outside_points(self._history), (self._steps, now)])
-        per_step = trend.slope if trend else None
-        return OnsetEvidence("outside", grown, per_step, trend.since_step if trend else None)
+        points = [*outside_points(self._history), (self._steps, self._evidence.outside)]
+        growth = judge_growth("outside", points, JUDGED_ONCE)
+        if growth is None:
+            return OnsetEvidence("outside", grown)
+        return OnsetEvidence("outside", grown, growth.bytes_per_step, growth.since_step)
 
     @property
     def _taken_outside(self) -> int | None:
@@ -323,15 +315,6 @@ class _Run:
         if not points or self._evidence.total is None:
             return None
         return int(self._evidence.outside - min(size for _, size in points[: len(points) // 2 + 1]))
-
-    def _steady(
-        self, onset: Onset, trend: SteadyGrowth, component: str | None
-    ) -> OnsetEvidence | None:
-        """Return the growth from the trend's first point to the OOM, if it is large enough."""
-        grown = int(trend.grown + trend.slope * max(0.0, self._steps - trend.last[0]))
-        if grown < MIN_GROWTH_RATIO * self._total:
-            return None
-        return OnsetEvidence(onset, grown, trend.slope, trend.since_step, component)
 
     @property
     def _surprise(self) -> int | None:

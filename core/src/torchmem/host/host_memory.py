@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from torchmem.host.procfs import PROC, line_after, read_file
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import HostMemory
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchmem.host.procfs import PROC, nested_pids, owner, pid_namespace, start_ticks
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import Process, Sample, State, live_state
 
 # A process that /proc hides counts as alive for this long after its last write.

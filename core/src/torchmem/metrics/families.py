@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -27,7 +28,6 @@ from torchmem.metrics import catalog
 from torchmem.metrics.catalog import CATALOG, MetricSpec
 from torchmem.metrics.row_family import RowFamily
 from torchmem.sample.engine import Engine
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import (
     COUNTED,
     FREE_BLOCK_BOUNDS,

@@ -7,8 +7,7 @@ own order of the parts.
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from torchmem.sample.quick_dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,12 +57,9 @@ def load_all(
     return reports
 
 
-def newest(directory: Path) -> Path:
-    """Return the newest report of this user. Raise UsageError without any."""
-    paths = _report_paths(directory, os.geteuid() or None)
-    if not paths:
-        raise _no_report(directory)
-    return paths[0]
+def newest(directory: Path) -> Path | None:
+    """Return the newest report of this user; None without any. Raise UsageError as `load_all`."""
+    return next(iter(_report_paths(directory, os.geteuid() or None)), None)
 
 
 def _report_paths(directory: Path, user: int | None) -> list[Path]:
@@ -70,7 +67,7 @@ def _report_paths(directory: Path, user: int | None) -> list[Path]:
     try:
         files = find_files(directory, REPORT_NAME.fullmatch, user)
     except FileNotFoundError:
-        raise _no_report(directory) from None
+        return []
     except OSError as error:
         raise UsageError(
             f"the run directory {sanitize_text(str(directory))} cannot be read "

@@ -73,15 +73,15 @@ def _summaries(
 def read_summary(path: Path) -> RunSummary:
     """Return the summary in a file, or that of a sample. Raises UsageError."""
     if path.name.endswith(SAMPLE_SUFFIX):
-        return _of_sample(path)
+        return last_summary(path)
     try:
         return decode(read_untrusted(path, MAX_SUMMARY_BYTES)[0])
     except (OSError, UntrustedFileError, UsageError) as error:
         raise UsageError(f"{sanitize_text(str(path))} {error}") from None
 
 
-def _of_sample(path: Path) -> RunSummary:
-    """Return the summary of a process that has left only its sample."""
+def last_summary(path: Path) -> RunSummary:
+    """Return the summary of a process that has left only its sample. Raises UsageError."""
     sample = read_sample(path)
     if sample is None:
         name = sanitize_text(str(path))

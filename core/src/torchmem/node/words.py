@@ -22,16 +22,18 @@ from torchmem.explain.oom_report import (
     origin_lines,
     preceding_events,
 )
-from torchmem.explain.parts import part_words
-from torchmem.explain.rank_report import Fact, RankReport, memory_facts, rank_report, settings_facts
+from torchmem.explain.parts import component_words, part_words
+from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
 from torchmem.explain.run_chart import Chart
 from torchmem.explain.run_summary import DeviceSummary, RunSummary
 from torchmem.explain.tensor_lines import tensor_lines
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.where import where
+from torchmem.node.state import RankWhy
+from torchmem.node.why import rank_report
 from torchmem.output.terminal import joined, wrapped
-from torchmem.sample.sample import Sample
+from torchmem.sample.sample import DeviceSample, Sample
 from torchmem.sample.untrusted import sanitize_text
 
 WIDTH = 88
@@ -228,33 +230,46 @@ def rank_page(sample: Sample, now: float, gpus: Mapping[str, int], limits: Limit
     `gpus` are NVML's indices by UUID, as far as they are known.
     """
     return "\n".join(
-        joined(rank_sections(rank_report(sample, device, now, gpus.get(device.uuid or ""), limits)))
+        _device_page(sample, device, now, gpus.get(device.uuid or ""), limits)
         for device in sample.devices
     )
 
 
-def rank_sections(report: RankReport, width: int = RANK_WIDTH) -> list[list[str]]:
+def _device_page(
+    sample: Sample, device: DeviceSample, now: float, gpu: int | None, limits: Limits
+) -> str:
+    report, read = rank_report(sample, device, now, gpu, limits), device.stats_timestamp
+    parts = [(part.label, part.bytes) for part in report.memory]
+    age = None if read is None else max(0.0, now - read)
+    return joined(rank_sections(report, memory_lines(device.total_bytes, parts, age, RANK_WIDTH)))
+
+
+def rank_sections(
+    report: RankWhy, memory: Iterable[str], width: int = RANK_WIDTH
+) -> list[list[str]]:
     """Return the sections of a report, in lines of at most `width` columns.
 
-    Lines to type and the names and sizes of the memory's parts may be longer.
+    `memory`: the lines about the device. Lines to type and the names and sizes of the memory's
+    parts may be longer.
     """
     return [
         [*report.heading],
-        [*memory_lines(report.total_bytes, report.parts, report.age_seconds, width)],
+        [*memory],
         [*fact_lines(report.facts, width)],
         [*run_lines(report.run)],
-        [*_threat_lines(report.threats, width)],
+        [*_threat_lines(report, width)],
         [*advice_lines(report.advice, width)],
     ]
 
 
-def _threat_lines(threats: Sequence[str] | None, width: int) -> Iterator[str]:
-    if threats is None:
+def _threat_lines(report: RankWhy, width: int) -> Iterator[str]:
+    """Yield what threatens a process that has not ended."""
+    if report.ending:
         return
     yield "Threats"
-    for threat in threats:
-        yield from wrapped(threat, "  - ", width)
-    if not threats:
+    for threat in report.threats:
+        yield from wrapped(threat.text, "  - ", width)
+    if not report.threats:
         yield "  Nothing at the moment."
 
 
@@ -263,9 +278,12 @@ def summary_page(path: Path, summary: RunSummary) -> str:
     process = summary.process
     who = f"Run {process.run}, rank {process.rank} (pid {process.pid})"
     heading = [who, *wrapped(summary.verdict, "  ", WIDTH)]
-    about = [Fact("until", local_time(summary.timestamp))]
-    if summary.mean_step_seconds is not None:
-        about.append(Fact("mean step", format_seconds(summary.mean_step_seconds)))
+    mean = summary.mean_step_seconds
+    each = "" if mean is None else f", {mean:.2f} s each"
+    about = [
+        Fact("until", local_time(summary.timestamp)),
+        Fact("steps", f"{summary.steps:,}{each}"),
+    ]
     devices = [_device_lines(device) for device in summary.devices]
     settings = fact_lines(settings_facts(summary.allocator_settings))
     file = [f"Summary: {sanitize_text(str(path))}"]
@@ -281,11 +299,14 @@ def _device_lines(device: DeviceSummary) -> list[str]:
         "left at the peak": device.headroom_bytes,
     }
     facts = [Fact(name, format_size(size)) for name, size in sizes.items() if size is not None]
-    counts = {"retries": device.counters.alloc_retries, "OOMs": device.counters.ooms}
+    counts = {
+        "retries": device.counters.alloc_retries,
+        "OOMs": sum((device.counters.ooms or {}).values()),
+    }
     facts += [Fact(name, f"{count:,}") for name, count in counts.items() if count]
-    parts = [(name.replace("_", " "), size) for name, size in device.component_peaks.items()]
+    parts = [(component_words(name), size) for name, size in device.component_peaks.items()]
     lines = [gpu_name(device.index, device.uuid, None), *fact_lines(facts)]
     if parts:
-        lines.append("  at the peak")
-        lines += [f"    {name:<30}{format_size(size):>12}" for name, size in parts]
+        lines += ["", "What the peak consisted of"]
+        lines += [f"  {name:<32}{format_size(size):>12}" for name, size in parts]
     return lines

@@ -6,11 +6,10 @@ the memory snapshot there too.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torchmem.sample.process_messages import decode, readable
-from torchmem.sample.quick_dataclass import dataclass
 
 REQUEST_SUFFIX = ".capture-request.json"
 ANSWER_SUFFIX = ".capture-answer.json"

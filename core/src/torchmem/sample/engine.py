@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
-
-from torchmem.sample.quick_dataclass import dataclass
 
 MAX_ENGINE_PARTS = 16
 """More parts than any engine has."""

@@ -10,10 +10,10 @@ import shlex
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchmem.sample.errors import UsageError
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.untrusted import UntrustedFileError, open_untrusted, sanitize_text
 
@@ -47,7 +47,7 @@ def _output(command: str, wanted: str) -> FileKind:
 
 OOM_REPORT = FileKind("an OOM report", "run `torchmem why {file}`")
 SNAPSHOT = FileKind("a pickle file, as memory snapshots are", "run `torchmem why {file}`")
-SUMMARY = FileKind("the summary of a run", "run `torchmem compare {file} OTHER`")
+SUMMARY = FileKind("the summary of a run", "run `torchmem why {file}`")
 SAMPLE = FileKind("the sample of a process", "run `torchmem why{process}`")
 PAGE = FileKind("an HTML page", "open it in a browser")
 PICTURE = FileKind("a picture", "open it in an image viewer")
@@ -75,12 +75,12 @@ _BEGINNINGS = {
 # By keys of which each document has all, and no document above it has all.
 _DOCUMENTS: tuple[tuple[set[bytes], FileKind], ...] = (
     ({b"phantom", b"gpu_model", b"command"}, PREFLIGHT),
-    ({b"sample", b"process", b"devices"}, _output("report --json", "process")),
+    ({b"sample", b"process", b"devices"}, _output("why --json", "process")),
     ({b"process", b"devices", b"verdict", b"state"}, SUMMARY),
     ({b"process", b"devices", b"timestamp"}, SAMPLE),
     ({b"process", b"device", b"oom"}, OOM_REPORT),
     ({b"fidelity", b"outcomes"}, _output("whatif --json", "snapshot")),
-    ({b"rounding_bytes", b"request", b"seconds"}, _output("snapshot --json", "snapshot")),
+    ({b"rounding_bytes", b"request", b"seconds"}, _output("why --json", "snapshot")),
     ({b"traceEvents"}, PROFILE),
 )
 

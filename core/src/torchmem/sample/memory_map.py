@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import ENCODER, Layout
 from torchmem.sample.untrusted import MAX_ITEMS
 

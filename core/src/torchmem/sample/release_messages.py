@@ -5,11 +5,10 @@ A request is a file next to the sample of the process that is asked. The answer 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torchmem.sample.process_messages import decode, readable
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.release_tiers import TIERS, ReleaseTier
 
 REQUEST_SUFFIX = ".release-request.json"

@@ -6,9 +6,8 @@ Settings, samples, metrics, and messages read these declarations. What a tier of
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from torchmem.sample.quick_dataclass import dataclass
 
 ReleaseTier = Literal["gradual", "hooks", "cache", "emergency", "neighbors", "request"]
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from operator import le
 from typing import Literal
-
-from torchmem.sample.quick_dataclass import dataclass
 
 MAX_POINTS = 64
 """The most points in a history; a full one keeps every second."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from torchmem.sample.engine import Engine, too_long
 from torchmem.sample.launch import is_launch
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.run_history import Growth, RunHistory
@@ -55,6 +54,7 @@ PASSING: frozenset[str] = frozenset(
 ASLEEP = "asleep"
 """The component of what an engine has given back to the driver while PyTorch counts it."""
 MAX_TRACKED = 25
+MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
 MAX_COMPONENTS = len(COMPONENTS) + len({ASLEEP}) + MAX_TRACKED
 
 # Upper bounds of the free-block histogram, in bytes: from one page to the largest block on a GPU.
@@ -440,8 +440,8 @@ def live_state(sample: Sample, now: float) -> Literal["running", "stalled"]:
 def possible(sample: Sample) -> tuple[Sample | None, tuple[Fault, ...]]:
     """Return the sample without values that cannot be true, and what was left out.
 
-    The SDK publishes nothing else, and readers use nothing else. The sample is None if its own time
-    or process is impossible.
+    The SDK publishes nothing else, and readers use nothing else. The sample is None if its own
+    time, process or steps are impossible.
     """
     return without_impossible(sample, _contradictions)
 
@@ -450,16 +450,12 @@ def is_consistent(sample: Sample) -> bool:
     """Return whether `possible` finds no contradiction; numbers are not checked."""
     parts = ((device, device.layout, device.run_history) for device in sample.devices)
     found = (part for device in parts for part in device if part)
-    return all(_contradictions(part) == {} for part in (sample.process, *found))
+    return all(_contradictions(part) == {} for part in (sample, sample.process, *found))
 
 
 def _contradictions(value: object) -> Mapping[str, Any] | None:
-    if isinstance(value, Layout):
-        counts, largest = value.free_block_counts, value.largest_free_block_bytes
-        complete = counts is None or len(counts) == len(FREE_BLOCK_BOUNDS) + 1
-        return {} if complete and (largest or 0) <= value.free_bytes else None
-    if isinstance(value, RunHistory):
-        return {} if value.is_consistent else None
+    if isinstance(value, (Sample, Layout, RunHistory)):
+        return {} if _is_whole(value) else None
     if isinstance(value, Engine):
         return too_long(value)
     if isinstance(value, Process):
@@ -468,6 +464,18 @@ def _contradictions(value: object) -> Mapping[str, Any] | None:
         names = ("components", "component_peaks")
         return {name: {} for name in names if len(getattr(value, name)) > MAX_COMPONENTS}
     return {}
+
+
+def _is_whole(value: Sample | Layout | RunHistory) -> bool:
+    """Return whether the parts of a value fit together; otherwise all of it is dropped."""
+    if isinstance(value, Sample):
+        has_all = len(value.steps.duration_counts) == len(STEP_DURATION_BOUNDS) + 1
+        return has_all and 0 < value.process.pid <= MAX_PID
+    if isinstance(value, RunHistory):
+        return value.is_consistent
+    counts, largest = value.free_block_counts, value.largest_free_block_bytes
+    has_all = counts is None or len(counts) == len(FREE_BLOCK_BOUNDS) + 1
+    return has_all and (largest or 0) <= value.free_bytes
 
 
 def _fields(value: Any) -> dict[str, Any]:
@@ -493,7 +501,7 @@ def decode(data: bytes) -> Sample:
     raw = sanitize_json(json.loads(data), keeps_numbers=True)
     sample, _ = possible(convert(raw, Sample))
     if sample is None:
-        raise ValueError("the time or the process is impossible")
+        raise ValueError("the time, the process or the steps are impossible")
     if sample.schema != SCHEMA_VERSION:
         raise ValueError("the sample has another schema")
     return sample

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass, replace
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, Literal, TypeVar, get_args
 
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.untrusted import MAX_NUMBER
 
 T = TypeVar("T")

@@ -6,9 +6,8 @@ Errors", docs.nvidia.com/deploy/xid-errors, driver 580. Drivers can report other
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
-
-from torchmem.sample.quick_dataclass import dataclass
 
 Severity = Literal["application", "warning", "critical"]
 """application: usually caused by the program, not by the GPU; warning: the GPU still works, service

@@ -6,26 +6,19 @@ name over it or beside it, because other tools still depend on them.
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import (
-    Distribution,
-    PackageNotFoundError,
-    PackagePath,
-    distributions,
-    requires,
-)
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import Any
 
 DISTRIBUTION = "nvidia-ml-py"
 REASON = "outdated_pynvml"
 _REQUIREMENT = re.compile(rf"({DISTRIBUTION}>=([\d.]+))")
-_FILES = {"pynvml.py", "pynvml/__init__.py"}
+_FIRST_WITHOUT_MODULE = (12,)  # pynvml 12 has no module of its own, but requires nvidia-ml-py
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,52 +45,32 @@ class OutdatedBinding:
         return f"pip uninstall --yes {self.package} && {install}"
 
 
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package, None if it is not installed."""
+    with suppress(PackageNotFoundError):
+        return version_of(package)
+    return None
+
+
 def outdated_binding(
-    module: Any, installed: Iterable[Distribution] | None = None
+    module: Any, installed: Callable[[str], str | None] = installed_version
 ) -> OutdatedBinding | None:
     """Return what is wrong with this `pynvml`; None if it is nvidia-ml-py's and new enough.
 
-    `installed` are the distributions to look in, by default all of this Python's path.
+    nvidia-ml-py is the file pynvml.py. So is nvidia-ml-py3, which lacks version 2 of the memory
+    call; pynvml before 12 is a folder. `installed` returns the version of a package.
     """
-    path = getattr(module, "__file__", None)
-    if path is None:
-        return None
-    owner = _owner(Path(path), distributions() if installed is None else installed)
-    if owner is None:
-        is_complete = hasattr(module, "nvmlMemory_v2")
-        return None if is_complete else OutdatedBinding(None, None)
-    is_ours = owner.name == DISTRIBUTION and _numbers(owner.version) >= _requirement()[1]
-    return None if is_ours else OutdatedBinding(owner.name, owner.version)
-
-
-def _owner(path: Path, installed: Iterable[Distribution]) -> Distribution | None:
-    """Return the distribution that has written the file; several may have listed it."""
-    candidates = list(_candidates(path, installed))
-    if not candidates:
-        return None
-    digest = hashlib.sha256(path.read_bytes()).digest()
-    recorded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-    for candidate, file in candidates:
-        if file.hash and (file.hash.mode, file.hash.value) == ("sha256", recorded):
-            return candidate
-    return candidates[0][0]
-
-
-def _candidates(
-    path: Path, installed: Iterable[Distribution]
-) -> Iterator[tuple[Distribution, PackagePath]]:
-    for distribution in installed:
-        if "pynvml" not in (distribution.read_text("RECORD") or "pynvml"):
-            continue  # without parsing all files of the environment
-        for file in distribution.files or ():
-            if str(file) in _FILES and _is_same(path, str(distribution.locate_file(file))):
-                yield distribution, file
-
-
-def _is_same(path: Path, other: str) -> bool:
-    with suppress(OSError):
-        return path.samefile(other)
-    return False
+    other = installed("pynvml")
+    is_folder = Path(getattr(module, "__file__", None) or "").name == "__init__.py"
+    if is_folder and other and _numbers(other) < _FIRST_WITHOUT_MODULE:
+        return OutdatedBinding("pynvml", other)
+    own, older = installed(DISTRIBUTION), installed("nvidia-ml-py3")
+    is_complete = hasattr(module, "nvmlMemory_v2")
+    if older and not is_complete:
+        return OutdatedBinding("nvidia-ml-py3", older)
+    if own and _numbers(own) < _requirement()[1]:
+        return OutdatedBinding(DISTRIBUTION, own)
+    return None if is_complete else OutdatedBinding(None, None)
 
 
 def _requirement() -> tuple[str, tuple[int, ...]]:

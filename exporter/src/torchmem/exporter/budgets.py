@@ -5,6 +5,7 @@ A rank with one GPU has a file of 2 to 8 KB, 70 to 100 series and 15 KB of the p
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -53,12 +54,12 @@ class Budget:
             }
         )
 
-    def take(self, amounts: Mapping[str, int]) -> bool:
-        """Subtract the amounts and return True, or return False if one of them exceeds the rest."""
-        if any(getattr(self, name) < amount for name, amount in amounts.items()):
+    def take(self, name: str, amount: int) -> bool:
+        """Subtract an amount and return True, or return False if it exceeds the rest."""
+        rest: int = getattr(self, name)
+        if rest < amount:
             return False
-        for name, amount in amounts.items():
-            setattr(self, name, getattr(self, name) - amount)
+        setattr(self, name, rest - amount)
         return True
 
     def take_all(self, used: Budget, given: Budget) -> None:
@@ -68,15 +69,23 @@ class Budget:
             setattr(self, name, getattr(self, name) - spent)
 
 
-def page_cost(sample: Sample, *, all_series: bool = False) -> tuple[int, int]:
-    """Return the number of series of a sample, and their bytes in the text format."""
-    series = size = 0
-    view = ProcessView(sample, sample.process.pid, "running", {})
-    for family in families([view], all_series=all_series):
-        for row in family.samples:
-            series += 1
-            size += len(row.name) + _LINE_BYTES + _labels_size(row.labels)
-    return series, size
+@dataclass(frozen=True, slots=True)
+class PageShare:
+    """What a process takes of the page: a hash of name and labels of each series, and their bytes.
+
+    The bytes are those of the text format. Both depend only on what becomes a label.
+    """
+
+    series: array[int]
+    bytes: int
+
+    @classmethod
+    def of(cls, sample: Sample, pid: int | str, *, all_series: bool = False) -> PageShare:
+        """Return the share of a process."""
+        page = families([ProcessView(sample, pid, "running", {})], all_series=all_series)
+        rows = [row for family in page for row in family.samples]
+        size = sum(len(row.name) + _LINE_BYTES + _labels_size(row.labels) for row in rows)
+        return cls(array("q", [hash((row.name, *row.labels.items())) for row in rows]), size)
 
 
 def _labels_size(labels: Mapping[str, str]) -> int:

@@ -7,15 +7,11 @@ comes back within the hour, is free.
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from torchmem.exporter.budgets import MAX_SERIES_PER_USER, NODE_SHARES
-from torchmem.metrics.families import ProcessView, families
-from torchmem.sample.sample import Sample
+from torchmem.exporter.budgets import MAX_SERIES_PER_USER, NODE_SHARES, PageShare
 
 WINDOW_SECONDS = 3600.0
 MAX_HOURLY_SERIES_PER_USER = 2 * MAX_SERIES_PER_USER
@@ -29,19 +25,6 @@ processes.
 MAX_USERS = 512  # who are remembered; those with nothing on the page are forgotten first
 MAX_REFUSALS = 8  # of one user at one scan; further new processes are refused unread
 
-SeriesIds: TypeAlias = "array[int]"
-"""A hash of name and labels of each series."""
-
-
-def series_ids(sample: Sample, pid: int | str, *, all_series: bool = False) -> SeriesIds:
-    """Return the series that a sample has on the page."""
-    page = families([ProcessView(sample, pid, "running", {})], all_series=all_series)
-    return array("q", [_id(row.name, row.labels) for family in page for row in family.samples])
-
-
-def _id(name: str, labels: Mapping[str, str]) -> int:
-    return hash((name, *labels.items()))
-
 
 @dataclass(slots=True)
 class _User:
@@ -49,8 +32,8 @@ class _User:
 
     start: float
     known: set[int] = field(default_factory=set)
-    shown: dict[Hashable, SeriesIds] = field(default_factory=dict)
-    next_shown: dict[Hashable, SeriesIds] = field(default_factory=dict)
+    shown: dict[Hashable, PageShare] = field(default_factory=dict)
+    next_shown: dict[Hashable, PageShare] = field(default_factory=dict)
     refusals: int = 0
 
 
@@ -66,24 +49,23 @@ class Churn:
         self,
         user: str,
         process: Hashable,
-        read: Callable[[], SeriesIds],
+        read: Callable[[], PageShare],
         now: float,
         *,
         is_live: bool = False,
-    ) -> int | None:
-        """Return the number of series of a process that may be exported at `now`, else None.
+    ) -> PageShare | None:
+        """Return the share of a process that may be exported at `now`, else None.
 
         `now` is in Unix seconds. `process` stands for its series: while it is equal, `read`, which
-        returns them, is not called again. `is_live`: whether it is known to be alive.
+        returns its share, is not called again. `is_live`: whether it is known to be alive.
         """
         record = self._record(user, now)
         if record is None:
             return None
-        ids = record.shown.get(process) or self._add(record, read, is_live=is_live)
-        if ids is None:
-            return None
-        record.next_shown[process] = ids
-        return len(ids)
+        share = record.shown.get(process) or self._add(record, read, is_live=is_live)
+        if share is not None:
+            record.next_shown[process] = share
+        return share
 
     def series_of(self, user: str) -> int:
         """Return the number of the user's series in the current hour."""
@@ -107,20 +89,20 @@ class Churn:
                 return
 
     def _add(
-        self, record: _User, read: Callable[[], SeriesIds], *, is_live: bool
-    ) -> SeriesIds | None:
-        """Return a process's series if the budget suffices for them."""
+        self, record: _User, read: Callable[[], PageShare], *, is_live: bool
+    ) -> PageShare | None:
+        """Return a process's share if the budget suffices for its series."""
         left = self._left(record, is_live=is_live)
         if left <= 0 or record.refusals >= MAX_REFUSALS:
             return None
-        ids = read()
-        new = set(ids) - record.known
+        share = read()
+        new = set(share.series) - record.known
         if len(new) > left:
             record.refusals += 1
             return None
         record.known |= new
         self._total += len(new)
-        return ids
+        return share
 
     def _left(self, record: _User, *, is_live: bool) -> int:
         used = len(record.known)
@@ -145,5 +127,5 @@ class Churn:
         self._total = sum(len(record.known) for record in self._users.values())
 
 
-def _all(shown: Iterable[SeriesIds]) -> set[int]:
-    return {series for ids in shown for series in ids}
+def _all(shown: Iterable[PageShare]) -> set[int]:
+    return {series for share in shown for series in share.series}

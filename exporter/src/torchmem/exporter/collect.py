@@ -30,6 +30,7 @@ from torchmem.exporter.reading import (
     AbandonedError,
     CollectorResult,
     Reading,
+    collector,
     read_and_collect,
     run_collector,
 )
@@ -57,7 +58,7 @@ from torchmem.exporter.subjects.outside_allocator import (
 )
 from torchmem.exporter.worker import JobThread, JobThreads
 from torchmem.metrics import catalog
-from torchmem.metrics.families import ProcessView, families, family, info
+from torchmem.metrics.families import families, family, info
 
 _log = logging.getLogger(__name__)
 
@@ -66,20 +67,20 @@ _CLOSE_SECONDS = 1.0
 
 # In this order, the most important first: at the deadline the later ones are missing.
 COLLECTORS: Mapping[str, Callable[[Reading], Iterable[Metric]]] = {
-    "memory": memory.families,
+    "memory": collector(memory.MemoryInfo, memory.UnifiedMemory, memory.Bar1),
     "mig": mig.families,
     "processes": processes.families,
     "utilization": utilization.families,
-    "power": power.families,
-    "temperature": temperature.families,
-    "clocks": clocks.families,
+    "power": collector(power.Power),
+    "temperature": collector(temperature.Temperatures),
+    "clocks": collector(clocks.Clocks),
     "ecc": ecc.families,
-    "repairs": ecc.repair_families,
-    "fans": temperature.fan_families,
-    "pcie": pcie.families,
-    "nvlink": nvlink.families,
-    "gpm": gpm.families,
-    "pcie_throughput": pcie.throughput_families,
+    "repairs": collector(ecc.Repairs),
+    "fans": collector(temperature.Fans),
+    "pcie": collector(pcie.Pcie),
+    "nvlink": collector(nvlink.NvLink),
+    "gpm": collector(gpm.Gpm),
+    "pcie_throughput": collector(pcie.PcieThroughput),
 }
 
 
@@ -346,11 +347,7 @@ def sample_families(
 ) -> Iterator[Metric]:
     """Yield the series of every sample; `gpus`: by UUID, also those of MIG devices."""
     indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
-    views = [
-        ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
-        for item in published
-    ]
-    return families(views, all_series=all_series)
+    return families([item.view(indices) for item in published], all_series=all_series)
 
 
 def own_families(

@@ -1,16 +1,17 @@
 """The GPUs of a node: their identity, the values read from them, and the protocol `Nvml`.
 
-The driver, the fake of `testing` and the demo implement `Nvml`.
+The driver and the demo implement `Nvml`, and so do the tests' fakes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torchmem.exporter.binding import OutdatedBinding
 from torchmem.exporter.nvml import NvmlDevice
+from torchmem.metrics.catalog import MetricSpec
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -65,7 +66,7 @@ class GpuValue:
     """Base class of what is read from a GPU: frozen dataclasses in base units, None if unknown.
 
     Each class of `torchmem.exporter.subjects` is read as a whole: a call that fails costs this
-    value of this GPU and nothing else.
+    value of this GPU and nothing else. The fields that are `series` are those of a metric.
     """
 
     __slots__ = ()
@@ -74,6 +75,17 @@ class GpuValue:
     def read(cls, gpu: NvmlDevice) -> Self | None:
         """Read the value; return None where this GPU, driver or permission does not provide it."""
         raise NotImplementedError
+
+
+def series(
+    metric: MetricSpec, by_key: Callable[[Any], Mapping[Any, Any]] | None = None, **options: Any
+) -> Any:
+    """Return a field of a GpuValue whose value is that of a metric, by default None.
+
+    Of a metric with more labels than a GPU's, the value is a mapping from the last label to
+    numbers, or something that `by_key` makes one of. `options` are those of `dataclasses.field`.
+    """
+    return field(metadata={"metric": metric, "by_key": by_key}, **(options or {"default": None}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from torchmem.host.host_memory import (
 from torchmem.host.process_table import ProcessKey, process_key
 from torchmem.host.procfs import PROC
 from torchmem.metrics import catalog
-from torchmem.metrics.families import Labels, ProcessView, keyed_family
+from torchmem.metrics.families import Labels, keyed_family
 from torchmem.sample.sample import LIVE_STATES, HostMemory
 
 KillCause = Literal["host_memory", "signal"]
@@ -98,8 +98,9 @@ class HostProcesses:
         for item in published:
             known = self._causes.get(process_key(item.sample.process))
             if item.state == "killed" and known:
-                view = ProcessView(item.sample, item.pid_label or item.pid, item.state, {})
-                rows.append((view.labels, {cause: float(cause == known) for cause in KILL_CAUSES}))
+                rows.append(
+                    (item.view({}).labels, {cause: float(cause == known) for cause in KILL_CAUSES})
+                )
         yield keyed_family(catalog.KILL_CAUSE, rows, dict)
 
     def _cause(self, key: ProcessKey, on_node: int | None) -> KillCause | None:

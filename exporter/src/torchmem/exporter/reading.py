@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,6 +16,8 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, GpuValue, Nvml, Versions
 from torchmem.exporter.nvml import GpuLostError, NvmlCallError, NvmlDownError
+from torchmem.metrics.catalog import GPU, MetricSpec
+from torchmem.metrics.families import keyed_family, value_family
 
 _log = logging.getLogger(__name__)
 
@@ -48,6 +51,9 @@ def run_collector(name: str, collect: Callable[[], Iterable[Metric]]) -> Collect
         families = tuple(collect())
     except (NvmlDownError, AbandonedError):
         raise
+    except OSError as error:
+        _log.warning("collector %s failed: %s", name, error)
+        return CollectorResult(name, seconds=time.perf_counter() - start)
     except Exception:  # noqa: BLE001 - one collector never fails the scrape; it is logged
         _log.exception("collector %s failed", name)
         return CollectorResult(name, seconds=time.perf_counter() - start)
@@ -58,17 +64,15 @@ def read_and_collect(
     name: str, read: Callable[[], T], families: Callable[[T], Iterable[Metric]], unread: T
 ) -> tuple[T, CollectorResult]:
     """Run one collector in two steps, and also return what it has read, or `unread`."""
-    start = time.perf_counter()
-    try:
+    value = unread
+
+    def collect() -> Iterable[Metric]:
+        nonlocal value
         value = read()
-    except OSError as error:
-        _log.warning("collector %s failed: %s", name, error)
-        return unread, CollectorResult(name, seconds=time.perf_counter() - start)
-    except Exception:  # noqa: BLE001 - as in run_collector
-        _log.exception("collector %s failed", name)
-        return unread, CollectorResult(name, seconds=time.perf_counter() - start)
-    result = run_collector(name, lambda: families(value))
-    return value, replace(result, seconds=time.perf_counter() - start)
+        return families(value)
+
+    result = run_collector(name, collect)
+    return value, result
 
 
 @dataclass(slots=True)
@@ -178,3 +182,29 @@ class _Calling:
         traceback: TracebackType | None,
     ) -> None:
         self._reading.end_call()
+
+
+def collector(*kinds: type[GpuValue]) -> Callable[[Reading], Iterator[Metric]]:
+    """Return a collector of the metrics that the fields of these classes declare."""
+    declared = [(kind, list(_series(kind))) for kind in kinds]
+
+    def families(reading: Reading) -> Iterator[Metric]:
+        for kind, metrics in declared:
+            rows = reading.read(kind)
+            for metric, value in metrics:
+                family = keyed_family if len(metric.labels) > len(GPU) else value_family
+                yield family(metric, rows, value)
+
+    return families
+
+
+def _series(kind: type[GpuValue]) -> Iterator[tuple[MetricSpec, Callable[[Any], Any]]]:
+    """Yield the metrics of a class, each with the function that takes its value from an object."""
+    for each in fields(kind):  # type: ignore[arg-type] # every GpuValue is a dataclass
+        if "metric" in each.metadata:
+            yield each.metadata["metric"], _value_of(each.name, each.metadata["by_key"])
+
+
+def _value_of(name: str, by_key: Callable[[Any], Any] | None) -> Callable[[Any], Any]:
+    value = attrgetter(name)
+    return value if by_key is None else lambda each: by_key(value(each))

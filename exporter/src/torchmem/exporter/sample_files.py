@@ -28,9 +28,9 @@ import msgspec
 from torchmem.exporter.budgets import (
     MAX_PAGE_BYTES_PER_FILE_BYTE,
     Budget,
-    page_cost,
+    PageShare,
 )
-from torchmem.exporter.churn import Churn, series_ids
+from torchmem.exporter.churn import Churn
 from torchmem.exporter.directory_status import (
     OVERFLOW_UID,
     PROBLEM_TEXTS,
@@ -42,6 +42,7 @@ from torchmem.exporter.plain_files import PlainFile, texts_hash
 from torchmem.exporter.rejections import Reason, Refusals, RejectedSampleError
 from torchmem.exporter.user_directories import FileVersion, list_files
 from torchmem.host.process_table import ProcessKey, ProcessTable, process_key, process_state
+from torchmem.metrics.families import ProcessView
 from torchmem.sample.launch import owned_launch
 from torchmem.sample.run_directory import (
     DEFAULT_TTL_SECONDS,
@@ -50,7 +51,6 @@ from torchmem.sample.run_directory import (
 from torchmem.sample.sample import (
     LIVE_STATES,
     SCHEMA_VERSION,
-    STEP_DURATION_BOUNDS,
     DeviceSample,
     Sample,
     State,
@@ -73,7 +73,6 @@ V = TypeVar("V")
 
 MAX_USERS = 256
 MAX_TRIED_FILES = 8  # of a user, to find one that is worth a place among those users
-MAX_PID = 1 << 22  # PID_MAX_LIMIT of Linux, include/linux/threads.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +98,22 @@ class Published:
         """16 hex digits that name the process in URLs; equal after a restart of the exporter."""
         return blake2b(os.fsencode(self.path), digest_size=8).hexdigest()
 
+    def view(self, gpus: Mapping[str, str]) -> ProcessView:
+        """Return the process as its series show it; `gpus`: NVML indices by UUID."""
+        return ProcessView(self.sample, self.pid_label or self.pid, self.state, gpus)
+
 
 @dataclass(frozen=True, slots=True)
 class _File:
     """A decoded file. `seen`: when this version was first read.
 
-    `page_bytes` are those of its series on the page. `texts` is a hash of all text in the file, and
-    so of everything that becomes a label.
+    `texts` is a hash of all text in the file, and so of everything that becomes a label.
     """
 
     version: FileVersion
     sample: Sample
     seen: float
     texts: int
-    page_bytes: int | None = None
 
     @property
     def written(self) -> float:
@@ -265,7 +266,7 @@ class RunDirectory:
         """Return one of a user's newest processes, if possible one that is known to be alive."""
         best: Published | None = None
         for version in islice(versions, MAX_TRIED_FILES):
-            if not node.take({"file_bytes": min(version.size, MAX_SAMPLE_BYTES)}):
+            if not node.take("file_bytes", min(version.size, MAX_SAMPLE_BYTES)):
                 self._refusals.exceed(version.path, version.uid, "over_budget")
                 break
             file = self._load(directory, version, now)
@@ -307,61 +308,52 @@ class RunDirectory:
 
         Files after that one are not read, so that no user's files take up the time of a scrape.
         """
-        is_small = budget.take(
-            {"page_bytes": _total_bytes(versions) * MAX_PAGE_BYTES_PER_FILE_BYTE}
-        )
+        most_bytes = _total_bytes(versions) * MAX_PAGE_BYTES_PER_FILE_BYTE
+        is_small = budget.take("page_bytes", most_bytes)
         reason: Reason | None = None
         for version in versions:
             reason = reason or self._refuse_unread(version, budget)
             file = None if reason else self._load(directory, version, now)
             item = self._publish(file, now) if file else None
-            series = self._admit(file, item, now) if file and item else None
-            if file and item and series is None:
+            share = self._admit(file, item, now) if file and item else None
+            if file and item and share is None:
                 self._refusals.exceed(version.path, version.uid, "series_churn")
                 continue
-            if file and series is not None:
-                reason = self._refuse_read(file, series, budget, is_small=is_small)
+            if file and share is not None:
+                reason = self._refuse_read(file.sample, share, budget, is_small=is_small)
             if reason and now - version.changed_ns / 1e9 <= self._ttl_seconds:
                 self._refusals.exceed(version.path, version.uid, reason)
             elif file and item and not reason:
                 yield file, item
 
-    def _admit(self, file: _File, item: Published, now: float) -> int | None:
-        """Return the number of series of the process, None if its user may not create them."""
+    def _admit(self, file: _File, item: Published, now: float) -> PageShare | None:
+        """Return what the process takes of the page, None if its user may not create its series."""
         process = item.sample.process
         numbers = process.pid_namespace, process.local_rank, process.world_size
         key = file.texts, process.rank, item.pid, *numbers
-        read = partial(series_ids, item.sample, item.pid, all_series=self._all_series)
+        read = partial(PageShare.of, item.sample, item.pid, all_series=self._all_series)
         user = file.version.user
         return self._churn.admit(user, key, read, now, is_live=item.attributed)
 
     @staticmethod
     def _refuse_unread(version: FileVersion, budget: Budget) -> Reason | None:
         """Take what reading the file costs, or return why it is not read."""
-        if not budget.take({"files": 1}):
+        if not budget.take("files", 1):
             return "too_many"
-        is_within = budget.take({"file_bytes": min(version.size, MAX_SAMPLE_BYTES)})
+        is_within = budget.take("file_bytes", min(version.size, MAX_SAMPLE_BYTES))
         return None if is_within else "over_budget"
 
+    @staticmethod
     def _refuse_read(
-        self, file: _File, series: int, budget: Budget, *, is_small: bool
+        sample: Sample, share: PageShare, budget: Budget, *, is_small: bool
     ) -> Reason | None:
         """Take what the process costs on the page, or return why it is not exported."""
-        if not budget.take({"devices": len(file.sample.devices)}):
+        if not budget.take("devices", len(sample.devices)):
             return "too_many"
-        is_within = budget.take({"series": series}) and (is_small or self._take_page(file, budget))
+        is_within = budget.take("series", len(share.series)) and (
+            is_small or budget.take("page_bytes", share.bytes)
+        )
         return None if is_within else "over_budget"
-
-    def _take_page(self, file: _File, budget: Budget) -> bool:
-        """Take the bytes of the sample on the page, which are measured once for each version."""
-        if file.page_bytes is None:
-            file = replace(file, page_bytes=self._page_bytes(file.sample))
-            self._files[file.version.path] = file.version, file
-        assert file.page_bytes is not None  # noqa: S101 - set above
-        return budget.take({"page_bytes": file.page_bytes})
-
-    def _page_bytes(self, sample: Sample) -> int:
-        return page_cost(sample, all_series=self._all_series)[1]
 
     def _load(self, directory: int, listed: FileVersion, now: float) -> _File | None:
         version, file = self._files.get(listed.path, (None, None))
@@ -562,7 +554,7 @@ def decode_possible(data: bytes, file: PlainFile | None = None) -> tuple[Sample,
         sample, faults = (plain, ()) if plain else possible(_decode_any(data))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise RejectedSampleError("malformed") from error
-    if sample is None or not _is_consistent(sample):
+    if sample is None:
         raise RejectedSampleError("out_of_bounds")
     devices = distinct_devices(sample.devices)
     if len(devices) < len(sample.devices):
@@ -592,13 +584,6 @@ def _sanitized(raw: Any) -> Any:
         return sanitize_json(raw, keeps_numbers=True)
     except ValueError as error:
         raise RejectedSampleError("out_of_bounds") from error
-
-
-def _is_consistent(sample: Sample) -> bool:
-    return (
-        0 < sample.process.pid <= MAX_PID
-        and len(sample.steps.duration_counts) == len(STEP_DURATION_BOUNDS) + 1
-    )
 
 
 def _read(directory: int, listed: FileVersion) -> tuple[FileVersion, bytes]:

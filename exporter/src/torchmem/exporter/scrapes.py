@@ -8,7 +8,6 @@ headers with their weights (RFC 9110, sections 12.4.2 and 12.5).
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import zlib
 from collections import Counter
@@ -121,20 +120,15 @@ class SharedCall(Generic[T]):
 
 
 class Pages:
-    """Writes pages in their formats, one at a time, because it keeps their text.
-
-    `thread` writes those that the thread of the collection has not written.
-    """
+    """Writes pages in their formats, all in one thread, because it keeps their text."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="torchmem-encode")
         self._texts = {kind: PageText(kind.encode, kind.end) for kind in (TEXT, OPENMETRICS)}
-        self._writing = threading.Lock()
 
     def write(self, families: Sequence[Metric], exposition_format: Format) -> bytes:
-        """Return the exposition. For threads other than the event loop's."""
-        with self._writing:
-            return self._texts[exposition_format].write(families)
+        """Return the exposition. For `thread`."""
+        return self._texts[exposition_format].write(families)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,25 +144,16 @@ class Collection:
 
     def __init__(self, families: Sequence[Metric], pages: Pages) -> None:
         self._families, self._pages = families, pages
-        self._written: dict[Encoding, tuple[bytes, bool]] = {}
         self._tasks: dict[Encoding, asyncio.Task[tuple[bytes, bool]]] = {}
-
-    def write(self, encoding: Encoding) -> None:
-        """Make an encoding that a client waits for. For the thread of the collection."""
-        self._written[encoding] = self._body(encoding.format, compress=encoding.is_compressed)
 
     async def body(self, encoding: Encoding) -> tuple[bytes, bool]:
         """Return the exposition and whether it is compressed; a short one never is."""
-        written = self._written.get(encoding)
-        if written is not None:
-            return written
         if encoding not in self._tasks:
             make = partial(self._body, encoding.format, compress=encoding.is_compressed)
             self._tasks[encoding] = in_thread(self._pages.thread, make)
         return await asyncio.shield(self._tasks[encoding])
 
     def _body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
-        """Return what `body` returns. For threads other than the event loop's."""
         plain = self._pages.write(self._families, exposition_format)
         if not compress or len(plain) < _MIN_GZIP_BYTES:
             return plain, False
@@ -187,7 +172,6 @@ class Scrapes:
         self._known = SharedCall(
             "torchmem-known", lambda: Collection(collector.known(), self._pages)
         )
-        self._wanted: Encoding | None = None
         self._waiting = Counter[str]()
         self._collected = False
         self._rests_until: dict[str, float] = {}
@@ -224,11 +208,7 @@ class Scrapes:
             self._rests_until[party] = now + min(REST * (now - begun), MAX_REST_SECONDS)
 
     def _collect(self) -> Collection:
-        """Collect, and if a scrape waits for the page, write it in the same thread."""
         collection = Collection(self._collector.collect(), self._pages)
-        wanted, self._wanted = self._wanted, None
-        if wanted:
-            collection.write(wanted)
         self._on_collected()
         return collection
 
@@ -256,7 +236,6 @@ class Scrapes:
             choose_format(request.headers.get("accept", "")),
             accepts_gzip(request.headers.get("accept-encoding", "")),
         )
-        self._wanted = encoding
         collection = await self.collection_for(party(request.scope), seconds)
         body, compressed = await collection.body(encoding)
         headers = {

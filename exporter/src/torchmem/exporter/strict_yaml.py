@@ -1,13 +1,14 @@
 """Strict reading of YAML settings.
 
-An error names the key, the file and the line, and suggests the key or word that was probably meant.
-Duplicate keys are errors.
+PyYAML keeps the last of two equal keys, and does not know the line of a value once it has read it.
+Here, a duplicate key is an error, and an error names the key, the file and the line, and suggests
+the key or word that was probably meant.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 20
 MAX_NUMBER_LENGTH = 100
 MAX_SHOWN = 80  # characters of a key or a value in an error
+_MAPPING_TAG = "tag:yaml.org,2002:map"
 _NUMBER_TAGS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class YamlEntry:
-    """A value and its line. `value` is a scalar, a list of entries or a mapping of str to Entry."""
+class YamlMapping(dict[str, Any]):
+    """A mapping in a file, and the line of each of its keys."""
 
-    value: Any
-    line: int
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: dict[str, int] = {}
 
 
 class Section:
@@ -43,7 +45,7 @@ class Section:
     def __init__(
         self,
         file: Path,
-        entries: Mapping[str, YamlEntry],
+        entries: YamlMapping,
         known: Collection[str] | None,
         name: str = "",
     ) -> None:
@@ -51,18 +53,18 @@ class Section:
         for key in entries:
             if known is not None and key not in known:
                 hint = did_you_mean(key, known, f"known keys are {', '.join(known)}.")
-                line = entries[key].line
-                raise UsageError(f"unknown key {self._path(key)!r} in {file}, line {line}: {hint}")
+                where = f"{file}, line {entries.lines[key]}"
+                raise UsageError(f"unknown key {self._path(key)!r} in {where}: {hint}")
 
     def __contains__(self, key: str) -> bool:
-        return key in self._entries and self._entries[key].value is not None
+        return self._entries.get(key) is not None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._entries)
 
     def refuse(self, key: str, sentence: str) -> NoReturn:
         """Raise UsageError about `key`. The message is its name, file and line, then `sentence`."""
-        line = f", line {self._entries[key].line}," if key in self._entries else ""
+        line = f", line {self._entries.lines[key]}," if key in self._entries else ""
         raise UsageError(f"{self._path(key)} in {self._file}{line} {sentence}")
 
     def text(self, key: str, default: str = "") -> str:
@@ -99,14 +101,12 @@ class Section:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Return a list of strings; empty when the key is absent."""
-        entries: list[YamlEntry] = self._get(
+        items: list[str] = self._get(
             key, [], lambda value: isinstance(value, list), "give a list of text."
         )
-        for entry in entries:
-            if not isinstance(entry.value, str):
-                place = f"{self._path(key)} in {self._file}, line {entry.line},"
-                raise UsageError(f"{place} is not a list of text: quote its items.")
-        return tuple(entry.value for entry in entries)
+        if not all(isinstance(item, str) for item in items):
+            self.refuse(key, "is not a list of text: quote its items.")
+        return tuple(items)
 
     def choices(self, key: str, choices: Mapping[str, T]) -> tuple[T, ...]:
         """Return the values that `choices` maps the listed strings to."""
@@ -117,9 +117,9 @@ class Section:
 
     def section(self, key: str, known: Collection[str] | None) -> Section:
         """Return the mapping below `key`; an empty one when the key is absent."""
-        empty: dict[str, YamlEntry] = {}
+        expected = "give `key: value` lines below it."
         entries = self._get(
-            key, empty, lambda value: isinstance(value, dict), "give `key: value` lines below it."
+            key, YamlMapping(), lambda value: isinstance(value, YamlMapping), expected
         )
         return Section(self._file, entries, known, self._path(key))
 
@@ -130,7 +130,7 @@ class Section:
     def _get(self, key: str, default: T, fits: Callable[[Any], bool], expected: str) -> T:
         if key not in self:
             return default
-        value: Any = self._entries[key].value
+        value: Any = self._entries[key]
         if not fits(value):
             self.refuse(key, f"is {_description(value)}: {expected}")
         return value  # type: ignore[no-any-return]
@@ -138,31 +138,14 @@ class Section:
 
 def read(file: Path, known: Collection[str] | None) -> Section:
     """Return the top level of a YAML file of `key: value` lines; raises UsageError."""
-    return Section(file, _entries(file), known)
+    return Section(file, read_plain(file), known)
 
 
-def read_plain(file: Path) -> dict[str, Any]:
+def read_plain(file: Path) -> YamlMapping:
     """Return the content of a YAML file as lists, scalars and mappings with string keys.
 
     Raises UsageError.
     """
-    plain: dict[str, Any] = _plain(YamlEntry(_entries(file), 1), {})
-    return plain
-
-
-def _plain(entry: YamlEntry, converted: dict[int, Any]) -> Any:
-    """Convert an entry and everything below it, each once: aliases share one value."""
-    if id(entry.value) not in converted:
-        value = entry.value
-        if isinstance(value, dict):
-            value = {key: _plain(item, converted) for key, item in value.items()}
-        elif isinstance(value, list):
-            value = [_plain(item, converted) for item in value]
-        converted[id(entry.value)] = value
-    return converted[id(entry.value)]
-
-
-def _entries(file: Path) -> dict[str, YamlEntry]:
     try:
         content = read_bytes(file)
     except OSError as error:
@@ -172,10 +155,10 @@ def _entries(file: Path) -> dict[str, YamlEntry]:
             f"{file} is a device or larger than {MAX_BYTES >> 20} MiB: give the right file."
         ) from None
     check_kind(file, content[:HEAD_BYTES], None, "a YAML file")
-    entries = _parse(content, file).value
-    if not isinstance(entries, dict | None):
+    entries = _parse(content, file)
+    if not isinstance(entries, YamlMapping | None):
         raise UsageError(f"{file} must hold `key: value` lines: correct it.")
-    return entries or {}
+    return YamlMapping() if entries is None else entries
 
 
 def read_bytes(file: Path) -> bytes:
@@ -188,21 +171,26 @@ def read_bytes(file: Path) -> bytes:
     return file.read_bytes()
 
 
-def _parse(content: bytes, file: Path) -> YamlEntry:
+def _parse(content: bytes, file: Path) -> Any:
     """Parse YAML. Constructing a scalar that its tag does not fit raises any of these errors."""
     import yaml  # only where there is a file to read: it takes a megabyte
 
     try:
         loader = yaml.SafeLoader(content)
+        # Those of this loader alone.
+        loader.yaml_constructors = {  # type: ignore[misc]
+            **loader.yaml_constructors,
+            _MAPPING_TAG: partial(_mapping, file),
+            **{tag: partial(_number, file, loader.yaml_constructors[tag]) for tag in _NUMBER_TAGS},
+        }
         try:
-            node = loader.get_single_node()
-            return YamlEntry(None, 1) if node is None else _Converter(loader, file).entry(node)
+            return loader.get_single_data()
         finally:
             loader.dispose()
     except (
         yaml.YAMLError,
-        UnicodeError,
         ValueError,
+        TypeError,
         ArithmeticError,
         AttributeError,
         LookupError,
@@ -213,45 +201,31 @@ def _parse(content: bytes, file: Path) -> YamlEntry:
         raise UsageError(f"{file} is not valid YAML{line}: correct it.") from error
 
 
-class _Converter:
-    """Converts nodes to entries, each node once: aliases of aliases do not multiply."""
+def _mapping(file: Path, loader: yaml.SafeLoader, node: yaml.MappingNode) -> YamlMapping:
+    mapping = YamlMapping()
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if not isinstance(key.value, str):
+            raise UsageError(f"a key in {file}, line {line}, is not text: correct it.")
+        if key.value in mapping:
+            place = f"{_shown(key.value)!r} in {file}, line {line}"
+            raise UsageError(f"duplicate key {place}: keep one.")
+        mapping[key.value] = loader.construct_object(value, deep=True)
+        mapping.lines[key.value] = line
+    return mapping
 
-    def __init__(self, loader: yaml.SafeLoader, file: Path) -> None:
-        self._loader, self._file = loader, file
-        self._converted: dict[int, YamlEntry] = {}
 
-    def entry(self, node: yaml.Node) -> YamlEntry:
-        """Return the entry of a node and everything below it."""
-        if id(node) not in self._converted:
-            self._converted[id(node)] = YamlEntry(self._value(node), node.start_mark.line + 1)
-        return self._converted[id(node)]
-
-    def _value(self, node: yaml.Node) -> Any:
-        import yaml
-
-        if isinstance(node, yaml.SequenceNode):
-            return [self.entry(item) for item in node.value]
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node)
-        if node.tag in _NUMBER_TAGS and len(node.value) > MAX_NUMBER_LENGTH:
-            line = node.start_mark.line + 1
-            raise UsageError(f"the number in {self._file}, line {line}, is too long: correct it.")
-        return self._loader.construct_object(node)
-
-    def _mapping(self, node: yaml.MappingNode) -> dict[str, YamlEntry]:
-        import yaml
-
-        entries: dict[str, YamlEntry] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
-                raise UsageError(f"a key in {self._file}, line {line}, is not text: correct it.")
-            name: str = key.value
-            if name in entries:
-                place = f"{_shown(name)!r} in {self._file}, line {line}"
-                raise UsageError(f"duplicate key {place}: keep one.")
-            entries[name] = replace(self.entry(value), line=line)
-        return entries
+def _number(
+    file: Path,
+    construct: Callable[[yaml.SafeLoader, yaml.ScalarNode], float],
+    loader: yaml.SafeLoader,
+    node: yaml.ScalarNode,
+) -> float:
+    """Construct a number; one with many digits would take minutes."""
+    if len(node.value) > MAX_NUMBER_LENGTH:
+        line = node.start_mark.line + 1
+        raise UsageError(f"the number in {file}, line {line}, is too long: correct it.")
+    return construct(loader, node)
 
 
 def _shown(key: str) -> str:

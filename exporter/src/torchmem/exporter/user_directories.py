@@ -11,7 +11,7 @@ import contextlib
 import os
 import random
 import stat
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import islice
 
@@ -179,7 +179,11 @@ class _Scan:
                 for entry in islice(entries, limit):
                     seen += 1
                     if entry.name.endswith(SAMPLE_SUFFIX):
-                        self._keep(versions(name, [entry]), status.st_uid, found)
+                        with contextlib.suppress(OSError):  # removed in the meantime
+                            version = FileVersion.of(
+                                name, entry.name, entry.stat(follow_symlinks=False)
+                            )
+                            self._keep(version, status.st_uid, found)
         except UntrustedFileError as error:
             self._refuse(name, error.problem)
         except OSError as error:
@@ -193,24 +197,15 @@ class _Scan:
             uid = os.stat(name, dir_fd=self._run_dir, follow_symlinks=False).st_uid
             self._refusals.exceed(name, uid, reason)
 
-    def _keep(self, files: Iterable[FileVersion], owner: int, found: list[FileVersion]) -> None:
-        for version in files:
-            if version.uid != owner:
-                self._refusals.exceed(version.path, version.uid, "foreign_owner")
-                continue
-            found.append(version)
-            if len(found) > 2 * self._kept:
-                _cut_oldest(found, self._kept + 1)
+    def _keep(self, version: FileVersion, owner: int, found: list[FileVersion]) -> None:
+        if version.uid != owner:
+            self._refusals.exceed(version.path, version.uid, "foreign_owner")
+            return
+        found.append(version)
+        if len(found) > 2 * self._kept:
+            _cut_oldest(found, self._kept + 1)
 
 
 def _cut_oldest(found: list[FileVersion], kept: int) -> None:
     found.sort(key=lambda version: version.changed_ns, reverse=True)
     del found[kept:]
-
-
-def versions(directory: str, entries: Iterable[os.DirEntry[str]]) -> Iterator[FileVersion]:
-    """Yield the current versions of the files; leave out those that are gone."""
-    for entry in entries:
-        with contextlib.suppress(OSError):
-            status = entry.stat(follow_symlinks=False)
-            yield FileVersion.of(directory, entry.name, status)

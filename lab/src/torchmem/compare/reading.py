@@ -17,7 +17,7 @@ from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.run_summary import DeviceSummary, RunSummary, headroom_at_peak
 from torchmem.node.reports import load as load_report
-from torchmem.node.summaries import read_summary, summaries_below
+from torchmem.node.summaries import last_summary, read_summary, summaries_below
 from torchmem.sample.errors import UsageError
 from torchmem.sample.file_kinds import (
     HEAD_BYTES,
@@ -111,7 +111,7 @@ def _of_summary(name: str, noun: str, found: RunSummary) -> Side:
 
 
 def _sample(path: Path, name: str) -> Side:
-    return _of_summary(name, "the last sample of a run", read_summary(path))
+    return _of_summary(name, "the last sample of a run", last_summary(path))
 
 
 def _summary_parts(summary: RunSummary) -> dict[str, Measured]:

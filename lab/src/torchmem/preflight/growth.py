@@ -1,32 +1,27 @@
 """Memory that grows from step to step in a run, and the steps until the GPU is full.
 
-The trend is that of `torchmem.explain.growth`. A preflight has fewer steps than a rank that runs,
-but measures the end and the peak of each exactly, so it asks for growth in nearly every step.
+The judge is that of `torchmem.explain.growth`. A preflight has fewer steps than a rank that runs,
+but measures the end and the peak of each exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from statistics import StatisticsError, correlation
 
 from torchmem.explain.growth import (
     MAX_HORIZON,
+    MEASURED_EXACTLY,
     MIN_GROWTH_RATIO,
     MIN_POINTS,
-    Point,
-    steady_trend,
+    judge_growth,
+    of_steps,
     theil_sen,
+    thinned,
 )
 from torchmem.preflight.result import GpuMemory, RunResult, StepMemory
-from torchmem.sample.run_history import MAX_POINTS, GrowthKind
+from torchmem.sample.run_history import Growth, GrowthKind
 
-MIN_CORRELATION = 0.9
-"""Correlation of memory and step number above which memory grows. A single jump has at most 0.87,
-and varying batch sizes have less."""
-MAX_DECREASES = 0.25
-"""The share of steps after which memory may fall, as with batches of varying sizes."""
 MAX_WASTE = 1.5
 """Reserved bytes for each allocated one at most, in the long run: two blocks of a third of a
 segment and a little more leave the last third."""
@@ -53,12 +48,12 @@ def kept_per_step(steps: Sequence[StepMemory]) -> int | None:
 
     Returns 0 if it does not grow and None if there are too few steps.
     """
-    return _per_step([(step.step, step.allocated) for step in _second_half(steps)])
+    return _per_step(steps, _kept(steps))
 
 
 def needed_per_step(steps: Sequence[StepMemory]) -> int | None:
     """Return the same for the peaks of steps."""
-    return _per_step([(step.step, step.peak_allocated) for step in _second_half(steps)])
+    return _per_step(steps, _needed(steps))
 
 
 def growth(
@@ -69,17 +64,15 @@ def growth(
     taken: bytes that were taken at the peak, with the cache, in which a leak finds little room.
     is_whole: the run ended by itself, so that no further steps follow.
     """
-    kept, needed = kept_per_step(device.steps) or 0, needed_per_step(device.steps) or 0
-    is_leak = kept > needed / 2
-    per_step = kept if is_leak else needed
-    if not per_step:
+    found = of_steps(_kept(device.steps), _needed(device.steps))
+    per_step = round(found.bytes_per_step) if found else 0
+    if found is None or not per_step:
         return None
     used = max(taken, device.outside + _coming_peak(device.steps, per_step))
     left = int(max(0, total - used) / _taken_per_step(device.steps, per_step))
     horizon = MAX_HORIZON * device.steps[-1].step
     is_near = left <= horizon and per_step * horizon >= MIN_GROWTH_RATIO * total
-    kind: GrowthKind = "leak" if is_leak else "larger_step"
-    return GpuGrowth(device.device, kind, per_step, left, is_near and not is_whole)
+    return GpuGrowth(device.device, found.kind, per_step, left, is_near and not is_whole)
 
 
 def first_growth(result: RunResult) -> GpuGrowth | None:
@@ -122,32 +115,29 @@ def deciding_growth(result: RunResult) -> GpuGrowth | None:
 
 def _second_half(steps: Sequence[StepMemory]) -> Sequence[StepMemory]:
     """Return the steps that show the growth: gradients and optimizer state are created before."""
-    half = steps[len(steps) // 2 :]
-    stride = -(-len(half) // MAX_POINTS) or 1
-    return half[::-1][::stride][::-1]
+    return steps[len(steps) // 2 :]
 
 
-def _per_step(points: Sequence[Point]) -> int | None:
-    if len(points) < MIN_POINTS:
+def _kept(steps: Sequence[StepMemory]) -> Growth | None:
+    points = [(step.step, step.allocated) for step in _second_half(steps)]
+    return judge_growth("leak", points, MEASURED_EXACTLY)
+
+
+def _needed(steps: Sequence[StepMemory]) -> Growth | None:
+    points = [(step.step, step.peak_allocated) for step in _second_half(steps)]
+    return judge_growth("larger_step", points, MEASURED_EXACTLY)
+
+
+def _per_step(steps: Sequence[StepMemory], growth: Growth | None) -> int | None:
+    if len(_second_half(steps)) < MIN_POINTS:
         return None
-    trend = steady_trend(points)
-    return round(trend.slope) if trend and _rises(points) else 0
-
-
-def _rises(points: Sequence[Point]) -> bool:
-    decreases = sum(later < earlier for (_, earlier), (_, later) in pairwise(points))
-    numbers, sizes = zip(*points, strict=True)
-    try:
-        is_linear = correlation(numbers, sizes) >= MIN_CORRELATION
-    except StatisticsError:  # all values are equal
-        return False
-    return is_linear and decreases <= MAX_DECREASES * len(points)
+    return round(growth.bytes_per_step) if growth else 0
 
 
 def _taken_per_step(steps: Sequence[StepMemory], per_step: int) -> float:
     """Return the bytes by which reserved memory grows, which is more if blocks leave rests."""
-    reserved = theil_sen([(step.step, step.peak_reserved) for step in _second_half(steps)]) or 0.0
-    return min(max(reserved, per_step), MAX_WASTE * per_step)
+    points = thinned([(step.step, step.peak_reserved) for step in _second_half(steps)])
+    return min(max(theil_sen(points) or 0.0, per_step), MAX_WASTE * per_step)
 
 
 def _coming_peak(steps: Sequence[StepMemory], per_step: int) -> int:

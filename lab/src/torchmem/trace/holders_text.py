@@ -53,7 +53,7 @@ def leaks_page(found: Holders, leaks: Sequence[Leak] | None, rows: int) -> str:
         sections.append(wrapped(text))
     elif not leaks:
         text = (
-            f"No line kept memory in each of the last {_LATER} of {PARTS} parts of the recording."
+            f"No line kept memory steadily in the last {_LATER} of {PARTS} parts of the recording."
         )
         sections.append(wrapped(text))
     else:

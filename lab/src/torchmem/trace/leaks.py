@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+from torchmem.explain.growth import MEASURED_EXACTLY, judge_growth
 from torchmem.trace.holders import HolderLine, LineFinder
 from torchmem.trace.lifetimes import BEFORE, Lifetimes
 
@@ -33,7 +36,9 @@ def is_long_enough(lifetimes: Lifetimes) -> bool:
 
 
 def leaks(lifetimes: Lifetimes) -> tuple[Leak, ...]:
-    """Return the lines that kept memory in each part after the first ones, the largest first.
+    """Return the lines that kept memory steadily in the parts after the first ones.
+
+    The largest come first.
 
     The parts have equally many events. What a step needs is freed in the step, and what the
     program keeps for good is allocated at its start, so neither is in all of these parts.
@@ -51,8 +56,12 @@ def leaks(lifetimes: Lifetimes) -> tuple[Leak, ...]:
         ]
         blocks[line] = blocks.get(line, 0) + 1
     found = (
-        Leak(line, tuple(sizes), blocks[line])
-        for line, sizes in parts.items()
-        if all(sizes[WARMUP_PARTS:])
+        Leak(line, tuple(sizes), blocks[line]) for line, sizes in parts.items() if _grows(sizes)
     )
     return tuple(sorted(found, key=lambda leak: (-leak.size_bytes, leak.line.text)))
+
+
+def _grows(sizes: Sequence[int]) -> bool:
+    """Return whether what a line has kept grows from part to part."""
+    kept = list(enumerate(accumulate(sizes), 1))
+    return judge_growth("leak", kept[WARMUP_PARTS - 1 :], MEASURED_EXACTLY) is not None

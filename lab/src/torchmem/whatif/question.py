@@ -20,7 +20,7 @@ MAX_REASON = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class WhatIfQuestion:
     """One device or, with None, each; `gpu` is None if the trace determines its memory.
 
     Without `settings`, the usual ones are tried. With `plotted`, only one device may be answered.
@@ -50,7 +50,7 @@ def gpu_model(text: str) -> GpuModel:
         raise UsageError(f"--gpu-model: {sanitize_text(str(error))}") from None
 
 
-def results(path: Path, question: Question) -> Iterator[WhatIf]:
+def results(path: Path, question: WhatIfQuestion) -> Iterator[WhatIf]:
     """Yield the answer for each device of a file. Raise UsageError."""
     from torchmem.trace import read
 
@@ -59,7 +59,7 @@ def results(path: Path, question: Question) -> Iterator[WhatIf]:
 
 
 def _selected(
-    recordings: Sequence[Recording], path: Path, question: Question
+    recordings: Sequence[Recording], path: Path, question: WhatIfQuestion
 ) -> Sequence[Recording]:
     devices = ", ".join(str(recording.device) for recording in recordings)
     if question.device is not None:
@@ -74,7 +74,7 @@ def _selected(
     return recordings
 
 
-def _replay(recording: Recording, question: Question) -> WhatIf:
+def _replay(recording: Recording, question: WhatIfQuestion) -> WhatIf:
     from torchmem.whatif.engine import what_if
     from torchmem.whatif.text import Progress
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torchmem.explain.serving import SPARE_BYTES, awake_cache
 from torchmem.sample.engine import MAX_RESIDUALS, Engine
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.oom.ending import FailedWakeUp, LibraryOom
 from torchmem.sdk.part import Part

@@ -8,12 +8,11 @@ import socket
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torchmem.allocator.settings import ADVICE_LABEL, ADVICE_VARIABLE
 from torchmem.host.procfs import own_start_ticks, pid_namespace, start_time
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import Process
 from torchmem.sdk.launch import LaunchedProcess, launch, met_launch
 from torchmem.sdk.program import RAY_WORKER, program

@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchmem.host.procfs import read_file, start_ticks
 from torchmem.sample.launch import launch_of
-from torchmem.sample.quick_dataclass import dataclass
 
 # torchrun's id if none was given (torch/distributed/run.py, `--rdzv-id`).
 NO_RUN_ID = "none"

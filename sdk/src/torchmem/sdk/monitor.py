@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from torchmem.sdk.draft import Draft
 from torchmem.sdk.identity import identify, is_compile_process, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
-from torchmem.sdk.part import Part, Parts
+from torchmem.sdk.part import Part, Parts, StepAction
 from torchmem.sdk.pytorch.call_stack import calling_origin
 from torchmem.sdk.reading.reader import Reader
 from torchmem.sdk.reading.run_history import EARLY_STEPS
@@ -53,6 +53,8 @@ class Monitor:
     Until `start` there is no thread and no file, and nothing is measured. No method lets an error
     of the SDK escape. `oom_pending` is True if no step has ended since the newest OOM, and
     `is_step_watched` if statistics are read before and after the next optimizer step.
+    `on_snapshot` is called with each snapshot that was measured, in the background thread, and
+    `on_early_read` after a read of only the allocated bytes, at the end of one of the first steps.
     """
 
     # `start` sets them.
@@ -63,6 +65,8 @@ class Monitor:
     def __init__(self, context: Context, build: Build) -> None:
         self.oom_pending = False
         self.is_step_watched = False
+        self.on_snapshot: Callable[[MeasuredSnapshot], None] = lambda _: None
+        self.on_early_read: Callable[[int], None] = lambda _: None
         self._is_rank = False
         # The step from which its end may have more to do than to count, if no read is due before.
         self._due_step: float = 0
@@ -78,7 +82,7 @@ class Monitor:
         self.reader = Reader(
             self._recorder, self._settings, self._errors, self._cost, self._after_read
         )
-        self._sampler = Sampler(self._tick, self._settings.interval, self._cost, self._is_awaited)
+        self._sampler = Sampler(self._tick, self._settings.interval, self._cost)
         self._sigterm = SigtermFlush(self._publish_in_handler)
         self._parts = Parts()
         self._to_begin: deque[Part] = deque()
@@ -121,6 +125,11 @@ class Monitor:
     def is_dying(self) -> bool:
         """Whether the process may die of the newest OOM, or has."""
         return self.oom_pending and self._ended != "exited"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the last state is being published, or was."""
+        return self._ended is not None
 
     @property
     def is_running(self) -> bool:
@@ -201,29 +210,35 @@ class Monitor:
             self._act(now)
 
     def _act(self, now: float) -> None:
-        """Read if a read is due, and call the parts that are due."""
+        """Call the parts that are due, and read if a read is due."""
         if self._ended or not self._backend.is_initialized():
             return
         count = self._clock.count
-        due = self._parts.due(count)
-        actions = {part.step_action for part in due}
+        actions = self._call_at_step(self._parts.due(count))
         is_first = count <= FIRST_STEPS and self._components.has_optimizers
         is_routine = is_first or "watch" in actions or now >= self.reader.next_read
         if is_routine or self.is_step_watched or "read" in actions:
             self._read_at_step(now, watch_next=is_routine)
-        else:
-            self._act_without_read(count, due)
+        elif count <= EARLY_STEPS:
+            self._read_early(count)
         is_next_due = self.is_step_watched or count < EARLY_STEPS
         self._due_step = 0 if is_next_due else self._parts.due_step
 
-    def _act_without_read(self, count: int, due: Iterable[Part]) -> None:
+    def _read_early(self, count: int) -> None:
         started = time.thread_time()
-        if count <= EARLY_STEPS:
-            self.reader.early(count)
-            self._call_each(self._parts.reading_early, lambda part: part.at_early_read(count))
-        self._call_each(due, lambda part: part.at_step())
+        self.reader.early(count)
+        self.on_early_read(count)
         # The loop counts the first MAX_STEP_SECONDS of every step.
         self._cost.add(max(0.0, time.thread_time() - started - MAX_STEP_SECONDS))
+
+    def _call_at_step(self, parts: Collection[Part]) -> set[StepAction | None]:
+        """Let the parts act; return the reads that they want."""
+        actions: set[StepAction | None] = set()
+        if parts:
+            started = time.thread_time()
+            self._call_each(parts, lambda part: actions.add(part.at_step()))
+            self._cost.add(time.thread_time() - started)
+        return actions
 
     def _read_at_step(self, now: float, *, watch_next: bool) -> None:
         started = time.thread_time()
@@ -232,7 +247,6 @@ class Monitor:
         self.reader.at_step(self._clock.count, now)
         if any(record.components for record in self._recorder.records().values()):
             self._clock.read_count = self._clock.count
-        self._call_each(self._parts.stepping, lambda part: part.at_step())
         if watch_next:
             self._watch_next_step()
         self._cost.add(time.thread_time() - started)
@@ -240,10 +254,10 @@ class Monitor:
     def _watch_next_step(self) -> None:
         """Read before and after the next optimizer's step, and record it if that is due."""
         self._watch(is_watched=self._components.has_optimizers)
-        is_called = any(part.step_action == "call" for part in self._parts.due(self._clock.count))
         # Optimizers that step in the backward pass free each gradient before the next one exists.
         is_in_backward = self._backend.backward_node() is not None
-        if self.is_step_watched and not is_called and not is_in_backward:
+        is_possible = not is_in_backward and not self._backend.owns_history()
+        if self.is_step_watched and is_possible:
             with self._errors.suppress("components"):
                 self._recorder.record_next_step()
 
@@ -280,14 +294,18 @@ class Monitor:
             self._process = replace(self._process, run=settings.run)
 
     def _after_read(self, step: int | None) -> None:
-        self._call_each(self._parts.reading, lambda part: part.at_read(step))
+        self._call_each(self._parts.reading, lambda part: part.after_read(step))
 
-    def _tick(self) -> None:
-        """Do the background thread's work, which never reads the allocator in that thread."""
+    def _tick(self) -> bool:
+        """Do the background thread's work, which never reads the allocator in that thread.
+
+        Return whether the next tick must come soon.
+        """
+        awaited: set[bool | None] = set()
         with self._errors.suppress("setup"):
             if self.file and self._backend.is_initialized() and not self._ended:
                 self.measure()
-                self._call_each(self._parts.ticking, lambda part: part.at_tick())
+                self._call_each(self._parts.ticking, lambda part: awaited.add(part.at_tick()))
                 if self._parts.due_step < self._due_step:
                     self._due_step = 0  # the next step sets it, as the training thread may now
                 now = time.perf_counter()
@@ -295,12 +313,10 @@ class Monitor:
                 self.measure()
                 self.publish(routine=True)
         self._errors.log_deferred()
+        return True in awaited
 
     def _is_idle(self, now: float) -> bool:
         return self._clock.last is None or now - self._clock.last > self._settings.idle_after
-
-    def _is_awaited(self) -> bool:
-        return any(part.is_awaited for part in self._parts.all)
 
     def read_here(self, after: Callable[[], None] | None = None) -> None:
         """Read between two steps in the calling thread, call `after`, and publish."""
@@ -315,10 +331,7 @@ class Monitor:
 
     def measure(self) -> None:
         """Measure the newest snapshot, which needs no access to the allocator."""
-        self.reader.measure(self._after_snapshot)
-
-    def _after_snapshot(self, snapshot: MeasuredSnapshot) -> None:
-        self._call_each(self._parts.all, lambda part: part.at_snapshot(snapshot))
+        self.reader.measure(self.on_snapshot)
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         """Keep the evidence; an exception here would replace the user's OutOfMemoryError."""
@@ -429,7 +442,7 @@ class Monitor:
         self._watch(is_watched=False)
         self.reader.stop()
         self._sampler.stop(JOIN_SECONDS)
-        self._close()
+        self._end_parts(may_read=False)
 
     def end(self, ending: Ending) -> None:
         """Stop, and publish the last state, marked as ended. Publishes nothing before `start`."""
@@ -438,26 +451,24 @@ class Monitor:
         self.reader.stop()
         if self.file is None or not self.is_active:
             return
-        stuck = self._sampler.stop(JOIN_SECONDS)
-        if not stuck and self._backend.is_initialized():
+        may_read = not self._sampler.stop(JOIN_SECONDS) and self._backend.is_initialized()
+        if may_read:
             with self._errors.suppress("components"):
                 self._recorder.stop_recording()
             self.reader.read()
             self.measure()
-            self._call_each(reversed(self._parts.all), lambda part: part.end())
         if self._recorder.samples():
             self.publish()
-        self._close()
+        self._end_parts(may_read=may_read)
 
-    def _close(self) -> None:
+    def _end_parts(self, *, may_read: bool) -> None:
         with self._errors.suppress("exit"):
             self._sigterm.remove()
             if self.file:
                 self.file.reserve.release()
-        self._call_each(self._parts.all, lambda part: part.close())
+        self._call_each(reversed(self._parts.all), lambda part: part.end(may_read=may_read))
 
     def close_in_child(self) -> None:
-        """Close what a forked child inherited."""
+        """Remove the hooks that a forked child inherited."""
         self._watch(is_watched=False)
         self._sigterm.remove()
-        self._call_each(self._parts.all, lambda part: part.close_in_child())

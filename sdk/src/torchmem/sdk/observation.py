@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from torchmem.sample.quick_dataclass import dataclass
 
 if TYPE_CHECKING:
     from torchmem.allocator.backend import Device

@@ -1,7 +1,17 @@
 """The interface of a part: one feature of the SDK, which owns its state.
 
-The monitor calls the methods of every part in the order of the list in `parts.py`. An exception
-ends only that call, and counts as an error of the part's `stage`.
+To add a feature, write a class that derives from `Part` in a new file, and yield an object of it in
+`parts.py`. Override only what the feature needs; a part that counts forks would be
+
+    class Forks(Part):
+        def at_tick(self) -> None:
+            self._forks = read_forks()  # in the background thread, about once a second
+
+        def complete(self, sample: Draft) -> None:
+            sample.add(forks=self._forks)  # a field of `Sample`
+
+The monitor calls each method of all parts in the order of that list. An exception ends only that
+call, and counts as an error of the part's `stage`.
 """
 
 from __future__ import annotations
@@ -12,14 +22,11 @@ from typing import Literal
 
 from torchmem.sample.sample import Sample
 from torchmem.sdk.draft import Draft
-from torchmem.sdk.observation import MeasuredSnapshot, Oom
+from torchmem.sdk.observation import Oom
 from torchmem.sdk.safety.errors import Stage
 
-StepAction = Literal["call", "read", "watch"]
-"""What a part does at the end of a step: a call of its `at_step`, or also a read before it.
-
-With "watch" the next step is read too, as after a routine read.
-"""
+StepAction = Literal["read", "watch"]
+"""What a part wants at the end of a step: that it is read, or also the next one, as routinely."""
 
 
 class Part:
@@ -31,42 +38,31 @@ class Part:
     def begin(self) -> None:
         """Start, once CUDA is up in this process. It is called again if it was interrupted."""
 
-    step_action: StepAction = "call"
-    """What the part does from its `due_step` on."""
-
     @property
     def due_step(self) -> float:
-        """The first step, counted from 1, with `step_action` at its end; infinite if there is none.
+        """The first step, counted from 1, with a call of `at_step`; infinite if there is none.
 
         The monitor looks at it after ticks, and after each step that did more than to count.
         """
         return math.inf
 
-    def at_read(self, step: int | None) -> None:
+    def at_step(self) -> StepAction | None:
+        """Act at the end of a step that is due, before a read, and return whether it must be read.
+
+        In the training thread.
+        """
+
+    def after_read(self, step: int | None) -> None:
         """Act after a read of the statistics, in the thread that read.
 
         At the end of `step`; None means that no step has ended.
         """
 
-    def at_early_read(self, step: int) -> None:
-        """Act after a read of only the allocated bytes, at the end of one of the first steps."""
-
-    def at_step(self) -> None:
-        """Act at the end of a step that was read, or that it wants; in the training thread."""
-
-    def at_tick(self) -> None:
+    def at_tick(self) -> bool | None:
         """Act in the background thread, about once in each `interval`, before publication.
 
-        It must not call the allocator.
+        It must not call the allocator. True has the next tick come soon.
         """
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the next tick must come soon."""
-        return False
-
-    def at_snapshot(self, snapshot: MeasuredSnapshot) -> None:
-        """Use a snapshot that was just measured, in the background thread."""
 
     def complete(self, sample: Draft) -> None:
         """Add what this part knows to a sample, in any thread."""
@@ -81,20 +77,12 @@ class Part:
     def at_oom(self, oom: Oom) -> None:
         """Act at an OOM in the thread that ran out of memory, after the sample was published."""
 
-    def end(self) -> None:
-        """Stop, after the last read and before the last sample is published.
+    def end(self, *, may_read: bool) -> None:
+        """Stop and give back what is left, after the last sample was published.
 
-        Parts end in the reverse order.
+        Parts end in the reverse order. The allocator must not be called unless this `may_read`:
+        the driver hangs, or the start was interrupted for good.
         """
-
-    def close(self) -> None:
-        """Give back what is left, after the last sample was published.
-
-        It is called without `end` if the start was interrupted for good.
-        """
-
-    def close_in_child(self) -> None:
-        """Close what a forked child has inherited and must not keep, such as a port."""
 
 
 class Parts:
@@ -103,9 +91,7 @@ class Parts:
     def __init__(self, parts: Iterable[Part] = ()) -> None:
         self.all = tuple(parts)
         self.acting = self._overriding("due_step")
-        self.reading = self._overriding("at_read")
-        self.reading_early = self._overriding("at_early_read")
-        self.stepping = self._overriding("at_step")
+        self.reading = self._overriding("after_read")
         self.ticking = self._overriding("at_tick")
         self.completing = self._overriding("complete")
         self.publishing = self._overriding("at_publish")

@@ -25,6 +25,7 @@ from torchmem.sdk.reading.plan import PlannedPeaks
 from torchmem.sdk.release.part import ReleasePart
 from torchmem.sdk.release.release import Release
 from torchmem.sdk.run_summaries import RunSummaries
+from torchmem.sdk.safety.errors import Errors
 
 
 def build(context: Context, monitor: Monitor) -> Iterator[Part]:
@@ -32,11 +33,15 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     settings, backend, errors = context.settings, context.backend, context.errors
     recorder, path = context.recorder, monitor.path
     history = RecordedHistory(backend, recorder.allocated_peaks)
-    growth = GrowthJudge(recorder, settings.interval)
+    growth = GrowthJudge(recorder, settings.interval, lambda: monitor.has_ended)
     lines = LineHistory(settings, recorder, errors, context.cost, growth.judged)
     release = Release(
         recorder, errors, settings, context.phases.reset, context.hooks, context.engine
     )
+
+    def stop_own_recordings() -> None:
+        lines.stop()
+        recorder.stop_recording()
 
     def snapshot_after_release() -> None:
         monitor.reader.snapshot_here()
@@ -55,19 +60,26 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     context.uncaught.at_death(reports.add_tensors)
     yield reports
     yield RunSummaries(path)
-    yield MapPublisher(
-        path,
-        enabled=settings.memory_map,
-        is_pending=lambda: monitor.oom_pending,
-        request_snapshot=monitor.reader.request_snapshot,
-    )
+    yield _map(monitor, errors, enabled=settings.memory_map)
     yield from _recordings(context, path, history)
     if settings.history:
+        monitor.on_early_read = errors.suppressing(lines.stage, lines.at_early_read)
         yield lines
     context.release = ReleasePart(release, path, context.clock, snapshot_after_release)
     yield context.release
-    yield Capture(history, path, errors, before_start=lines.stop)
+    yield Capture(history, path, errors, before_start=stop_own_recordings)
     yield from _outputs(context, monitor)
+
+
+def _map(monitor: Monitor, errors: Errors, *, enabled: bool) -> Part:
+    maps = MapPublisher(
+        monitor.path,
+        enabled=enabled,
+        is_pending=lambda: monitor.oom_pending,
+        request_snapshot=monitor.reader.request_snapshot,
+    )
+    monitor.on_snapshot = errors.suppressing(maps.stage, maps.at_snapshot)
+    return maps
 
 
 def _recordings(context: Context, path: Path, history: RecordedHistory) -> Iterator[Part]:

@@ -9,13 +9,13 @@ import os
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import FunctionType
 from typing import Any
 
 from torchmem.host.procfs import read_file
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sdk.safety.interruptions import ignore
 
 # `sys.argv[0]` without a script.

@@ -22,18 +22,11 @@ class Sampler:
     """A daemon thread that calls `tick` about every `interval` seconds and meters its CPU time.
 
     The first call comes earlier, to read what the process holds on its devices before NCCL and
-    other libraries take more. The pause is short as long as `is_awaited` returns True.
+    other libraries take more. The pause after a tick that returns True is short.
     """
 
-    def __init__(
-        self,
-        tick: Callable[[], None],
-        interval: float,
-        meter: CpuMeter,
-        is_awaited: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, tick: Callable[[], bool], interval: float, meter: CpuMeter) -> None:
         self._tick = tick
-        self._is_awaited = is_awaited
         self._interval = interval
         self._meter = meter
         # Held until `stop`. Waiting for a lock is much cheaper than waiting for an Event.
@@ -62,11 +55,11 @@ class Sampler:
         generator = random.Random()  # noqa: S311 - jitter, not a secret
         counted, pause = 0.0, min(self._interval, FIRST_PAUSE_SECONDS)
         while not self._running.acquire(timeout=pause * generator.uniform(0.75, 1.25)):
-            self._tick()
+            is_awaited = self._tick()
             total = time.thread_time()  # since the thread started, so that waking up is included
             spent, counted = total - counted, total
             self._meter.add(spent)
             pause = routine_pause(self._interval, spent, TICK_BUDGET)
-            if self._is_awaited():
+            if is_awaited:
                 pause = min(pause, AWAITED_PAUSE_SECONDS)
             pause = min(max(pause, MIN_PAUSE_SECONDS), MAX_SECONDS)  # what a lock accepts

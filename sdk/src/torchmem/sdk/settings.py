@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from torchmem.allocator.settings import ADVICE_VARIABLE
 from torchmem.sample.errors import UsageError, did_you_mean
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.release_tiers import EVERY_TIER, SETTING_TIERS, ReleaseTier
 from torchmem.sample.run_directory import run_directory
 from torchmem.sdk.safety.cost import INTERVAL_SECONDS, SNAPSHOT_BUDGET, SNAPSHOT_INTERVAL_SECONDS

@@ -10,8 +10,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from torchmem.capture.processes import ProcessFilter, TrainingProcess, find_process
-from torchmem.capture.requests import Exchange, opened
+from torchmem.node.ranks import ProcessFilter, TrainingProcess, find_process
+from torchmem.node.requests import Exchange, opened
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
     MAX_SECONDS,

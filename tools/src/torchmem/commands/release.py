@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmem.allocator.sizes import format_size
-from torchmem.capture.processes import ProcessFilter, TrainingProcess, training_processes
-from torchmem.capture.requests import Exchange, opened
+from torchmem.node.ranks import ProcessFilter, TrainingProcess, training_processes
+from torchmem.node.requests import Exchange, opened
 from torchmem.output.terminal import write_out
 from torchmem.sample.errors import UsageError
 from torchmem.sample.release_messages import (

@@ -15,7 +15,7 @@ from torchmem.output.terminal import write_out
 from torchmem.sample.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchmem.whatif.question import Question
+    from torchmem.whatif.question import WhatIfQuestion
     from torchmem.whatif.result import WhatIf
 
 HELP = "replay a memory snapshot's allocations under other allocator settings"
@@ -81,8 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     return max(codes)
 
 
-def _question(arguments: argparse.Namespace) -> Question:
-    from torchmem.whatif.question import Question, check_settings, gpu_model
+def _question(arguments: argparse.Namespace) -> WhatIfQuestion:
+    from torchmem.whatif.question import WhatIfQuestion, check_settings, gpu_model
 
     if arguments.plot:
         if len(arguments.snapshots) > 1:
@@ -91,11 +91,11 @@ def _question(arguments: argparse.Namespace) -> Question:
     gpu = gpu_model(arguments.gpu_model) if arguments.gpu_model else None
     check_settings(arguments.setting)
     settings = tuple(arguments.setting)
-    return Question(arguments.gpu, gpu, settings, plotted=arguments.plot is not None)
+    return WhatIfQuestion(arguments.gpu, gpu, settings, plotted=arguments.plot is not None)
 
 
 def _answer_or_report(
-    path: Path, question: Question, arguments: argparse.Namespace, *, is_first: bool
+    path: Path, question: WhatIfQuestion, arguments: argparse.Namespace, *, is_first: bool
 ) -> int:
     try:
         return 0 if _answer(path, question, arguments, is_first=is_first) else NO_RECOMMENDATION
@@ -105,7 +105,7 @@ def _answer_or_report(
 
 
 def _answer(
-    path: Path, question: Question, arguments: argparse.Namespace, *, is_first: bool
+    path: Path, question: WhatIfQuestion, arguments: argparse.Namespace, *, is_first: bool
 ) -> bool:
     """Print the answer for each device; return whether all devices have a recommendation.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torchmem.why.answer import Answer
     from torchmem.why.snapshot import SnapshotView
 
-HELP = "explain an OutOfMemoryError, a running rank, a memory snapshot or a run's summary"
+HELP = "explain an OutOfMemoryError, a running rank, a memory snapshot or a summary"
 EPILOG = """\
 Examples:
   torchmem why
@@ -30,7 +30,7 @@ Examples:
   torchmem why --html why.html
 
 Without arguments, it explains your newest OutOfMemoryError; if there is none,
-the running rank that is worst off. What a file is, its content tells.
+the running rank that is worst off. It knows a file by its content.
 """
 
 
@@ -106,7 +106,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.files:
         _write(_answer(arguments), arguments)
         return 0
-    return max(_write_or_report(path, arguments) for path in arguments.files)
+    return max(
+        _write_or_report(path, arguments, is_first=number == 0)
+        for number, path in enumerate(arguments.files)
+    )
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -133,7 +136,7 @@ def _selection(arguments: argparse.Namespace) -> tuple[Any, ...]:
 
 def _answer(arguments: argparse.Namespace) -> Answer:
     """Return the answer without a file. Raise UsageError if there is nothing to explain."""
-    from torchmem.capture.processes import ProcessFilter
+    from torchmem.node.ranks import ProcessFilter
     from torchmem.node.reports import load_all
     from torchmem.why.oom import OomList
     from torchmem.why.subject import most_urgent, selected
@@ -149,11 +152,12 @@ def _answer(arguments: argparse.Namespace) -> Answer:
     return most_urgent(directory, arguments.thresholds)
 
 
-def _write_or_report(path: Path, arguments: argparse.Namespace) -> int:
+def _write_or_report(path: Path, arguments: argparse.Namespace, *, is_first: bool) -> int:
     from torchmem.why.file import file_answer
 
     try:
-        _write(file_answer(path, _view(arguments), arguments.thresholds), arguments)
+        answer = file_answer(path, _view(arguments), arguments.thresholds)
+        _write(answer, arguments, is_first=is_first)
     except UsageError as error:
         print(f"torchmem: {error}", file=sys.stderr)
         return error.exit_code
@@ -168,14 +172,17 @@ def _view(arguments: argparse.Namespace | None) -> SnapshotView:
     return SnapshotView(arguments.at, arguments.gpu, arguments.top or DEFAULT_ROWS, arguments.leaks)
 
 
-def _write(answer: Answer, arguments: argparse.Namespace) -> None:
+def _write(answer: Answer, arguments: argparse.Namespace, *, is_first: bool = True) -> None:
+    """Write an answer; one that follows another starts with an empty line."""
     if arguments.plot:
         _draw(answer, arguments.plot)
     if arguments.html:
         html_files.write(answer.page(), arguments.html)
     if arguments.html != html_files.STDOUT:
-        lines = answer.json_lines() if arguments.json else ()
-        write_out("".join(f"{line}\n" for line in lines) if arguments.json else answer.words())
+        if arguments.json:
+            write_out("".join(f"{line}\n" for line in answer.json_lines()))
+        else:
+            write_out("\n" * (not is_first) + answer.words())
 
 
 def _draw(answer: Answer, out: Path) -> None:

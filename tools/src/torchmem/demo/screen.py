@@ -12,13 +12,14 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from torchmem.cli.exporter import AwayError, ask
 from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses
+from torchmem.node.state import NodeState, RankState
 from torchmem.sample.signals import wait_for_signal
 from torchmem.top.asking import Asking, Newest, asked
 from torchmem.top.bars import gib
 from torchmem.top.keyboard import keyboard
 from torchmem.top.loop import plain_console
-from torchmem.top.node import AwayError, Node, Rank, ask
 from torchmem.top.screen import Screen, picture, ratio
 from torchmem.top.signs import only_ascii
 from torchmem.top.view import is_live, out_of_memory
@@ -98,7 +99,7 @@ def last_picture(url: str, console: Console, lines: int) -> Text | None:
     return picture(screen, console, lines)
 
 
-def _asked(url: str) -> Node | None:
+def _asked(url: str) -> NodeState | None:
     """Return the state, or None while the exporter is busy."""
     try:
         return ask(url)
@@ -106,7 +107,7 @@ def _asked(url: str) -> Node | None:
         return None
 
 
-def plain(elapsed: float, node: Node, pids: Iterable[int]) -> str:
+def plain(elapsed: float, node: NodeState, pids: Iterable[int]) -> str:
     """Return one line for each rank with one of these process ids, after `elapsed` seconds."""
     known = set(pids)
     ranks = sorted(
@@ -116,7 +117,7 @@ def plain(elapsed: float, node: Node, pids: Iterable[int]) -> str:
     return "\n".join(f"{elapsed:5.0f} s  rank {rank.rank} {_line(rank)}" for rank in ranks)
 
 
-def _line(rank: Rank) -> str:
+def _line(rank: RankState) -> str:
     sizes = {
         "tensors": rank.tensor_bytes,
         "reserved": rank.reserved_bytes,

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torchmem.capture.processes import TrainingProcess, training_processes
 from torchmem.doctor.check import Check
 from torchmem.explain.rank_report import HOW_TO_COUNT_STEPS
+from torchmem.node.ranks import TrainingProcess, training_processes
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, find_files, is_user_directory
 from torchmem.sample.sample import Process, Sample, read_sample

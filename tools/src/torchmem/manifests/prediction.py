@@ -1,4 +1,4 @@
-"""How good predictions of OOMs are, as measured by `python -m benchmarks.prediction`."""
+"""How good predictions of OOMs are, as measured by `python -m experiments.prediction`."""
 
 from __future__ import annotations
 

@@ -14,14 +14,12 @@ _shtab_torchmem_commands() {
     fleet:'report what GPU memory cost a fleet: lost, stranded and idle GPU-hours'
     manifests:'write rules, dashboards, shell completion, and files for Kubernetes, systemd, …'
     mcp:'serve read-only tools for AI assistants over the Model Context Protocol'
-    oom:'explain why an instrumented process ran out of memory'
     preflight:'run a training script on a phantom GPU and report whether it fits'
     release:'make running processes return unused memory to the driver'
-    report:'show what holds a running rank'"'"'s memory, what threatens it, and what to set'
     run:'run a command unchanged, and monitor each of its processes that uses CUDA'
-    snapshot:'show what holds the memory in a snapshot: by line, module, size, age, and pool'
     top:'show the GPUs and ranks of a node in the terminal, live'
     whatif:'replay a memory snapshot'"'"'s allocations under other allocator settings'
+    why:'explain an OutOfMemoryError, a running rank, a memory snapshot or a summary'
   )
   _describe 'torchmem commands' _commands
 }
@@ -309,18 +307,6 @@ _shtab_torchmem_mcp_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_mcp_defaults_added=0
 
-_shtab_torchmem_oom_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
-  "--list[list all of your reports in the run directory (root\: of all users)]"
-  "--json[print the reports as JSON, one per line]"
-  "--html[write the report as a page (- for stdout)]:FILE:_files"
-  ":report (default\: the newest one):_files"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_torchmem_oom_defaults_added=0
-
 _shtab_torchmem_preflight_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--gpu-model[a name from --list-gpu-models, or a size\: 24GB (10\^9), 22.5GiB (2\^30)]:MODEL:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
@@ -370,21 +356,6 @@ _shtab_torchmem_release_options=(
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_release_defaults_added=0
 
-_shtab_torchmem_report_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--rank[global rank of the process]:N:"
-  "--run[name of its run\; of several launches, the newest]:NAME:"
-  "--launch[its launch, as in the label \`launch\`]:ID:"
-  "--pid[its process id]:N:"
-  "--json[print the sample, the threats and the advice as JSON]"
-  "--html[write the report as a page (- for stdout)]:FILE:_files"
-  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
-  "--thresholds[your thresholds of \`torchmem manifests rules\` (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE:_files"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_torchmem_report_defaults_added=0
-
 _shtab_torchmem_run_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--name[name of the run (default\: the scheduler\'s or the script\'s)]:NAME:"
@@ -395,20 +366,6 @@ _shtab_torchmem_run_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_run_defaults_added=0
-
-_shtab_torchmem_snapshot_options=(
-  "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--at[the moment to look at (default\: the OutOfMemoryError if there is one, else the end)]:at:(end peak oom)"
-  "--leaks[show lines that allocate throughout the recording and never free]"
-  "--gpu[only cuda\:N (default\: all)]:N:"
-  "--top[rows of each table (default 12)]:N:"
-  "--json[print one line of JSON per GPU]"
-  "--plot[plot memory by line, as .png or .svg]:FILE:_files"
-  "(*):a file of torch.cuda.memory._dump_snapshot or \`torchmem capture\`:_files"
-)
-
-# guard to ensure default positional specs are added only once per session
-_shtab_torchmem_snapshot_defaults_added=0
 
 _shtab_torchmem_top_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
@@ -432,6 +389,28 @@ _shtab_torchmem_whatif_options=(
 
 # guard to ensure default positional specs are added only once per session
 _shtab_torchmem_whatif_defaults_added=0
+
+_shtab_torchmem_why_options=(
+  "(- : *)"{-h,--help}"[show this help message and exit]"
+  "--list[list all of your OOM reports in the run directory (root\: of all users)]"
+  "--json[print JSON\: one line per report, rank or GPU]"
+  "--html[write a page (- for stdout)]:FILE:_files"
+  "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+  "--rank[global rank of the process]:N:"
+  "--run[name of its run\; of several launches, the newest]:NAME:"
+  "--launch[its launch, as in the label \`launch\`]:ID:"
+  "--pid[its process id]:N:"
+  "--thresholds[your thresholds of \`torchmem manifests rules\` (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE:_files"
+  "--at[the moment to look at (default\: the OutOfMemoryError if there is one, else the end)]:at:(end peak oom)"
+  "--leaks[show lines that allocate throughout the recording and never free]"
+  "--gpu[only cuda\:N (default\: all)]:N:"
+  "--top[rows of each table (default 12)]:N:"
+  "--plot[plot memory by line, as .png or .svg]:FILE:_files"
+  "(*)::an OOM report, a memory snapshot, or the summary or sample of a run:_files"
+)
+
+# guard to ensure default positional specs are added only once per session
+_shtab_torchmem_why_defaults_added=0
 
 
 _shtab_torchmem() {
@@ -460,14 +439,12 @@ _shtab_torchmem() {
         fleet) _arguments -C -s $_shtab_torchmem_fleet_options ;;
         manifests) _shtab_torchmem_manifests ;;
         mcp) _arguments -C -s $_shtab_torchmem_mcp_options ;;
-        oom) _arguments -C -s $_shtab_torchmem_oom_options ;;
         preflight) _arguments -C -s $_shtab_torchmem_preflight_options ;;
         release) _arguments -C -s $_shtab_torchmem_release_options ;;
-        report) _arguments -C -s $_shtab_torchmem_report_options ;;
         run) _arguments -C -s $_shtab_torchmem_run_options ;;
-        snapshot) _arguments -C -s $_shtab_torchmem_snapshot_options ;;
         top) _arguments -C -s $_shtab_torchmem_top_options ;;
         whatif) _arguments -C -s $_shtab_torchmem_whatif_options ;;
+        why) _arguments -C -s $_shtab_torchmem_why_options ;;
       esac
   esac
 }

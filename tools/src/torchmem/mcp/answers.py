@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from typing import Any
 
-import msgspec
-
-from torchmem.capture.processes import ProcessFilter
+from torchmem.explain.threats import Threat
 from torchmem.mcp import ooms, ranks, words
 from torchmem.mcp.answer import ToolAnswer
-from torchmem.mcp.source import FoundRank, NodeSource, ranks_on_gpus, selects
+from torchmem.mcp.source import FoundRank, NodeSource, oom_data, ranks_on_gpus, selects
+from torchmem.node.ranks import ProcessFilter
+from torchmem.node.state import NodeState, OomWhy, RankWhy
 from torchmem.sample.errors import UsageError
-from torchmem.top.node import Node, RankAnswer
 from torchmem.top.view import is_live
 
 MAX_NAMED = 8
@@ -27,7 +27,7 @@ class NodeTools:
     def list_ranks(self, run: str | None = None) -> ToolAnswer:
         """Return the ranks, one for each GPU that they use."""
         node = self._source.node()
-        answer = ranks.answer(ranks.of_node(node), self._source.name, run)
+        answer = ranks.answer(node, self._source.name, run)
         if not node.missing:
             return answer
         data = {"missing": node.missing, **answer.data}
@@ -48,14 +48,15 @@ class NodeTools:
         for found in self._find(selected):
             why, recordings = self._source.why(found), self._source.recordings(found)
             pages.append(words.holders_page(found, why, recordings))
+            oom = _oom_data(why.oom) or {}
             holders = {
-                "gpu_parts": found.gpu.parts,
-                "parts_at_peak": why.parts_at_peak,
-                "listings": why.oom.listings if why.oom else (),
-                "hidden": why.oom.hidden if why.oom else None,
-                "recordings": recordings or None,
+                "gpu_parts": [asdict(part) for part in found.gpu.parts],
+                "parts_at_peak": [asdict(part) for part in why.parts_at_peak],
+                "listings": oom.get("listings", ()),
+                "hidden": oom.get("hidden"),
+                "recordings": [asdict(each) for each in recordings] or None,
             }
-            devices.append({**_data(found), **msgspec.to_builtins(holders)})
+            devices.append({**_data(found), **holders})
         return ToolAnswer("\n".join(pages), {"devices": devices})
 
     def oom_reports(self, run: str | None = None) -> ToolAnswer:
@@ -72,8 +73,7 @@ class NodeTools:
             raise UsageError(
                 f"{self._source.name} has no OOM report of such a rank: call oom_reports."
             )
-        oom = msgspec.to_builtins(msgspec.structs.replace(found.oom, charts=()))
-        data = {**found.row.data(), "oom": oom, "leaks": found.leaks or None}
+        data = {**found.row.data(), "oom": _oom_data(found.oom), "leaks": found.leaks or None}
         return ToolAnswer(words.oom_page(found), data)
 
     def _find(self, selected: ProcessFilter) -> list[FoundRank]:
@@ -92,7 +92,9 @@ class NodeTools:
         last = max(matching, key=lambda each: each.rank.sample_time or 0.0)
         return [each for each in matching if each.rank.id == last.rank.id]
 
-    def _none(self, node: Node, selected: ProcessFilter, known: list[FoundRank]) -> list[FoundRank]:
+    def _none(
+        self, node: NodeState, selected: ProcessFilter, known: list[FoundRank]
+    ) -> list[FoundRank]:
         """Raise UsageError: no rank matches that uses a GPU."""
         for rank in node.waiting:
             if selects(selected, rank):
@@ -108,12 +110,34 @@ def _names(found: list[FoundRank]) -> str:
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
+_NOT_SHOWN = {
+    *("uid", "local_rank", "active_bytes", "allocated_peak_bytes", "reserved_peak_bytes"),
+    *("outside_allocator_bytes", "headroom_bytes", "stranded_bytes", "releasable_bytes"),
+    *("largest_free_block_bytes", "read_steps"),
+}
+"""Numbers of a rank that are in its parts or in the facts of its report, too."""
+
+
 def _data(found: FoundRank) -> dict[str, Any]:
-    gpu, rank = found.gpu, msgspec.to_builtins(found.rank)
-    return {"gpu": gpu.index, "uuid": gpu.uuid, "total_bytes": gpu.total_bytes, **rank}
+    gpu, rank = found.gpu, found.rank
+    known = {name: value for name, value in asdict(rank).items() if name not in _NOT_SHOWN}
+    known["last_oom"] = rank.last_oom and oom_data(rank.last_oom)
+    known["why"] = _texts(rank.why)
+    return {"gpu": gpu.index, "uuid": gpu.uuid, "total_bytes": gpu.total_bytes, **known}
 
 
-def _why_data(why: RankAnswer) -> Any:
-    """Return the answer about a rank without charts, which the text draws."""
-    oom = msgspec.structs.replace(why.oom, charts=()) if why.oom else None
-    return msgspec.to_builtins(msgspec.structs.replace(why, run=None, oom=oom))
+def _why_data(why: RankWhy) -> dict[str, Any]:
+    """Return the answer about a rank, without charts: the text draws them."""
+    known = asdict(replace(why, run=None, oom=None)) | {
+        "threats": _texts(why.threats),
+        "oom": _oom_data(why.oom),
+    }
+    return {name: value for name, value in known.items() if name not in {"id", "holds"}}
+
+
+def _oom_data(oom: OomWhy | None) -> dict[str, Any] | None:
+    return asdict(replace(oom, charts=())) if oom else None
+
+
+def _texts(found: Iterable[Threat]) -> list[dict[str, str]]:
+    return [{"text": each.text} for each in found]

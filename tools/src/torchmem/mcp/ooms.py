@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmem.capture.processes import ProcessFilter
 from torchmem.mcp.answer import MAX_REPORTS
 from torchmem.mcp.source import (
     Explanation,
@@ -14,7 +13,8 @@ from torchmem.mcp.source import (
     ranks_on_gpus,
     selects,
 )
-from torchmem.top.node import NewestOom
+from torchmem.node.ranks import ProcessFilter
+from torchmem.node.state import LastOom
 
 
 def newest(source: NodeSource) -> list[tuple[OomRow, FoundRank | None]]:
@@ -49,7 +49,7 @@ def _of_ranks(source: NodeSource) -> Iterator[tuple[OomRow, FoundRank]]:
             yield OomRow(rank.run, rank.launch, rank.rank, rank.pid, oom, verdict), found
 
 
-def _headline(source: NodeSource, found: FoundRank, oom: NewestOom) -> str:
+def _headline(source: NodeSource, found: FoundRank, oom: LastOom) -> str:
     """Return the verdict of a rank's report, or cause and onset if the report is gone."""
     explained = source.why(found).oom
     words = (oom.cause, oom.onset)

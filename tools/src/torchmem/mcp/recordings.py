@@ -42,7 +42,7 @@ def what_if(
     path = _checked(file, "whatif")
     question.check_settings(settings)
     model = question.gpu_model(gpu_model) if gpu_model else None
-    results = list(question.results(path, question.Question(gpu, model, tuple(settings))))
+    results = list(question.results(path, question.WhatIfQuestion(gpu, model, tuple(settings))))
     pages = map(whatif_text.page, results)
     return ToolAnswer("\n".join(pages), {"gpus": list(map(whatif_values, results))}, "Pass `gpu`.")
 

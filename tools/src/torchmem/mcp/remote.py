@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from torchmem.cli.exporter import AwayError, ask, ask_rank
 from torchmem.cli.http import without_credentials
 from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
+from torchmem.node.state import NodeState, RankWhy
 from torchmem.sample.errors import TorchmemError, UsageError
-from torchmem.top.node import AwayError, Node, RankAnswer, ask, ask_rank
 from torchmem.top.start import START
 
 
@@ -16,14 +17,14 @@ class ExporterNode:
         self._url = url
         self.name = without_credentials(url)
 
-    def node(self) -> Node:
+    def node(self) -> NodeState:
         """Return the state of the node. Raise TorchmemError if the exporter does not respond."""
         try:
             return ask(self._url)
         except AwayError as error:
             raise TorchmemError(f"{self.name} {error}. {START}") from None
 
-    def why(self, found: FoundRank) -> RankAnswer:
+    def why(self, found: FoundRank) -> RankWhy:
         """Return why the memory of a rank is as it is. Raise TorchmemError without an answer."""
         why = ask_rank(self._url, found.gpu.uuid, found.rank.id)
         if why is None:

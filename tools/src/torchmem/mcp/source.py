@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-import msgspec
-
-from torchmem.capture.processes import ProcessFilter
-from torchmem.top.node import ExplainedOom, Gpu, NewestOom, Node, Rank, RankAnswer
+from torchmem.node.ranks import ProcessFilter
+from torchmem.node.state import GpuState, LastOom, NodeState, OomWhy, RankState, RankWhy
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRank:
     """A rank on a GPU; `time` is when it was read, in Unix seconds."""
 
-    gpu: Gpu
-    rank: Rank
+    gpu: GpuState
+    rank: RankState
     time: float
 
     def __str__(self) -> str:
@@ -35,7 +33,7 @@ class OomRow:
     launch: str | None
     rank: int | None
     pid: int | None
-    oom: NewestOom
+    oom: LastOom
     headline: str
     file: str | None = None
 
@@ -45,7 +43,12 @@ class OomRow:
             name: getattr(self, name)
             for name in ("run", "launch", "rank", "pid", "file", "headline")
         }
-        return {**fields, **msgspec.to_builtins(self.oom)}
+        return {**fields, **oom_data(self.oom)}
+
+
+def oom_data(oom: LastOom) -> dict[str, Any]:
+    """Return an OutOfMemoryError for JSON. Its line stands for the function, too."""
+    return {name: value for name, value in asdict(oom).items() if name != "function"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Explanation:
     """What explains an OutOfMemoryError, and the lines that leak according to a recording."""
 
     row: OomRow
-    oom: ExplainedOom
+    oom: OomWhy
     leaks: Sequence[dict[str, Any]] = ()
 
 
@@ -70,10 +73,10 @@ class NodeSource(Protocol):
 
     name: str
 
-    def node(self) -> Node:
+    def node(self) -> NodeState:
         """Return the state of the node."""
 
-    def why(self, found: FoundRank) -> RankAnswer:
+    def why(self, found: FoundRank) -> RankWhy:
         """Return why the memory of a rank is as it is."""
 
     def recordings(self, found: FoundRank) -> Sequence[SnapshotFile]:
@@ -86,13 +89,13 @@ class NodeSource(Protocol):
         """Explain a report on this machine."""
 
 
-def ranks_on_gpus(node: Node) -> list[FoundRank]:
+def ranks_on_gpus(node: NodeState) -> list[FoundRank]:
     """Return the ranks that use a GPU, once for each of them."""
     now = node.time or 0.0
     return [FoundRank(gpu, rank, now) for gpu in node.gpus for rank in gpu.ranks]
 
 
-def selects(selected: ProcessFilter, rank: Rank | OomRow) -> bool:
+def selects(selected: ProcessFilter, rank: RankState | OomRow) -> bool:
     """Return whether a rank, or that of an OutOfMemoryError, has all that is asked for."""
     return (
         selected.rank in {None, rank.rank}

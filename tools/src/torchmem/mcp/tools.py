@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchmem.capture.processes import ProcessFilter
 from torchmem.mcp.answer import ToolAnswer
+from torchmem.node.ranks import ProcessFilter
 
 Arguments = Mapping[str, Any]
 

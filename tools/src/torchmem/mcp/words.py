@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.parts import PartBytes
 from torchmem.explain.run_chart import Chart
 from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
+from torchmem.node.state import OomWhy, RankWhy
 from torchmem.node.words import (
     SUBJECT,
     advice_lines,
@@ -20,7 +22,6 @@ from torchmem.node.words import (
     spark_lines,
 )
 from torchmem.output.terminal import joined, wrapped
-from torchmem.top.node import ExplainedOom, MemoryShare, RankAnswer
 from torchmem.top.reading import rank_lines, sound
 
 WIDTH = 88
@@ -28,12 +29,12 @@ MAX_TIME = 1e11
 """Later times, in Unix seconds, cannot be true."""
 
 
-def report_page(found: FoundRank, why: RankAnswer) -> str:
+def report_page(found: FoundRank, why: RankWhy) -> str:
     """Return the report of a rank, as `torchmem top` shows it."""
     return joined([rank_lines(found.gpu, found.rank, why, found.time, WIDTH)])
 
 
-def holders_page(found: FoundRank, why: RankAnswer, recordings: Sequence[SnapshotFile]) -> str:
+def holders_page(found: FoundRank, why: RankWhy, recordings: Sequence[SnapshotFile]) -> str:
     """Return what holds the memory of a rank and of its GPU, and what held it at its OOM."""
     known = [f"  {each.file} ({_ago(found, each.time)} ago)" for each in recordings]
     return joined(
@@ -58,13 +59,13 @@ def _rank_parts(found: FoundRank) -> Iterator[str]:
         yield f"  {label:<32}{format_size(size):>12}"
 
 
-def _peak(why: RankAnswer) -> Iterator[str]:
+def _peak(why: RankWhy) -> Iterator[str]:
     parts = ", ".join(f"{each.label} {format_size(each.bytes)}" for each in why.parts_at_peak)
     if parts:
         yield from wrapped(f"At the peak of its tensors: {parts}.", width=WIDTH)
 
 
-def _held(found: FoundRank, oom: ExplainedOom | None) -> Iterator[list[str]]:
+def _held(found: FoundRank, oom: OomWhy | None) -> Iterator[list[str]]:
     if oom and (oom.listings or oom.hidden):
         yield [f"At its OutOfMemoryError, {_ago(found, oom.time)} ago:"]
         yield from _listings(oom)
@@ -99,14 +100,14 @@ def oom_page(found: Explanation) -> str:
     )
 
 
-def _listings(oom: ExplainedOom) -> Iterator[list[str]]:
+def _listings(oom: OomWhy) -> Iterator[list[str]]:
     for listing in oom.listings:
         yield [listing.title, *(f"  {line}" for line in listing.lines)]
     if oom.hidden:
         yield ["The exporter shows the program's lines only to the rank's own user."]
 
 
-def _trend(oom: ExplainedOom) -> Iterator[str]:
+def _trend(oom: OomWhy) -> Iterator[str]:
     """Yield the history of the run and of the minutes before, and what happened in them."""
     charts = list(filter(None, map(sound, oom.charts)))
     before = next((chart for chart in charts if chart.unit == "before"), None)
@@ -121,7 +122,7 @@ def _minutes_before(chart: Chart | None) -> Iterator[str]:
         yield from spark_lines(line.label, line.values, width=SUBJECT)
 
 
-def _labeled(parts: Iterable[MemoryShare]) -> list[tuple[str, int]]:
+def _labeled(parts: Iterable[PartBytes]) -> list[tuple[str, int]]:
     return [(part.label or _words(part.name), part.bytes) for part in parts]
 
 

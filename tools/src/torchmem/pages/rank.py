@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from torchmem.capture.processes import TrainingProcess
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.parts import device_parts
@@ -15,6 +14,7 @@ from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
 from torchmem.node import words
+from torchmem.node.ranks import TrainingProcess
 from torchmem.pages import memory_map, sections
 from torchmem.pages.oom import advice_items
 from torchmem.pages.page import Heading, filled

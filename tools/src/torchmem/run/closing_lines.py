@@ -18,7 +18,6 @@ from torchmem.sample.run_directory import run_directory
 
 if TYPE_CHECKING:
     from torchmem.explain.oom_report import OomReport
-    from torchmem.sample.run_history import RunHistory
     from torchmem.sample.sample import DeviceSample, Process, Sample
 
 VARIABLE = "TORCHMEM_SUMMARY"
@@ -97,7 +96,7 @@ def own_report(sample: Sample, directory: Path) -> OomReport | None:
 
 def _verdict(sample: Sample, device: DeviceSample, report: OomReport | None) -> str:
     """Return what is wrong, or that nothing grew; "" if neither is known."""
-    from torchmem.explain.growth import steps_left
+    from torchmem.explain.growth import is_known, steps_left
     from torchmem.explain.headline import growth_sentence, headline, short_headline
 
     if report:
@@ -107,16 +106,8 @@ def _verdict(sample: Sample, device: DeviceSample, report: OomReport | None) -> 
     elif device.growth:
         sentence = growth_sentence(device.growth, steps_left(device))
     else:
-        return "no growth" if _is_long_enough(device.run_history) else ""
+        return "no growth" if device.run_history and is_known(device.run_history) else ""
     return f"{sentence[0].lower()}{sentence[1:]}"
-
-
-def _is_long_enough(history: RunHistory | None) -> bool:
-    """Return whether growth would have shown."""
-    from torchmem.explain.growth import MIN_LIVE_STEPS, MIN_POINTS, kept_points
-
-    points = kept_points(history) if history else []
-    return len(points) >= MIN_POINTS and points[-1][0] - points[0][0] >= MIN_LIVE_STEPS
 
 
 def _next(sample: Sample, report: OomReport | None, directory: Path) -> str:

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from torchmem.top.node import AwayError, Node, RankAnswer, SilentError, ask, ask_rank
+from torchmem.cli.exporter import AwayError, SilentError, ask, ask_rank
+from torchmem.node.state import NodeState, RankWhy
 from torchmem.top.view import RankKey
 
 
@@ -23,8 +24,8 @@ class Newest:
         seen: when it last answered, in Unix seconds; None if it never has.
     """
 
-    node: Node | None = None
-    answers: Mapping[RankKey, RankAnswer] = field(default_factory=dict)
+    node: NodeState | None = None
+    answers: Mapping[RankKey, RankWhy] = field(default_factory=dict)
     away: str | None = None
     since: float = math.inf
     is_silent: bool = False

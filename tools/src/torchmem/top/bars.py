@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from rich.style import Style
 from rich.text import Text
 
-from torchmem.explain.parts import LEGEND
+from torchmem.explain.parts import LEGEND, PartBytes
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
-from torchmem.top.node import MemoryShare
 
 GIB = 1 << 30
 LETTERS = {name: part.letter for name, part in [*COMPONENTS.items(), *PARTS.items()]}
@@ -56,7 +55,7 @@ class UseStyles:
             return Text.assemble((look.letter, "bold"))
         return Text.assemble(("░" if name == "free" else "■", look.style))
 
-    def bar(self, parts: Sequence[MemoryShare], total: int | None, width: int) -> Text:
+    def bar(self, parts: Sequence[PartBytes], total: int | None, width: int) -> Text:
         """Return a bar of `width` columns for `total` bytes; its parts are to scale."""
         if not total or total < 0:
             return Text("–".ljust(width), style="dim")
@@ -82,7 +81,7 @@ class UseStyles:
         return "▌", self.of(left).style + Style(bgcolor=background)
 
 
-def scaled(parts: Sequence[MemoryShare], total: int, width: int) -> list[str]:
+def scaled(parts: Sequence[PartBytes], total: int, width: int) -> list[str]:
     """Return the name of the part in each of `width` columns; parts are rounded to columns."""
     columns: list[str] = []
     end = 0

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchmem.top.node import Node
+from torchmem.node.state import NodeState
 from torchmem.top.view import RankKey
 
 SECONDS = 600.0
@@ -29,7 +29,7 @@ class SeenHistory:
     def __init__(self) -> None:
         self._points: dict[RankKey, deque[SeenPoint]] = {}
 
-    def add(self, node: Node) -> None:
+    def add(self, node: NodeState) -> None:
         """Remember the values of all ranks, and forget ranks that are gone."""
         if node.time is None:
             return

@@ -12,12 +12,12 @@ from contextlib import closing
 from rich.console import Console
 from rich.live import Live
 
+from torchmem.cli.exporter import AwayError, SilentError, ask, ask_rank
 from torchmem.cli.http import exporter_url, without_credentials
 from torchmem.output.terminal import interrupted_by
 from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.top.asking import Asking
 from torchmem.top.keyboard import Keyboard, keyboard
-from torchmem.top.node import AwayError, SilentError, ask, ask_rank
 from torchmem.top.screen import Screen, page
 from torchmem.top.signs import only_ascii
 from torchmem.top.start import START

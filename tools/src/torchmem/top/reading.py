@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from torchmem.explain.rank_report import RankReport
 from torchmem.explain.run_chart import Chart
 from torchmem.metrics.memory_parts import PARTS
-from torchmem.node.words import advice_lines, rank_sections, run_lines
+from torchmem.node.state import GpuState, RankState, RankWhy
+from torchmem.node.words import advice_lines, memory_lines, rank_sections, run_lines
 from torchmem.output.terminal import joined, wrapped
 from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, ScreenColumn
 from torchmem.top.keys import KEY_COLUMNS, KEYS
-from torchmem.top.node import Gpu, Rank, RankAnswer
 
 MAX_COLUMNS = 100
 """Wider lines are hard to read."""
@@ -61,19 +61,34 @@ def _entry(name: str, text: str, width: int, columns: int = NAME_COLUMNS) -> lis
 
 
 def rank_lines(
-    gpu: Gpu, rank: Rank, answer: RankAnswer, now: float | None, width: int
+    gpu: GpuState, rank: RankState, answer: RankWhy, now: float | None, width: int
 ) -> list[str]:
     """Return the report of a rank, as `torchmem why` prints it; after an OOM with its reason.
 
     `now` is in Unix seconds.
     """
     columns = min(width, MAX_COLUMNS)
-    report = _report(gpu, rank, answer, now)
-    parts = rank_sections(report, columns)
+    heading = answer.heading or (f"run {rank.run}, rank {rank.rank}: {rank.state}",)
+    advice = answer.oom.advice if answer.oom else answer.advice
+    report = replace(answer, heading=heading, run=sound(answer.run), advice=advice)
+    parts = rank_sections(report, _memory(gpu, rank, answer, now, columns), columns)
     return joined([*parts[:1], *_happened(answer, columns), *parts[1:]]).splitlines()
 
 
-def _happened(answer: RankAnswer, width: int) -> Iterator[list[str]]:
+def _memory(
+    gpu: GpuState, rank: RankState, answer: RankWhy, now: float | None, width: int
+) -> Iterator[str]:
+    """Return the use of the GPU, after an OOM that at the error."""
+    oom = answer.oom
+    read = oom.time if oom else rank.stats_time
+    parts = [(part.label, part.bytes) for part in answer.memory]
+    if oom:
+        parts = [(part.label or part.name, part.bytes) for part in oom.parts]
+    age = None if now is None or read is None else max(0.0, now - read)
+    return memory_lines(gpu.total_bytes, parts, age, width)
+
+
+def _happened(answer: RankWhy, width: int) -> Iterator[list[str]]:
     """Yield how the rank ended and why, if it has, and whether the next request would succeed."""
     if answer.ending:
         yield ["What happened", *wrapped(answer.ending, "  ", width)]
@@ -84,24 +99,6 @@ def _happened(answer: RankAnswer, width: int) -> Iterator[list[str]]:
         yield wrapped(f"{answer.oom.reason} {answer.oom.before}", "  ", width)
 
 
-def _report(gpu: Gpu, rank: Rank, answer: RankAnswer, now: float | None) -> RankReport:
-    read = rank.stats_time
-    parts = [(part.label, part.bytes) for part in answer.memory]
-    if answer.oom:
-        read = answer.oom.time
-        parts = [(part.label or part.name, part.bytes) for part in answer.oom.parts]
-    return RankReport(
-        heading=answer.heading or (f"run {rank.run}, rank {rank.rank}: {rank.state}",),
-        total_bytes=gpu.total_bytes,
-        parts=tuple(parts),
-        age_seconds=None if now is None or read is None else max(0.0, now - read),
-        facts=answer.facts,
-        run=sound(answer.run),
-        threats=None if answer.ending else tuple(threat.text for threat in answer.threats),
-        advice=answer.oom.advice if answer.oom else answer.advice,
-    )
-
-
 def sound(chart: Chart | None) -> Chart | None:
     """Return a chart from the network if it can be drawn."""
     if chart is None or not 0 < len(chart.x) <= MAX_POINTS:
@@ -109,12 +106,12 @@ def sound(chart: Chart | None) -> Chart | None:
     return chart if all(len(line.values) == len(chart.x) for line in chart.lines) else None
 
 
-def whole_run(answer: RankAnswer) -> list[str]:
+def whole_run(answer: RankWhy) -> list[str]:
     """Return the lines with the memory of a rank over its whole run; none if it is unknown."""
     return list(run_lines(sound(answer.run)))
 
 
-def verdict_lines(answer: RankAnswer, width: int) -> Iterator[str]:
+def verdict_lines(answer: RankWhy, width: int) -> Iterator[str]:
     """Yield the verdict on the OutOfMemoryError of a rank, if it has one, and the best advice."""
     advice = answer.oom.advice if answer.oom else answer.advice
     if answer.oom and answer.oom.summary:

@@ -13,14 +13,15 @@ from rich.text import Text
 
 from torchmem.allocator.sizes import format_index
 from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.parts import PartBytes
 from torchmem.exporter.nvml_reasons import reason_in_words
 from torchmem.metrics import colors
+from torchmem.node.state import GpuState, NodeState, RankState, RankWhy
 from torchmem.node.words import sparkline
 from torchmem.output.terminal import counted
 from torchmem.top.bars import UseStyles, gib
 from torchmem.top.columns import MIN_RUN_COLUMNS, fitting, fixed_width
 from torchmem.top.history import SeenHistory
-from torchmem.top.node import Gpu, MemoryShare, Node, Rank, RankAnswer
 from torchmem.top.reading import help_lines, rank_lines, verdict_lines, whole_run
 from torchmem.top.signs import in_ascii
 from torchmem.top.start import EXPORTER_WAYS, RANK_WAYS, Way
@@ -56,7 +57,7 @@ class Screen:
         is_ascii: whether the terminal has no other characters.
     """
 
-    node: Node | None
+    node: NodeState | None
     url: str
     view: View = field(default_factory=View)
     away: str | None = None
@@ -64,7 +65,7 @@ class Screen:
     away_seconds: int = 0
     seen: float | None = None
     status: str | None = None
-    answers: Mapping[RankKey, RankAnswer] = field(default_factory=dict)
+    answers: Mapping[RankKey, RankWhy] = field(default_factory=dict)
     history: SeenHistory = field(default_factory=SeenHistory)
     is_ascii: bool = False
 
@@ -150,7 +151,7 @@ class _Painter:
 
     def __init__(self, screen: Screen, console: Console, *, has_cursor: bool = True) -> None:
         self._screen, self._console, self._width = screen, console, console.width
-        self._node = screen.node or Node()
+        self._node = screen.node or NodeState()
         self._groups = screen.view.groups(self._node)
         self._position = screen.view.position(self._groups) if has_cursor else -1
         legend = [(entry.name, entry.label, entry.color) for entry in self._node.legend]
@@ -186,7 +187,7 @@ class _Painter:
             return [Text("Asking for the report of this rank …", style="dim")]
         return self._texts(rank_lines(gpu, rank, answer, self._node.time, self._width))
 
-    def _answer(self, gpu: Gpu, rank: Rank) -> RankAnswer | None:
+    def _answer(self, gpu: GpuState, rank: RankState) -> RankWhy | None:
         return self._screen.answers.get((gpu.uuid, rank.id))
 
     def _texts(self, lines: Iterable[str]) -> list[Text]:
@@ -270,7 +271,7 @@ class _Painter:
             rows += [partial(Text.copy, line) for line in self._nothing()]
         return rows, selected
 
-    def _past(self, gpu: Gpu, rank: Rank) -> Text:
+    def _past(self, gpu: GpuState, rank: RankState) -> Text:
         """Return what was seen of a rank as sparklines, on the scale of its GPU."""
         points = self._screen.history.of((gpu.uuid, rank.id))
         is_timed = self._width >= WIDE_COLUMNS
@@ -290,7 +291,7 @@ class _Painter:
         duration = format_seconds(points[-1].time - points[0].time)
         return line.append(f"in {duration}") if is_timed else line
 
-    def _threat(self, rank: Rank) -> Text:
+    def _threat(self, rank: RankState) -> Text:
         texts = [why.text for why in rank.why[:1]]
         return Text.assemble(" " * INDENT, *((f"• {text}", colors.ATTENTION) for text in texts))
 
@@ -303,7 +304,7 @@ class _Painter:
         yield Text("No ranks yet. There are three ways to start one:")
         yield from self._ways(RANK_WAYS)
 
-    def _gpu(self, gpu: Gpu) -> Text:
+    def _gpu(self, gpu: GpuState) -> Text:
         if gpu is WAITING:
             return Text("Ranks that have not used a GPU yet", style="bold")
         name = "GPU –" if gpu.index is None else f"GPU {gpu.index}"
@@ -321,7 +322,7 @@ class _Painter:
         line.append(sizes.rjust(FREE_COLUMNS))
         return line.append(_sensors(gpu), style="dim") if has_sensors else line
 
-    def _rank(self, gpu: Gpu, rank: Rank, *, is_selected: bool) -> Text:
+    def _rank(self, gpu: GpuState, rank: RankState, *, is_selected: bool) -> Text:
         ooms = None if rank.ooms is None else sum(rank.ooms.values())
         headroom = rank.headroom_flush_bytes
         severity = f"bold {colors.FAILED}" if rank.has_severe_fragmentation else ""
@@ -351,7 +352,7 @@ class _Painter:
         line.rstrip()
         return line
 
-    def _selected(self) -> tuple[Gpu, Rank] | None:
+    def _selected(self) -> tuple[GpuState, RankState] | None:
         shown = [(group.gpu, rank) for group in self._groups for rank in group.ranks]
         return shown[self._position] if shown else None
 
@@ -386,7 +387,7 @@ class _Painter:
         ]
         present = {part.name for parts in bars for part in parts}
         names = [name for name in self._looks.names if name in present]
-        return self._parts("bars", [MemoryShare(name) for name in names], has_sizes=False)
+        return self._parts("bars", [PartBytes(name, 0) for name in names], has_sizes=False)
 
     def whys(self) -> list[Text]:
         """Return what there is to know about each rank."""
@@ -400,7 +401,7 @@ class _Painter:
             )
         ]
 
-    def _verdict(self, gpu: Gpu, rank: Rank) -> list[Text]:
+    def _verdict(self, gpu: GpuState, rank: RankState) -> list[Text]:
         answer = self._answer(gpu, rank)
         lines = verdict_lines(answer, self._width) if answer else ()
         return [piece for line in lines for piece in self._wrapped(Text(line, style="bold"))]
@@ -421,7 +422,7 @@ class _Painter:
         )
         return self._wrapped(Text(text, style="dim"))
 
-    def _why(self, rank: Rank, subject: str = "") -> list[Text]:
+    def _why(self, rank: RankState, subject: str = "") -> list[Text]:
         texts = [why.text for why in rank.why]
         return [
             line
@@ -430,7 +431,7 @@ class _Painter:
         ]
 
     def _parts(
-        self, name: str, parts: Sequence[MemoryShare], *, has_sizes: bool = True
+        self, name: str, parts: Sequence[PartBytes], *, has_sizes: bool = True
     ) -> list[Text]:
         """Return lines of swatches, names and sizes; a part is never split between lines."""
         lines = [Text.assemble((f"{name:5} ", "dim"))] if parts else []
@@ -472,7 +473,7 @@ def _start(selected: int, count: int, room: int) -> int:
     return max(0, min(selected - room // 2, count - room))
 
 
-def _facts(gpu: Gpu, rank: Rank, now: float | None) -> Iterator[str]:
+def _facts(gpu: GpuState, rank: RankState, now: float | None) -> Iterator[str]:
     of = f" of {rank.world_size}" if rank.world_size else ""
     yield f"rank {_count(rank.rank)}{of}"
     yield rank.run
@@ -500,7 +501,7 @@ def _age(timestamp: float, now: float) -> str:
     return format_seconds(max(0.0, now - timestamp))
 
 
-def _sensors(gpu: Gpu) -> str:
+def _sensors(gpu: GpuState) -> str:
     temperature, power, use = gpu.temperature_celsius, gpu.power_watts, gpu.utilization_ratio
     texts = (
         "" if temperature is None else f"{temperature:.0f}°C",

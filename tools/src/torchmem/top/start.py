@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torchmem.top.node import EXAMPLE
+from torchmem.cli.exporter import EXAMPLE
 
 START = "Start it: `torchmem exporter`."
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torchmem.node.state import GpuState, NodeState, RankState
 from torchmem.sample.sample import LIVE_STATES
-from torchmem.top.node import Gpu, Node, Rank
 
 Order = Literal["rank", "headroom", "reserved"]
 ORDERS: tuple[Order, ...] = ("rank", "headroom", "reserved")
@@ -15,7 +15,7 @@ MAX_FILTER = 60
 PAGE_RANKS = 10
 HELP_KEYS = frozenset({"?", "h", "f1"})
 BACK_KEYS = frozenset({"escape", "backspace"})
-WAITING = Gpu(uuid="waiting")
+WAITING = GpuState(uuid="waiting")
 """Stands for the GPU of ranks that have not used one yet."""
 
 RankKey = tuple[str, str]
@@ -26,8 +26,8 @@ RankKey = tuple[str, str]
 class GpuRanks:
     """A GPU and those of its ranks that are shown, in order."""
 
-    gpu: Gpu
-    ranks: Sequence[Rank]
+    gpu: GpuState
+    ranks: Sequence[RankState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class View:
     is_help: bool = False
     scroll: int = 0
 
-    def groups(self, node: Node) -> list[GpuRanks]:
+    def groups(self, node: NodeState) -> list[GpuRanks]:
         """Return the GPUs and ranks to show, in order."""
         waiting = [(WAITING, node.waiting)] if node.waiting else []
         found = [
@@ -69,18 +69,18 @@ class View:
         states = [rank.state for group in groups for rank in group.ranks]
         return states.index("oom") if "oom" in states else 0
 
-    def _matches(self, rank: Rank) -> bool:
+    def _matches(self, rank: RankState) -> bool:
         wanted = self.filter.casefold()
         is_launch = "-" in wanted and (rank.launch or "").startswith(wanted)
         return is_launch or wanted in rank.run.casefold()
 
 
-def is_live(rank: Rank) -> bool:
+def is_live(rank: RankState) -> bool:
     """Return whether the process still runs."""
     return rank.state in LIVE_STATES
 
 
-def out_of_memory(node: Node) -> list[RankKey]:
+def out_of_memory(node: NodeState) -> list[RankKey]:
     """Return the keys of the ranks that died of an OutOfMemoryError."""
     ranks = ((gpu.uuid, rank) for gpu in node.gpus for rank in gpu.ranks)
     return [(uuid, rank.id) for uuid, rank in ranks if rank.state == "oom"]
@@ -160,21 +160,21 @@ _MOVES: dict[str, Callable[[int, int], int]] = {
 }
 
 
-def _by_rank(rank: Rank) -> tuple[float, float]:
+def _by_rank(rank: RankState) -> tuple[float, float]:
     return (not is_live(rank), rank.rank or 0)
 
 
-def _by_headroom(rank: Rank) -> tuple[float, float]:
+def _by_headroom(rank: RankState) -> tuple[float, float]:
     headroom = rank.headroom_flush_bytes
     return (headroom is None, headroom or 0)
 
 
-def _by_reserved(rank: Rank) -> tuple[float, float]:
+def _by_reserved(rank: RankState) -> tuple[float, float]:
     reserved = rank.reserved_bytes
     return (reserved is None, -(reserved or 0))
 
 
-_RANK_KEYS: dict[Order, Callable[[Rank], tuple[float, float]]] = {
+_RANK_KEYS: dict[Order, Callable[[RankState], tuple[float, float]]] = {
     "rank": _by_rank,
     "headroom": _by_headroom,
     "reserved": _by_reserved,

@@ -11,9 +11,9 @@ from contextlib import suppress
 from rich.console import ConsoleDimensions
 from rich.live import Live
 
+from torchmem.node.state import NodeState
 from torchmem.top.asking import Newest
 from torchmem.top.history import SeenHistory
-from torchmem.top.node import Node
 from torchmem.top.screen import Screen, drawn, last_line
 from torchmem.top.signs import only_ascii
 from torchmem.top.view import RankKey, View, keys, press
@@ -32,7 +32,7 @@ class Viewer:
     @property
     def wanted(self) -> RankKey | None:
         """The rank that the screen shows in detail."""
-        groups = self._view.groups(self._newest.node or Node())
+        groups = self._view.groups(self._newest.node or NodeState())
         known = keys(groups)
         return known[self._view.position(groups)] if known else None
 
@@ -70,7 +70,7 @@ class Viewer:
     def press(self, pressed: Iterable[str]) -> bool:
         """Follow keys. Return whether to go on."""
         for key in pressed:
-            groups = self._view.groups(self._newest.node or Node())
+            groups = self._view.groups(self._newest.node or NodeState())
             view = press(self._view, key, groups, last_line(self._screen, self._live.console))
             if view is None:
                 return False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmem.capture.processes import training_processes
 from torchmem.explain.run_summary import SUMMARY_SUFFIX
-from torchmem.node.summaries import read_summary
+from torchmem.node.ranks import training_processes
+from torchmem.node.summaries import last_summary, read_summary
 from torchmem.sample.capture_messages import SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError
 from torchmem.sample.file_kinds import (
@@ -50,7 +50,7 @@ def file_answer(path: Path, view: SnapshotView, thresholds: Path | None) -> Answ
     if kind is OOM_REPORT:
         return OomAnswer.read(path)
     if kind is SAMPLE:
-        return _published(path, thresholds) or SummaryAnswer(path, read_summary(path))
+        return _published(path, thresholds) or SummaryAnswer(path, last_summary(path))
     return SummaryAnswer(path, read_summary(path))
 
 
@@ -80,7 +80,9 @@ def _kind(path: Path) -> FileKind:
         raise UsageError(f"{name} {reason}: name {WANTED}.") from None
     meant = next((kind for end, kind in _SUFFIXES.items() if path.name.endswith(end)), None)
     kind = kind_of(head) or meant
+    if not head:
+        raise UsageError(f"{name} is empty: name {WANTED}.")
     if kind is None or kind not in _SUFFIXES.values():
         check_kind(path, head, None, WANTED)
-        raise UsageError(f"{name} is not {WANTED}.")
+        raise UsageError(f"{name} is not {WANTED}: name one of these.")
     return kind

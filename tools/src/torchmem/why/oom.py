@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmem.explain.oom_report import OomReport
-from torchmem.host.gpu_indices import gpu_indices
+from torchmem.node.gpu_indices import gpu_indices
 from torchmem.node.reports import load
 from torchmem.node.words import oom_page, oom_table
 from torchmem.sample.errors import UsageError

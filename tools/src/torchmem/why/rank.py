@@ -13,16 +13,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchmem.capture.processes import (
+from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.threats import advice, threats
+from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
+from torchmem.node.gpu_indices import gpu_indices
+from torchmem.node.ranks import (
     ProcessFilter,
     TrainingProcess,
     find_process,
     training_processes,
 )
-from torchmem.explain.oom_report import format_seconds
-from torchmem.explain.threats import advice, threats
-from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
-from torchmem.host.gpu_indices import gpu_indices
 from torchmem.node.reports import load_all
 from torchmem.node.words import rank_page
 from torchmem.output.terminal import wrapped
@@ -63,7 +63,7 @@ class OomOnDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class RankAnswer:
+class ReportedRank:
     """A process with its newest sample at the time `now`, in Unix seconds, and how it is judged.
 
     `gpus` are NVML's indices by UUID, where known; `oom` is a report that concerns the process.
@@ -116,7 +116,7 @@ class RankAnswer:
 
 def rank_answer(
     directory: Path, selected: ProcessFilter, thresholds: Path | None = None
-) -> RankAnswer | OomOnDisk:
+) -> ReportedRank | OomOnDisk:
     """Return the process that the filter selects, or the OOM report of one that died of it.
 
     Raise MissingExtraError or UsageError.
@@ -135,35 +135,34 @@ def rank_answer(
     return replace(answer, oom=oom if oom and oom.concerns(sample.process) else None)
 
 
-def worst_rank(directory: Path, thresholds: Path | None = None) -> RankAnswer | None:
+def worst_rank(directory: Path, thresholds: Path | None = None) -> ReportedRank | None:
     """Return the running process of this user that is worst off; None if none runs.
 
     What is threatened comes first, then what has the smallest share of its GPU left. Raise
     MissingExtraError or UsageError.
     """
-    running: list[tuple[TrainingProcess, Sample]] = []
+    answers = []
     for process in training_processes(directory):
         if process.alive is not False:
             with suppress(UsageError):
-                running.append((process, load_sample(process)))
-    if not running:
+                answers.append(_answer(process, load_sample(process), thresholds))
+    if not answers:
         return None
-    answers = [_answer(*each, thresholds) for each in running]
     worst = min(answers, key=_ease)
     return replace(worst, chosen=_reason(worst, answers))
 
 
-def answer_about(process: TrainingProcess, thresholds: Path | None = None) -> RankAnswer:
+def answer_about(process: TrainingProcess, thresholds: Path | None = None) -> ReportedRank:
     """Return the answer about one process. Raise MissingExtraError or UsageError."""
     return _answer(process, load_sample(process), thresholds)
 
 
-def _answer(process: TrainingProcess, sample: Sample, thresholds: Path | None) -> RankAnswer:
+def _answer(process: TrainingProcess, sample: Sample, thresholds: Path | None) -> ReportedRank:
     limits = chosen_thresholds(thresholds).limits(sample.process.run, platform.node())
-    return RankAnswer(process, sample, time.time(), gpu_indices(), limits)
+    return ReportedRank(process, sample, time.time(), gpu_indices(), limits)
 
 
-def _ease(answer: RankAnswer) -> tuple[bool, float, int]:
+def _ease(answer: ReportedRank) -> tuple[bool, float, int]:
     """Return a key that is lower the worse off a process is."""
     devices = answer.sample.devices
     is_safe = not any(threats(answer.sample, device, answer.limits) for device in devices)
@@ -175,7 +174,7 @@ def _share_left(device: DeviceSample) -> float:
     return 1.0 if left is None or not device.total_bytes else left / device.total_bytes
 
 
-def _reason(worst: RankAnswer, answers: Sequence[RankAnswer]) -> str:
+def _reason(worst: ReportedRank, answers: Sequence[ReportedRank]) -> str:
     if len(answers) == 1:
         return ""
     return (

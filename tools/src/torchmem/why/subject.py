@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 
-from torchmem.capture.processes import START, ProcessFilter
+from torchmem.node.ranks import START, ProcessFilter, training_processes
 from torchmem.node.reports import newest
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
@@ -15,16 +14,17 @@ from torchmem.why.rank import OomOnDisk, rank_answer, worst_rank
 
 
 def most_urgent(directory: Path, thresholds: Path | None) -> Answer:
-    """Return this user's newest OOM, else the running rank that is worst off. Raise UsageError."""
-    with suppress(UsageError):
-        return OomAnswer.read(newest(directory))
-    found = worst_rank(directory, thresholds)
-    if found is None:
-        raise UsageError(
-            f"no OOM report and no running process of yours in {sanitize_text(str(directory))}: "
-            f"{START}"
-        )
-    return found
+    """Return this user's newest OOM, else the rank that is worst off, else one that has ended.
+
+    Raise UsageError if there is none, or if the newest report cannot be used.
+    """
+    path = newest(directory)
+    if path is not None:
+        return OomAnswer.read(path)
+    if not any(training_processes(directory)):
+        where = sanitize_text(str(directory))
+        raise UsageError(f"no OOM report and no process of yours in {where}: {START}")
+    return worst_rank(directory, thresholds) or selected(directory, ProcessFilter(), thresholds)
 
 
 def selected(directory: Path, wanted: ProcessFilter, thresholds: Path | None) -> Answer:

@@ -13,7 +13,6 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from torchmem.exporter.live.state import Document, encode
 from torchmem.exporter.live.states import (
     GZIP_HEADER,
     GZIP_LEVEL,
@@ -28,6 +27,7 @@ from torchmem.exporter.scrapes import accepts_gzip
 from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.fair_queue import BusyError, FairQueue
 from torchmem.exporter.web.peer_user import may_look
+from torchmem.node.state import encode
 from torchmem.sample.sample import DeviceSample
 
 MAX_KEPT_RANKS = 64
@@ -70,11 +70,10 @@ class LiveApi:
         """
         await self._states.newest()
         kept, query = self._states.history, request.query_params
-        if "id" in query and not self._ranks.get(query["id"]):
+        is_rank = "id" in query
+        if is_rank and not self._ranks.get(query["id"]):
             return PlainTextResponse(_NO_SUCH_RANK, 404)
-        found: Document = kept.of_gpus()
-        if "id" in query:
-            found = kept.of_rank(query.get("gpu", ""), query["id"])
+        found = kept.of_rank(query.get("gpu", ""), query["id"]) if is_rank else kept.of_gpus()
         body, headers = encode(found), _HEADERS
         if accepts_gzip(request.headers.get("accept-encoding", "")):
             body, headers = gzip.compress(body, GZIP_LEVEL), _HEADERS | _GZIP

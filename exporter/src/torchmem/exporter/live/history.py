@@ -11,9 +11,10 @@ import threading
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torchmem.explain.parts import GROUPS, group_bytes
-from torchmem.exporter.live.state import Document, GpuState, NodeState, RankState
+from torchmem.node.state import GpuState, NodeState, RankState
 from torchmem.sample.sample import LIVE_STATES
 
 SECONDS = 600.0
@@ -29,14 +30,16 @@ RANK_COLUMNS = ("tensor_bytes", "reserved_bytes", "headroom_flush_bytes", "fragm
 GPU_COLUMNS = tuple(group.name for group in GROUPS)
 
 
-class HistoryColumns(Document, frozen=True, kw_only=True):
-    """Values over time: Unix seconds, and one list for each name; null where unknown."""
+@dataclass(frozen=True, slots=True)
+class HistoryColumns:
+    """Values over time: Unix seconds, and one list for each name; None where unknown."""
 
     times: Sequence[float]
-    values: Mapping[str, Sequence[float]]
+    values: Mapping[str, Sequence[float | None]]
 
 
-class GpuHistories(Document, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True)
+class GpuHistories:
     """The bytes of each group of parts, by the UUID of the GPU. `seconds`: how far they go back."""
 
     seconds: float
@@ -70,8 +73,11 @@ class HistorySeries:
 
     @property
     def columns(self) -> HistoryColumns:
-        """The points; NaN is null in JSON."""
-        values = {name: list(c) for name, c in zip(self._names, self._columns, strict=True)}
+        """The points."""
+        values = {
+            name: [None if math.isnan(value) else value for value in column]
+            for name, column in zip(self._names, self._columns, strict=True)
+        }
         return HistoryColumns(times=[round(time, 1) for time in self._times], values=values)
 
 
@@ -94,9 +100,9 @@ class NodeHistory:
             self._gpus = {uuid: self._gpus.get(uuid) or HistorySeries(GPU_COLUMNS) for uuid in gpus}
             self._ranks = self._kept(ranks)
             for uuid, series in self._gpus.items():
-                _add_gpu(series, state.time, gpus[uuid])
+                _add_gpu(series, state.time or 0.0, gpus[uuid])
             for key, series in self._ranks.items():
-                series.add(ranks[key].sample_time, _rank_values(ranks[key]))
+                series.add(ranks[key].sample_time or 0.0, _rank_values(ranks[key]))
 
     def _kept(
         self, ranks: dict[tuple[str, str], RankState]

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from torchmem.explain.oom_report import decode
-from torchmem.exporter.live.state import encode
-from torchmem.exporter.live.why import oom_why
 from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.fair_queue import BusyError, FairQueue
+from torchmem.node.state import encode
+from torchmem.node.why import oom_why
 from torchmem.sample.errors import UsageError
 
 _HEADERS = {"Cache-Control": "no-store"}

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
-from prometheus_client.core import Metric
-
-from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.gpus import GpuValue, series
 from torchmem.exporter.nvml import NvmlDevice, available, multiplied, plausible
-from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
-from torchmem.metrics.families import keyed_family, value_family
 
 _MEGAHERTZ = 1e6
 _MAX_MEGAHERTZ = 100_000
@@ -43,10 +39,10 @@ class Clocks(GpuValue):
     0 (fastest) to 15.
     """
 
-    hertz: Mapping[str, float | None] = field(default_factory=dict)
-    max_hertz: Mapping[str, float | None] = field(default_factory=dict)
-    throttle: Mapping[str, bool] = field(default_factory=dict)
-    performance_state: int | None = None
+    hertz: Mapping[str, float | None] = series(catalog.NVML_CLOCK, default_factory=dict)
+    max_hertz: Mapping[str, float | None] = series(catalog.NVML_CLOCK_MAX, default_factory=dict)
+    throttle: Mapping[str, bool] = series(catalog.NVML_THROTTLE, default_factory=dict)
+    performance_state: int | None = series(catalog.NVML_PERFORMANCE_STATE)
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Clocks:
@@ -59,17 +55,6 @@ class Clocks(GpuValue):
             throttle={} if reasons is None else _throttle(reasons),
             performance_state=state if available(state) in _PERFORMANCE_STATES else None,
         )
-
-
-def families(reading: Reading) -> Iterator[Metric]:
-    """Yield clocks by domain, 1 or 0 by throttle reason, and the performance state."""
-    rows = reading.read(Clocks)
-    yield keyed_family(catalog.NVML_CLOCK, rows, lambda clocks: clocks.hertz)
-    yield keyed_family(catalog.NVML_CLOCK_MAX, rows, lambda clocks: clocks.max_hertz)
-    yield keyed_family(catalog.NVML_THROTTLE, rows, lambda clocks: clocks.throttle)
-    yield value_family(
-        catalog.NVML_PERFORMANCE_STATE, rows, lambda clocks: clocks.performance_state
-    )
 
 
 def _throttle(reasons: int) -> dict[str, bool]:

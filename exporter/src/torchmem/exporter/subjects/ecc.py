@@ -8,11 +8,11 @@ from itertools import product
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter.gpus import GpuLabels, GpuValue
+from torchmem.exporter.gpus import GpuLabels, GpuValue, series
 from torchmem.exporter.nvml import NvmlDevice, available
 from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
-from torchmem.metrics.families import Row, family, keyed_family, value_family
+from torchmem.metrics.families import Row, family, value_family
 
 _KINDS = ("corrected", "uncorrected")  # nvmlMemoryErrorType_t
 # nvmlEccCounterType_t: since the driver was loaded, over the lifetime of the GPU
@@ -52,6 +52,11 @@ class Ecc(GpuValue):
         return cls(None if mode is None else bool(mode[0]), errors)
 
 
+def recovery_actions(asked: str | None) -> Mapping[str, float]:
+    """Return 1 for the action that the driver asks for and 0 for the others, if it is known."""
+    return {} if asked is None else {action: float(action == asked) for action in _RECOVERY_ACTIONS}
+
+
 @dataclass(frozen=True, slots=True)
 class Repairs(GpuValue):
     """Device memory taken out of use: remapped rows (Ampere and newer), retired pages (older).
@@ -59,12 +64,16 @@ class Repairs(GpuValue):
     `recovery_action`: what the driver asks the operator to do.
     """
 
-    remapped_rows: Mapping[str, int] = field(default_factory=dict)
-    remap_pending: bool | None = None
-    remap_failed: bool | None = None
-    retired_pages: Mapping[str, int | None] = field(default_factory=dict)
-    retirement_pending: bool | None = None
-    recovery_action: str | None = None
+    remapped_rows: Mapping[str, int] = series(catalog.NVML_REMAPPED_ROWS, default_factory=dict)
+    remap_pending: bool | None = series(catalog.NVML_ROW_REMAP_PENDING)
+    remap_failed: bool | None = series(catalog.NVML_ROW_REMAP_FAILED)
+    retired_pages: Mapping[str, int | None] = series(
+        catalog.NVML_RETIRED_PAGES, default_factory=dict
+    )
+    retirement_pending: bool | None = series(catalog.NVML_RETIRED_PAGES_PENDING)
+    recovery_action: str | None = series(
+        catalog.NVML_RECOVERY_ACTION, recovery_actions, default=None
+    )
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Repairs:
@@ -82,31 +91,12 @@ class Repairs(GpuValue):
             recovery_action=_ACTION_BY_NUMBER.get(action),
         )
 
-    def recovery_actions(self) -> Mapping[str, float]:
-        """Return 1 for the action that the driver asks for and 0 for the others, if it is known."""
-        if self.recovery_action is None:
-            return {}
-        return {action: float(action == self.recovery_action) for action in _RECOVERY_ACTIONS}
-
 
 def families(reading: Reading) -> Iterator[Metric]:
     """Yield ECC mode and errors by kind and scope."""
     rows = reading.read(Ecc)
     yield value_family(catalog.NVML_ECC_ENABLED, rows, lambda ecc: ecc.enabled)
     yield family(catalog.NVML_ECC_ERRORS, _error_rows(rows))
-
-
-def repair_families(reading: Reading) -> Iterator[Metric]:
-    """Yield remapped rows, retired pages, what waits for a reset, and the recovery action."""
-    rows = reading.read(Repairs)
-    yield keyed_family(catalog.NVML_REMAPPED_ROWS, rows, lambda repairs: repairs.remapped_rows)
-    yield value_family(catalog.NVML_ROW_REMAP_PENDING, rows, lambda repairs: repairs.remap_pending)
-    yield value_family(catalog.NVML_ROW_REMAP_FAILED, rows, lambda repairs: repairs.remap_failed)
-    yield keyed_family(catalog.NVML_RETIRED_PAGES, rows, lambda repairs: repairs.retired_pages)
-    yield value_family(
-        catalog.NVML_RETIRED_PAGES_PENDING, rows, lambda repairs: repairs.retirement_pending
-    )
-    yield keyed_family(catalog.NVML_RECOVERY_ACTION, rows, Repairs.recovery_actions)
 
 
 def _error_rows(rows: Iterable[tuple[GpuLabels, Ecc]]) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.outside_allocator import ProcessUse, live_devices
 from torchmem.metrics import catalog
-from torchmem.metrics.families import ProcessView, family
+from torchmem.metrics.families import family
 
 
 def engine_families(
@@ -26,7 +26,6 @@ def engine_families(
     rows = []
     for item, device, use in live_devices(published, uses):
         if device.engine and device.engine.asleep and use and use.free_bytes is not None:
-            view = ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
             margin = use.free_bytes - device.engine.asleep_bytes
-            rows.append((view.device_labels(device), margin))
+            rows.append((item.view(indices).device_labels(device), margin))
     yield family(catalog.ENGINE_WAKE_MARGIN, rows)

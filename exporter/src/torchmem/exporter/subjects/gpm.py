@@ -6,18 +6,13 @@ Available on Hopper and newer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from prometheus_client.core import Metric
-
-from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.gpus import GpuValue, series
 from torchmem.exporter.nvml import DeviceState, NvmlDevice, NvmlLibrary
-from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.pcie import Traffic
 from torchmem.metrics import catalog
-from torchmem.metrics.families import keyed_family, value_family
 
 MIN_WINDOW_SECONDS = 1.0
 MAX_WINDOW_SECONDS = 600.0
@@ -39,12 +34,12 @@ _METRICS = {  # nvmlGpmMetricId_t of nvml.h
 class Gpm(GpuValue):
     """Means between two samples: ratios, and bytes per second."""
 
-    sm_active: float | None = None
-    sm_occupancy: float | None = None
-    tensor_active: float | None = None
-    dram_active: float | None = None
-    nvlink: Traffic = field(default_factory=Traffic)
-    pcie: Traffic = field(default_factory=Traffic)
+    sm_active: float | None = series(catalog.NVML_SM_ACTIVE)
+    sm_occupancy: float | None = series(catalog.NVML_SM_OCCUPANCY)
+    tensor_active: float | None = series(catalog.NVML_TENSOR_ACTIVE)
+    dram_active: float | None = series(catalog.NVML_DRAM_ACTIVE)
+    nvlink: Traffic = series(catalog.NVML_GPM_NVLINK, Traffic.directions, default_factory=Traffic)
+    pcie: Traffic = series(catalog.NVML_GPM_PCIE, Traffic.directions, default_factory=Traffic)
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Gpm | None:
@@ -53,17 +48,6 @@ class Gpm(GpuValue):
         None without support, in the first reading, and after ten minutes without a reading.
         """
         return gpu.state(_Window).means(gpu)
-
-
-def families(reading: Reading) -> Iterator[Metric]:
-    """Yield ratios and bytes per second."""
-    rows = reading.read(Gpm)
-    yield value_family(catalog.NVML_SM_ACTIVE, rows, lambda gpm: gpm.sm_active)
-    yield value_family(catalog.NVML_SM_OCCUPANCY, rows, lambda gpm: gpm.sm_occupancy)
-    yield value_family(catalog.NVML_TENSOR_ACTIVE, rows, lambda gpm: gpm.tensor_active)
-    yield value_family(catalog.NVML_DRAM_ACTIVE, rows, lambda gpm: gpm.dram_active)
-    yield keyed_family(catalog.NVML_GPM_NVLINK, rows, lambda gpm: gpm.nvlink.directions())
-    yield keyed_family(catalog.NVML_GPM_PCIE, rows, lambda gpm: gpm.pcie.directions())
 
 
 class _Window(DeviceState):

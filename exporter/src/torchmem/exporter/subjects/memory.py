@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Any
 
-from prometheus_client.core import Metric
-
-from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.gpus import GpuValue, series
 from torchmem.exporter.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, OTHER_VERSION, NvmlDevice
-from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
-from torchmem.metrics.families import value_family
 
 _MAX_BYTES = 1 << 50
 """More than any GPU has, so a larger number is garbage."""
@@ -33,10 +28,10 @@ class MemoryInfo(GpuValue):
     part is below zero or the parts are more than the whole.
     """
 
-    total: int
-    used: int
-    free: int
-    reserved: int | None
+    total: int = series(catalog.NVML_MEMORY_TOTAL, default=MISSING)
+    used: int = series(catalog.NVML_MEMORY_USED, default=MISSING)
+    free: int = series(catalog.NVML_MEMORY_FREE, default=MISSING)
+    reserved: int | None = series(catalog.NVML_MEMORY_RESERVED, default=MISSING)
 
     def __post_init__(self) -> None:
         parts = (self.used, self.free, self.reserved or 0)
@@ -78,7 +73,7 @@ class MemoryInfo(GpuValue):
 class UnifiedMemory(GpuValue):
     """Whether the GPU has no memory of its own but shares the CPU's, as on GB10."""
 
-    shared: bool
+    shared: bool = series(catalog.NVML_UNIFIED_MEMORY, default=MISSING)
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> UnifiedMemory | None:
@@ -91,8 +86,8 @@ class UnifiedMemory(GpuValue):
 class Bar1(GpuValue):
     """The window through which the CPU and other devices access device memory, in bytes."""
 
-    total: int
-    used: int
+    total: int = series(catalog.NVML_BAR1_TOTAL, default=MISSING)
+    used: int = series(catalog.NVML_BAR1_USED, default=MISSING)
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Bar1 | None:
@@ -107,17 +102,3 @@ def _memory_code(gpu: NvmlDevice) -> int:
     _, code = gpu.nvml.try_call(_MEMORY_INFO, gpu.handle)
     gpu.nvml.check(_MEMORY_INFO, code)
     return code
-
-
-def families(reading: Reading) -> Iterator[Metric]:
-    """Yield total, used, free and reserved bytes, unified memory, and BAR1 bytes."""
-    rows = reading.read(MemoryInfo)
-    yield value_family(catalog.NVML_MEMORY_TOTAL, rows, lambda memory: memory.total)
-    yield value_family(catalog.NVML_MEMORY_USED, rows, lambda memory: memory.used)
-    yield value_family(catalog.NVML_MEMORY_FREE, rows, lambda memory: memory.free)
-    yield value_family(catalog.NVML_MEMORY_RESERVED, rows, lambda memory: memory.reserved)
-    unified = reading.read(UnifiedMemory)
-    yield value_family(catalog.NVML_UNIFIED_MEMORY, unified, lambda memory: memory.shared)
-    bar1 = reading.read(Bar1)
-    yield value_family(catalog.NVML_BAR1_TOTAL, bar1, lambda window: window.total)
-    yield value_family(catalog.NVML_BAR1_USED, bar1, lambda window: window.used)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from prometheus_client.core import Metric
-
-from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.gpus import GpuValue, series
 from torchmem.exporter.nvml import DeviceState, NvmlDevice, available
-from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.pcie import Traffic
 from torchmem.metrics import catalog
-from torchmem.metrics.families import keyed_family
 
 _KIBIBYTE = 1024  # the unit of the throughput fields is KiB
 _ALL_LINKS = (1 << 32) - 1  # as the scope of a field: the sum over all links
@@ -35,13 +31,25 @@ class _Errors(DeviceState):
         self.by_link: LinkErrors = {}
 
 
+def errors_by_kind(errors: Mapping[tuple[int, str], int]) -> Mapping[str, int]:
+    """Return the errors over all links: the errors of each link would be 72 series or more."""
+    total = Counter[str]()
+    for (_, kind), count in errors.items():
+        total[kind] += count
+    return total
+
+
 @dataclass(frozen=True, slots=True)
 class NvLink(GpuValue):
     """Whether each link is up, errors by (link, kind), and bytes over all links."""
 
-    up: Mapping[int, bool] = field(default_factory=dict)
-    errors: Mapping[tuple[int, str], int] = field(default_factory=dict)
-    transferred: Traffic = field(default_factory=Traffic)
+    up: Mapping[int, bool] = series(catalog.NVML_NVLINK_UP, default_factory=dict)
+    errors: Mapping[tuple[int, str], int] = series(
+        catalog.NVML_NVLINK_ERRORS, errors_by_kind, default_factory=dict
+    )
+    transferred: Traffic = series(
+        catalog.NVML_NVLINK_BYTES, Traffic.directions, default_factory=Traffic
+    )
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> NvLink:
@@ -51,23 +59,6 @@ class NvLink(GpuValue):
         """
         up, errors = gpu.seldom(_states_and_errors)
         return cls(up, errors, _transferred(gpu)) if up else cls()
-
-    def errors_by_kind(self) -> Mapping[str, int]:
-        """Return the errors over all links: the errors of each link would be 72 series or more."""
-        total = Counter[str]()
-        for (_, kind), count in self.errors.items():
-            total[kind] += count
-        return total
-
-
-def families(reading: Reading) -> Iterator[Metric]:
-    """Yield state by link, errors by kind, and bytes by direction."""
-    rows = reading.read(NvLink)
-    yield keyed_family(catalog.NVML_NVLINK_UP, rows, lambda nvlink: nvlink.up)
-    yield keyed_family(catalog.NVML_NVLINK_ERRORS, rows, NvLink.errors_by_kind)
-    yield keyed_family(
-        catalog.NVML_NVLINK_BYTES, rows, lambda nvlink: nvlink.transferred.directions()
-    )
 
 
 def _states_and_errors(gpu: NvmlDevice) -> tuple[Mapping[int, bool], LinkErrors]:

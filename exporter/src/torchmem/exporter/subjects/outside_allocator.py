@@ -20,7 +20,7 @@ from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.host.process_table import ProcessKey, process_key
 from torchmem.metrics import catalog
-from torchmem.metrics.families import ProcessView, family, value_family
+from torchmem.metrics.families import family, value_family
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
@@ -172,8 +172,7 @@ class OutsideAllocator:
             outside = self._join(key, use, device, now, is_later=is_later) if use else None
             before = [occupants.get(key[0]) for occupants in earlier]
             start = self._start(key, use, device, item.pid, before) if use else None
-            view = ProcessView(item.sample, item.pid_label or item.pid, item.state, indices)
-            rows.append(_Row(view.device_labels(device), outside, start))
+            rows.append(_Row(item.view(indices).device_labels(device), outside, start))
         self._forget_all_but(keys, now)
         by_process = {key: held.size - held.unbacked for key, held in self._held.items()}
         return OutsideBytes(rows, by_process, uses)

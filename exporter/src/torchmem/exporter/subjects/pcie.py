@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from prometheus_client.core import Metric
-
-from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.gpus import GpuValue, series
 from torchmem.exporter.nvml import NvmlDevice, available, multiplied
-from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
-from torchmem.metrics.families import keyed_family, value_family
 
 _KILOBYTE = 1000  # the unit of nvmlDeviceGetPcieThroughput is KB/s
 _TX, _RX = 0, 1  # nvmlPcieUtilCounter_t
@@ -33,11 +29,11 @@ class Traffic:
 class Pcie(GpuValue):
     """Generation and width (lanes) of the link, current and maximum; replays since driver load."""
 
-    generation: int | None = None
-    max_generation: int | None = None
-    width: int | None = None
-    max_width: int | None = None
-    replays: int | None = None
+    generation: int | None = series(catalog.NVML_PCIE_GENERATION)
+    max_generation: int | None = series(catalog.NVML_PCIE_MAX_GENERATION)
+    width: int | None = series(catalog.NVML_PCIE_WIDTH)
+    max_width: int | None = series(catalog.NVML_PCIE_MAX_WIDTH)
+    replays: int | None = series(catalog.NVML_PCIE_REPLAYS)
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Pcie:
@@ -53,9 +49,11 @@ class Pcie(GpuValue):
 
 @dataclass(frozen=True, slots=True)
 class PcieThroughput(GpuValue):
-    """Bytes per second over PCIe."""
+    """Bytes per second over PCIe; collected only if the setting asks for it."""
 
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: Traffic = series(
+        catalog.NVML_PCIE_THROUGHPUT, Traffic.directions, default_factory=Traffic
+    )
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> PcieThroughput:
@@ -63,19 +61,3 @@ class PcieThroughput(GpuValue):
         rx = multiplied(gpu.call("nvmlDeviceGetPcieThroughput", _RX), _KILOBYTE)
         tx = multiplied(gpu.call("nvmlDeviceGetPcieThroughput", _TX), _KILOBYTE)
         return cls(Traffic(rx, tx))
-
-
-def families(reading: Reading) -> Iterator[Metric]:
-    """Yield generation, width and replays."""
-    rows = reading.read(Pcie)
-    yield value_family(catalog.NVML_PCIE_GENERATION, rows, lambda pcie: pcie.generation)
-    yield value_family(catalog.NVML_PCIE_MAX_GENERATION, rows, lambda pcie: pcie.max_generation)
-    yield value_family(catalog.NVML_PCIE_WIDTH, rows, lambda pcie: pcie.width)
-    yield value_family(catalog.NVML_PCIE_MAX_WIDTH, rows, lambda pcie: pcie.max_width)
-    yield value_family(catalog.NVML_PCIE_REPLAYS, rows, lambda pcie: pcie.replays)
-
-
-def throughput_families(reading: Reading) -> Iterator[Metric]:
-    """Yield bytes per second by direction; collected only if the setting asks for it."""
-    rows = reading.read(PcieThroughput)
-    yield keyed_family(catalog.NVML_PCIE_THROUGHPUT, rows, lambda value: value.traffic.directions())

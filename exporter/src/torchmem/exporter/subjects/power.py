@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prometheus_client.core import Metric
-
-from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.gpus import GpuValue, series
 from torchmem.exporter.nvml import NvmlDevice, plausible, thousandths
-from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
-from torchmem.metrics.families import value_family
 
 _MAX_MILLIWATTS = 100_000_000
 
@@ -20,10 +15,10 @@ _MAX_MILLIWATTS = 100_000_000
 class Power(GpuValue):
     """Draw, enforced limit and maximum limit in watts; energy in joules since the driver loaded."""
 
-    watts: float | None = None
-    limit_watts: float | None = None
-    limit_max_watts: float | None = None
-    energy_joules: float | None = None
+    watts: float | None = series(catalog.NVML_POWER)
+    limit_watts: float | None = series(catalog.NVML_POWER_LIMIT)
+    limit_max_watts: float | None = series(catalog.NVML_POWER_LIMIT_MAX)
+    energy_joules: float | None = series(catalog.NVML_ENERGY)
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Power:
@@ -42,12 +37,3 @@ class Power(GpuValue):
 
 def _watts(milliwatts: int | None) -> float | None:
     return thousandths(plausible(milliwatts, _MAX_MILLIWATTS))
-
-
-def families(reading: Reading) -> Iterator[Metric]:
-    """Yield watts and joules."""
-    rows = reading.read(Power)
-    yield value_family(catalog.NVML_POWER, rows, lambda power: power.watts)
-    yield value_family(catalog.NVML_POWER_LIMIT, rows, lambda power: power.limit_watts)
-    yield value_family(catalog.NVML_POWER_LIMIT_MAX, rows, lambda power: power.limit_max_watts)
-    yield value_family(catalog.NVML_ENERGY, rows, lambda power: power.energy_joules)

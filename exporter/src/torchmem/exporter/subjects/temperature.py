@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from prometheus_client.core import Metric
-
-from torchmem.exporter.gpus import GpuValue
+from torchmem.exporter.gpus import GpuValue, series
 from torchmem.exporter.nvml import NvmlDevice, plausible, ratio
-from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
-from torchmem.metrics.families import keyed_family
 
 _SENSOR = ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature")
 _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU, the only one of nvmlTemperatureSensors_t
@@ -27,8 +23,10 @@ _MAX_FAN_PERCENT = 200  # nvml.h: a speed may exceed 100%
 class Temperatures(GpuValue):
     """Degrees Celsius by sensor (gpu, memory), and of the thresholds at which the GPU reacts."""
 
-    sensors: Mapping[str, float | None] = field(default_factory=dict)
-    thresholds: Mapping[str, float | None] = field(default_factory=dict)
+    sensors: Mapping[str, float | None] = series(catalog.NVML_TEMPERATURE, default_factory=dict)
+    thresholds: Mapping[str, float | None] = series(
+        catalog.NVML_TEMPERATURE_THRESHOLD, default_factory=dict
+    )
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Temperatures:
@@ -46,7 +44,9 @@ class Temperatures(GpuValue):
 class Fans(GpuValue):
     """Speed of each fan, as a ratio of its maximum."""
 
-    speeds: Sequence[float | None] = ()
+    speeds: Sequence[float | None] = series(
+        catalog.NVML_FAN_SPEED, lambda speeds: dict(enumerate(speeds)), default=()
+    )
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Fans:
@@ -65,16 +65,3 @@ def _celsius(degrees: int | None) -> int | None:
 
 def _speed(percent: int | None) -> float | None:
     return ratio(percent, _MAX_FAN_PERCENT)
-
-
-def families(reading: Reading) -> Iterator[Metric]:
-    """Yield temperatures by sensor and thresholds by name."""
-    rows = reading.read(Temperatures)
-    yield keyed_family(catalog.NVML_TEMPERATURE, rows, lambda values: values.sensors)
-    yield keyed_family(catalog.NVML_TEMPERATURE_THRESHOLD, rows, lambda values: values.thresholds)
-
-
-def fan_families(reading: Reading) -> Iterator[Metric]:
-    """Yield the speed of each fan; nothing for a GPU without fans."""
-    rows = reading.read(Fans)
-    yield keyed_family(catalog.NVML_FAN_SPEED, rows, lambda fans: dict(enumerate(fans.speeds)))

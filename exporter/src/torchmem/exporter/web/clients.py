@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from starlette.types import Scope
 
-from torchmem.exporter.web.socket_owner import diagnosed_owner
+from torchmem.exporter.web.socket_owner import owner
 
 CLIENT = "torchmem.client"
 """Key of the scope that has the Client of the connection."""
@@ -29,9 +29,8 @@ class Client(NamedTuple):
     def of(cls, accepted: socket.socket, address: str, port: int) -> Client:
         """Return the client at the other end of a connection."""
         name, user = client_of(address), None
-        with contextlib.suppress(OSError, ValueError):
-            host, own_port = accepted.getsockname()[:2]
-            user = diagnosed_owner((address, port), (host, own_port))
+        with contextlib.suppress(OSError):  # the connection has ended
+            user = owner((address, port), accepted.getsockname()[:2])
         return cls(name if user is None else f"user {user}", name)
 
 

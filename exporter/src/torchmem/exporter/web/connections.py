@@ -47,7 +47,8 @@ class ConnectionLimits:
     the TLS handshake to the end of the first head. `answer_seconds`: to produce an answer.
     `unsent_seconds`: for the client to receive it. `idle_seconds`: between requests.
     `unsent_bytes`: of all bodies that some client has not received yet; one that several clients
-    receive counts once. `bytes_per_second`: to one party, after the first BURST_SECONDS.
+    receive counts once. `bytes_per_second`: to one party, after the first BURST_SECONDS. What is
+    overdue is closed within `sweep_seconds`.
     """
 
     connections: int = 128
@@ -58,7 +59,7 @@ class ConnectionLimits:
     idle_seconds: float = 75.0  # above common scrape intervals, so that scrapes share a connection
     unsent_bytes: int = 32 << 20
     bytes_per_second: int = 64 << 20
-    sweep_seconds: float = 1.0
+    sweep_seconds: float = 5.0
 
     def within_descriptors(self) -> ConnectionLimits:
         """Return the limits with fewer connections if this process may open few files."""
@@ -89,8 +90,6 @@ class Connection:
     def enter(self, phase: Phase) -> None:
         """Start a phase."""
         self.phase, self.since = phase, time.monotonic()
-        if phase != "idle":
-            self._connections.watch()
 
     def on_data(self) -> None:
         """Note received bytes: the first bytes of a request start its clock, others do not."""
@@ -119,7 +118,6 @@ class Connection:
         """
         self.enter("reading" if more_received else "idle")
         self.body = None
-        self._connections.note_idle()
 
     def on_close(self) -> None:
         """Note that the connection is closed."""
@@ -129,12 +127,6 @@ class Connection:
     def unsent_bytes(self) -> int:
         """Bytes of written pieces that the client has not received."""
         return self.transport.get_write_buffer_size() if self.transport else 0
-
-    @property
-    def is_at_rest(self) -> bool:
-        """Whether only the limit for idle connections applies."""
-        is_closing = self.transport is not None and self.transport.is_closing()
-        return self.phase == "idle" and not self.unsent_bytes and not is_closing
 
     def is_overdue(self, limits: ConnectionLimits, now: float) -> bool:
         """Return whether the client or the answer took too long."""
@@ -184,31 +176,18 @@ class Connections:
         self._open: dict[Connection, None] = {}
         self._logged: set[str] = set()
         self._sent_until: dict[str, float] = {}
-        self._next_sweep: asyncio.TimerHandle | None = None
-        self._is_at_rest = True
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections until canceled."""
         listener.setblocking(False)
         for option, size in _SOCKET_BYTES:  # the accepted sockets inherit them
             listener.setsockopt(socket.SOL_SOCKET, option, size)
-        while True:
-            await self._accept_safely(listener)
-
-    def watch(self) -> None:
-        """Note that a connection is not idle, so that its time is limited."""
-        if self._is_at_rest:
-            self._is_at_rest = False
-            self._sweep_after(self._limits.sweep_seconds)
-
-    def note_idle(self) -> None:
-        """Note that a connection may be idle: while all are, the next sweep is when one is due."""
-        if self._is_at_rest or not all(item.is_at_rest for item in self._open):
-            return
-        self._is_at_rest = True
-        oldest = min((item.since for item in self._open), default=None)
-        due = None if oldest is None else oldest + self._limits.idle_seconds - time.monotonic()
-        self._sweep_after(due)
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            while True:
+                await self._accept_safely(listener)
+        finally:
+            sweeping.cancel()
 
     async def close(self, seconds: float) -> None:
         """Close all connections, those that are being answered after their answer.
@@ -221,7 +200,6 @@ class Connections:
             await asyncio.wait_for(self._wait_until_all_are_closed(), seconds)
         for connection in list(self._open):
             connection.abort()
-        self._sweep_after(None)
 
     async def _wait_until_all_are_closed(self) -> None:
         while self._open:
@@ -230,7 +208,6 @@ class Connections:
     def remove(self, connection: Connection) -> None:
         """Forget a connection that is closed."""
         self._open.pop(connection, None)
-        self.note_idle()
 
     def delay(self, party: str, size: int) -> float:
         """Return after how many seconds to send `size` bytes to a party, and count them.
@@ -337,23 +314,13 @@ class Connections:
         min(replaceable, key=load.order_of_closing).abort()
         return True
 
-    def _sweep_after(self, seconds: float | None) -> None:
-        """Sweep once after this time, and not earlier; None for never."""
-        if self._next_sweep is not None:
-            self._next_sweep.cancel()
-        self._next_sweep = None
-        if seconds is not None:
-            self._next_sweep = asyncio.get_running_loop().call_later(seconds, self._sweep)
-
-    def _sweep(self) -> None:
-        """Close the connections that are overdue, and arrange the next sweep."""
-        self._is_at_rest = False
-        now = time.monotonic()
-        for connection in [item for item in self._open if item.is_overdue(self._limits, now)]:
-            connection.abort()
-        self.note_idle()
-        if not self._is_at_rest:
-            self._sweep_after(self._limits.sweep_seconds)
+    async def _sweep(self) -> None:
+        """Close the connections that are overdue, again and again until canceled."""
+        while True:
+            await asyncio.sleep(self._limits.sweep_seconds)
+            now = time.monotonic()
+            for connection in [item for item in self._open if item.is_overdue(self._limits, now)]:
+                connection.abort()
 
     def _log_once(self, reason: str) -> None:
         """Log each reason once, so that clients cannot fill the log."""

@@ -1,4 +1,8 @@
-"""A thread for costly work that any client can ask for, shared fairly by the clients."""
+"""A thread for costly work that any client can ask for, shared fairly by the clients.
+
+In the order of their arrival, a client that sends many wrong passwords, or asks for many memory
+maps, would make all others wait for hours: a check of a password takes up to seconds.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +45,7 @@ class FairQueue:
     def __init__(self, name: str, max_waiting: int, max_share: float = 1.0) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._max_waiting, self._max_share = max_waiting, max_share
-        self._waiting: dict[str, deque[_Job]] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._served: OrderedDict[str, int] = OrderedDict()
         self._number = count(1)
         self._is_busy = False
@@ -51,30 +55,34 @@ class FairQueue:
         waiting = self._waiting.setdefault(client, deque())
         if len(waiting) >= self._max_waiting:
             raise BusyError
-        job = _Job(function)
-        waiting.append(job)
+        turn = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
         self._start_next()
         try:
-            result: T = await job.result
-        finally:
-            if job in waiting:  # the request was canceled
-                self._remove(client, job)
-        return result
+            await turn
+        except asyncio.CancelledError:  # with the request
+            if turn in waiting:
+                self._remove(client, turn)
+            else:
+                self._resume()
+            raise
+        running = in_thread(self._thread, function)
+        running.add_done_callback(partial(self._end, time.monotonic()))
+        return await asyncio.shield(running)
 
     def _start_next(self) -> None:
         if self._is_busy or not self._waiting:
             return
-        client = min(self._waiting, key=lambda client: self._served.get(client, 0))
-        job = self._waiting[client][0]
-        self._remove(client, job)
-        self._note_served(client)
         self._is_busy = True
-        started = time.monotonic()
-        in_thread(self._thread, job.function).add_done_callback(partial(self._end, job, started))
+        client = min(self._waiting, key=lambda client: self._served.get(client, 0))
+        turn = self._waiting[client][0]
+        self._remove(client, turn)
+        self._note_served(client)
+        turn.set_result(None)
 
-    def _remove(self, client: str, job: _Job) -> None:
+    def _remove(self, client: str, turn: asyncio.Future[None]) -> None:
         waiting = self._waiting[client]
-        waiting.remove(job)
+        waiting.remove(turn)
         if not waiting:
             del self._waiting[client]
 
@@ -84,30 +92,10 @@ class FairQueue:
         if len(self._served) > MAX_REMEMBERED_CLIENTS:
             self._served.popitem(last=False)
 
-    def _end(self, job: _Job, started: float, running: asyncio.Task[Any]) -> None:
-        job.finish(running)
+    def _end(self, started: float, _: asyncio.Task[Any]) -> None:
         rest = (time.monotonic() - started) * (1 / self._max_share - 1)
         asyncio.get_running_loop().call_later(rest, self._resume)
 
     def _resume(self) -> None:
         self._is_busy = False
         self._start_next()
-
-
-class _Job:
-    """A function and the future of its result."""
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self.function = function
-        self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def finish(self, running: asyncio.Task[Any]) -> None:
-        """Pass the result on, unless the request was canceled."""
-        if self.result.done():
-            return
-        if running.cancelled():
-            self.result.cancel()
-        elif error := running.exception():
-            self.result.set_exception(error)
-        else:
-            self.result.set_result(running.result())

@@ -12,14 +12,11 @@ in a header, and the Host header shows a site whose name leads to this machine (
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from torchmem.exporter.web.host_names import is_own_name
 from torchmem.exporter.web.socket_owner import owner
-from torchmem.host.procfs import PROC
 
 ADMITTED = "torchmem.admitted"
 """Key of the scope that is True where the client has given a password."""
@@ -39,7 +36,7 @@ def may_look(scope: Scope, file_owner: int | None) -> bool:
     return scope.get(ADMITTED, False) or peer_user(scope) in allowed
 
 
-def peer_user(scope: Scope, proc: Path = PROC) -> int | None:
+def peer_user(scope: Scope) -> int | None:
     """Return the user ID that opened the request's connection.
 
     None if the client is on another machine or in another network namespace, if it has closed the
@@ -52,7 +49,7 @@ def peer_user(scope: Scope, proc: Path = PROC) -> int | None:
         return None
     if server[1] is None:  # a Unix socket
         return None
-    return owner((client[0], client[1]), (server[0], server[1]), proc)
+    return owner((client[0], client[1]), (server[0], server[1]))
 
 
 def _is_forwarded(headers: Headers) -> bool:

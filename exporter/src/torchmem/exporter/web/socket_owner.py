@@ -1,7 +1,7 @@
 """Which user of this machine owns the other end of a connection, as the kernel shows it.
 
-The kernel looks up one socket in constant time (sock_diag(7)). Where that is not allowed, its
-table of all sockets shows the same (proc(5), /proc/net/tcp), which takes a millisecond for 10,000.
+The kernel looks up one socket in constant time (sock_diag(7)). Python has no function for that, and
+the table of all sockets in /proc takes long where a client can open many.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 import struct
-from collections.abc import Iterator
-from pathlib import Path
 
 from torchmem.exporter.directory_status import OVERFLOW_UID
-from torchmem.host.procfs import PROC
 
 Address = tuple[str, int]
 
@@ -29,34 +26,25 @@ _INTERFACE_AND_COOKIE = struct.Struct("=III")
 _ANSWER = struct.Struct("=BBBB48xIIIII")
 _TCP_ESTABLISHED = 1
 
-_ESTABLISHED = "01"
-_ADDRESS_WORDS = struct.Struct("@IIII")
 
-
-def owner(local: Address, remote: Address, proc: Path = PROC) -> int | None:
+def owner(local: Address, remote: Address) -> int | None:
     """Return the user ID of the socket at `local` that is connected to `remote`.
 
     None if it is on another machine or in another network namespace, if its process has closed it,
-    or if a user namespace hides who owns it.
+    if a user namespace hides who owns it, or if the kernel may not be asked.
     """
     try:
-        user = diagnosed_owner(local, remote)
+        return _answered(_question(local, remote))
     except (OSError, ValueError):
-        user = None
-    if user is None:
-        user = next(listed_owners(local, remote, proc), None)
-    return None if user == OVERFLOW_UID else user
+        return None
 
 
-def diagnosed_owner(local: Address, remote: Address) -> int | None:
-    """Return what `owner` does, None too where the kernel has no module for this look-up.
-
-    Raises OSError if the process may not ask, ValueError for anything but an address.
-    """
+def _answered(question: bytes) -> int | None:
+    """Ask the kernel. Its answer is an error where it has no module for this look-up."""
     with socket.socket(
         socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG
     ) as kernel:
-        kernel.sendto(_question(local, remote), (0, 0))
+        kernel.sendto(question, (0, 0))
         answer = kernel.recv(1 << 13)
     if _HEADER.unpack_from(answer)[1] != _SOCK_DIAG_BY_FAMILY:
         return None
@@ -79,44 +67,6 @@ def _question(local: Address, remote: Address) -> bytes:
     )
     size = _HEADER.size + len(body)
     return _HEADER.pack(size, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0) + body
-
-
-def listed_owners(local: Address, remote: Address, proc: Path) -> Iterator[int]:
-    """Yield the owner of the socket from the kernel's tables, if it is there."""
-    for table, mapped in (("tcp", False), ("tcp6", True)):
-        try:
-            ends = _listed(*local, mapped=mapped), _listed(*remote, mapped=mapped)
-            text = (proc / "net" / table).read_text()
-        except (OSError, ValueError):
-            continue
-        yield from _owners(text, *ends)
-
-
-def _owners(table: str, local: str, remote: str) -> Iterator[int]:
-    """Yield the owner of the socket between two addresses.
-
-    A socket that its process has closed has no inode, and belongs to root in the table.
-    """
-    wanted = f": {local} {remote} {_ESTABLISHED} "
-    for line in table.splitlines():
-        if wanted in line:
-            fields = line.split()
-            if fields[9] != "0":
-                yield int(fields[7])
-
-
-def _listed(host: str, port: int, *, mapped: bool) -> str:
-    """Return an address as the kernel's table has it; `mapped`: that of IPv6.
-
-    Each word of 32 bits is in the machine's byte order. Raises ValueError for anything but
-    an address of this table.
-    """
-    ip = _ip(host)
-    if not mapped:
-        return f"{struct.unpack('@I', socket.inet_pton(socket.AF_INET, str(ip)))[0]:08X}:{port:04X}"
-    text = str(ip) if ip.version == 6 else f"::ffff:{ip}"
-    words = _ADDRESS_WORDS.unpack(socket.inet_pton(socket.AF_INET6, text))
-    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -120,7 +120,7 @@ int cudnnGetRNNWeightParams(void *handle, void *descriptor, int pseudo_layer, si
     return error || !bias ? error : give_bias(&rnn, pseudo_layer, linear, weights, bias_descriptor, bias);
 }
 
-/* Kept for the backward pass, as cuDNN 9 keeps it on an H200 (benchmarks/phantom_truth): for each
+/* Kept for the backward pass, as cuDNN 9 keeps it on an H200 (experiments/phantom_truth): for each
  * layer the gates and the state (an LSTM's cell, three of a GRU), and for all layers but the last
  * their output. */
 static size_t kept_bytes(const struct rnn *rnn, size_t outputs)

@@ -1,7 +1,7 @@
 /* Stands in for libcufft: plans know the size of their work area, transforms compute nothing. */
 #include "cudart.h"
 
-/* The rules below were found by measuring cuFFT of CUDA 13.0 on an H200 (benchmarks/phantom_truth):
+/* The rules below were found by measuring cuFFT of CUDA 13.0 on an H200 (experiments/phantom_truth):
  * 1 to 3 dimensions, 64 to 4 million numbers, single and double precision. One kernel transforms up
  * to 16384 complex numbers without a work area. A longer side needs a copy of the data. A large
  * prime factor needs about four: the side becomes part of one of twice the length (Bluestein). */

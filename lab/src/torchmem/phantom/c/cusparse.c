@@ -2,7 +2,7 @@
  *
  * The number of entries of a computed sparse matrix depends on values, so it has none. NVIDIA
  * documents no buffer sizes. Those of products with dense matrices and vectors are cuSPARSE's of
- * CUDA 13.0 on an H200 (benchmarks/phantom_truth). The other estimates are an index of 4 bytes per
+ * CUDA 13.0 on an H200 (experiments/phantom_truth). The other estimates are an index of 4 bytes per
  * row and per entry for solvers and sparse results, and per row for sums; for sorting, two indices
  * and a permutation per entry; nothing for SDDMM. */
 #include "cudart.h"

@@ -123,7 +123,7 @@ CALL(ncclGetUniqueId, struct unique_id *id)
 
 /* NCCL's kernels, which a process loads once for each GPU: on an H200, processes that had destroyed
  * their communicators had 926 MiB outside PyTorch, and others 742 to 768 (NCCL 2.28.9,
- * benchmarks/phantom_truth). */
+ * experiments/phantom_truth). */
 #define KERNEL_BYTES (160 * MIB)
 static bool has_kernels[MAX_GPUS];
 

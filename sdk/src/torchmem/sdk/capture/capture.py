@@ -13,7 +13,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -31,7 +31,6 @@ from torchmem.sample.capture_messages import (
 )
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.process_messages import sibling_path
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_directory import temporary_path
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.part import Part
@@ -157,9 +156,10 @@ class Capture(Part):
         if self._job:
             self._advance(self._job, at_step=True)
 
-    def end(self) -> None:
+    def end(self, *, may_read: bool) -> None:
         """Write what was recorded."""
-        self._call_locked(self._end)
+        if may_read:
+            self._call_locked(self._end)
 
     def _end(self) -> None:
         if self._job and self._job.started is not None:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torchmem.allocator.backend import Backend
 from torchmem.explain.lines import Uses, grown, uses_by_line
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import Growth
+from torchmem.sdk.capture.pressure import Pressure, StepPressure, is_used_up_soon, margin
 from torchmem.sdk.observation import OomObservation
 from torchmem.sdk.part import Part, StepAction
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
-from torchmem.sdk.reading.step_growth import SOON_SECONDS, StepGrowth, is_soon
 from torchmem.sdk.safety.cost import (
     HISTORY_BUDGET,
     HISTORY_RESERVE_SECONDS,
@@ -34,77 +32,11 @@ from torchmem.sdk.safety.cost import (
 from torchmem.sdk.safety.errors import Errors, Stage
 from torchmem.sdk.settings import Settings
 
-# Memory may run out soon if less than this share of the device is left at the peak, ...
-LOW_MARGIN = 0.1
-# ... or if the fall within the last minutes, continued, leaves nothing within an hour.
-TREND_SECONDS = 300.0
-MIN_TREND_SECONDS = 60.0
-EXHAUSTION_SECONDS = SOON_SECONDS
-# A smaller fall within these minutes, as a share of the device, is noise.
-MIN_FALL = 0.001
-POINT_SECONDS = 10.0
 # The recording goes on for this time after the last sign, or the last growth from step to step.
 LINGER_SECONDS = 300.0
 GROWTH_LINGER_SECONDS = 30.0
 # The memory that a step holds at its end has stacks once a whole step was recorded.
 STEPS_TO_FIRST_LOOK = 2
-
-
-def margin(record: DeviceRecord, peak: int | None = None) -> int | None:
-    """Return the bytes that the device has left at the peak; None if they are unknown.
-
-    `peak` is by default that of the latest full read. Stranded bytes do not count, because a
-    request may find them too small.
-    """
-    allocator, free = record.allocator, record.driver_free
-    if allocator is None or free is None:
-        return None
-    stranded = record.layout.stranded_bytes if record.layout else 0
-    peak = allocator.active_peak_bytes or 0 if peak is None else peak
-    return max(0, allocator.reserved_bytes.total + free - peak - stranded)
-
-
-class Pressure:
-    """Tells from the reads of one device whether its memory may run out soon.
-
-    The signs are a retry, a low margin, and a margin that falls fast.
-    """
-
-    def __init__(self) -> None:
-        self._points: deque[tuple[float, int]] = deque()
-        self._retries: int | None = None
-
-    def update(self, now: float, record: DeviceRecord) -> bool:
-        """Take one read at `now` (monotonic seconds)."""
-        retries, left, total = record.alloc_retries, margin(record), record.device.total_bytes
-        retried = self._retries is not None and (retries or 0) > self._retries
-        self._retries = retries
-        if left is None or not total:
-            return retried
-        self._add(now, left)
-        return retried or left < LOW_MARGIN * total or self._is_falling(now, left, total)
-
-    def _add(self, now: float, left: int) -> None:
-        if not self._points or now - self._points[-1][0] >= POINT_SECONDS:
-            self._points.append((now, left))
-        while now - self._points[0][0] > TREND_SECONDS:
-            self._points.popleft()
-
-    def _is_falling(self, now: float, left: int, total: int) -> bool:
-        then, before = self._points[0]
-        fall = before - left
-        if fall < MIN_FALL * total or now - then < MIN_TREND_SECONDS:
-            return False
-        return left / (fall / (now - then)) < EXHAUSTION_SECONDS
-
-
-def is_used_up_soon(record: DeviceRecord, growth: Growth | None) -> bool:
-    """Return whether what grows by the history of the run will use up the device soon."""
-    history, left = record.run_history.published(), margin(record)
-    if growth is None or history is None or left is None:
-        return False
-    seconds = (history.seconds[-1] - history.seconds[0]) / max(1, history.steps[-1])
-    return is_soon(left / growth.bytes_per_step, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +57,6 @@ class LineHistory(Part):
     """
 
     stage: Stage = "history"
-    step_action: StepAction = "watch"
 
     def __init__(  # noqa: PLR0913, PLR0917 - each is a collaborator
         self,
@@ -143,7 +74,7 @@ class LineHistory(Part):
         self._judged = judged
         self._clock = clock
         self._pressure: dict[int, Pressure] = {}
-        self._growth: dict[int, StepGrowth] = {}
+        self._growth: dict[int, StepPressure] = {}
         self._allowance = Allowance(HISTORY_BUDGET, HISTORY_RESERVE_SECONDS)
         self._cadence = Cadence(settings.snapshot_interval, settings.snapshot_budget)
         self._looks = Allowance(settings.snapshot_budget, LOOKS_RESERVE_SECONDS)
@@ -165,13 +96,17 @@ class LineHistory(Part):
         """The next step at whose end the lines are to be compared."""
         return self._next_look if self._is_recording else math.inf
 
+    def at_step(self) -> StepAction:
+        """Ask for a read, after which the lines are compared."""
+        return "watch"
+
     def begin(self) -> None:
         """Start at the first allocation, unless the start depends on reads."""
         if self._setting is True:
             self._start()
 
-    def at_read(self, step: int | None) -> None:
-        """Start or stop, by what was read."""
+    def after_read(self, step: int | None) -> None:
+        """Start or stop, by what was read, and look at the lines if it is time."""
         self._step = self._step if step is None else step
         now, records = self._clock(), self._recorder.records()
         self._pay(now, records.values())
@@ -181,6 +116,8 @@ class LineHistory(Part):
             self._stop()
         elif wanted and not self._is_recording:
             self._start()
+        if step is not None:
+            self._look_if_due()
 
     def at_early_read(self, step: int) -> None:
         """Start if the run's history, which has a new point, shows growth."""
@@ -215,7 +152,7 @@ class LineHistory(Part):
         left = None if point is None else margin(record, point.peak)
         if point is None or left is None or not total:
             return False
-        growth = self._growth.setdefault(record.device.index, StepGrowth())
+        growth = self._growth.setdefault(record.device.index, StepPressure())
         return growth.update(self._step, now, point.allocated, point.peak, left, total)
 
     def _pay(self, now: float, records: Iterable[DeviceRecord]) -> None:
@@ -245,12 +182,12 @@ class LineHistory(Part):
         with self._errors.suppress("history"):
             self._stop()
 
-    def end(self) -> None:
+    def end(self, *, may_read: bool) -> None:
         """Stop."""
-        self._stop()
+        if may_read:
+            self._stop()
 
-    def at_step(self) -> None:
-        """Look at the lines if it is time."""
+    def _look_if_due(self) -> None:
         now = time.perf_counter()
         if not self._is_recording or not self._is_look_due(now):
             return

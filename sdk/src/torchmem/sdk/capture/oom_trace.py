@@ -119,9 +119,9 @@ class OomTrace(OomSnapshot):
             write_snapshot(self._path, snapshot)
             keep_newest(self._path.parent, MAX_RECORDINGS_PER_USER, _RECORDING_NAME)
 
-    def end(self) -> None:
+    def end(self, *, may_read: bool) -> None:
         """Stop recording, unless the script has started its own recording since."""
-        if self._is_recording and not self._is_exiting():
+        if may_read and self._is_recording and not self._is_exiting():
             self._is_recording = False
             self._history.stop()
             self._history.backend.end_trace(lambda _: None)

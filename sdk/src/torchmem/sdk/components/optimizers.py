@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, Literal
 from weakref import ref
 
 from torchmem.allocator.backend import Storages, TensorCounter
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sdk.components.gradient_buckets import GradientBuckets
 from torchmem.sdk.components.tracked import Clock, Moment
 from torchmem.sdk.safety.cost import (

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import partial
 
 from torchmem.allocator.backend import Backend, Storages, TraceEntry
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sdk.safety.cost import (
     MAX_TRACE_ENTRIES,
     MIN_TRACE_ENTRIES,

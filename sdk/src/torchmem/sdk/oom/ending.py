@@ -12,11 +12,11 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
 from torchmem.explain.call_stack import Origin
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import Ending
 from torchmem.sdk.part import Part
 from torchmem.sdk.pytorch.call_stack import raising_origin

@@ -72,7 +72,7 @@ class OomReports(Part):
             self._writer.remember(sample)
             self._writer.mark_survived(self._is_pending)
 
-    def close(self) -> None:
+    def end(self, *, may_read: bool) -> None:  # noqa: ARG002
         """Mark reports for the last time, and give back the room for one."""
         try:
             self._writer.mark_survived(self._is_pending)

@@ -1,6 +1,8 @@
 """Descriptors that the SDK keeps, which the script may close: daemons call `os.closerange`.
 
-The script's next file then gets the same number, so a number alone does not say whose it is.
+The script's next file then gets the same number, so a number alone does not say whose it is. A
+forked child closes the sockets and locks that it has inherited: scrapes would hang on them once the
+parent is gone.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from weakref import WeakSet
 
 
 class Descriptor:
@@ -16,6 +19,10 @@ class Descriptor:
     def __init__(self, number: int) -> None:
         self.number = number
         self._file = _file(number)
+
+    def close_in_children(self) -> None:
+        """Have a forked child close what it inherits of the file."""
+        _own.add(self)
 
     @property
     def is_open(self) -> bool:
@@ -36,6 +43,7 @@ class OwnSocket(Descriptor):
         opened.setblocking(False)
         super().__init__(opened.fileno())
         self.socket = opened
+        self.close_in_children()
 
     def end(self) -> None:
         """End the connection, or stop listening, also in forked children that inherited it."""
@@ -47,6 +55,18 @@ class OwnSocket(Descriptor):
         """Close the socket here, unless the script has closed it."""
         self.socket.detach()  # it would close the number when it is collected
         super().close()
+
+
+_own: WeakSet[Descriptor] = WeakSet()
+
+
+def _close_inherited() -> None:
+    for descriptor in list(_own):
+        descriptor.close()
+
+
+# Once for all: it cannot be taken back.
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _file(number: int) -> tuple[int, int] | None:

@@ -120,15 +120,6 @@ class Endpoint:
         self._listener.end()  # wakes the thread
         self._thread.join(JOIN_SECONDS)
 
-    def close_in_child(self) -> None:
-        """Close the sockets that a forked child inherited.
-
-        Otherwise scrapes would hang on them once the parent is gone.
-        """
-        self._listener.close()
-        for connection in self._connections:
-            connection.socket.close()
-
     def _run(self) -> None:
         try:
             while not self._is_over():

@@ -101,16 +101,6 @@ class Leader:
             self._endpoint = None
         self._release_lock()
 
-    def close_in_child(self) -> None:
-        """Close the sockets and the lock file that a forked child inherited, but not the lock.
-
-        A child does not inherit POSIX locks.
-        """
-        self._closed = True
-        if self._endpoint:
-            self._endpoint.close_in_child()
-        self._release_lock()
-
     def _holds_lock(self) -> bool:
         """Return whether this process holds the lock, after trying to get it."""
         if self._lock is not None and self._lock.is_open:
@@ -127,6 +117,8 @@ class Leader:
                 return False
             raise
         self._lock = Descriptor(descriptor)
+        # A child does not inherit POSIX locks, but would lose its own with this descriptor.
+        self._lock.close_in_children()
         return True
 
     def _release_lock(self) -> None:

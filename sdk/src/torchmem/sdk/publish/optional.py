@@ -49,7 +49,7 @@ class TextfileOutput(Part):
         if self._file:
             (self._file.refresh if routine else self._file.write)(sample)
 
-    def close(self) -> None:
+    def end(self, *, may_read: bool) -> None:  # noqa: ARG002
         """Remove the file."""
         if self._file:
             self._file.remove()
@@ -94,15 +94,10 @@ class OwnPort(Part):
         """Add the address."""
         sample.add(metrics_url=self.url)
 
-    def close(self) -> None:
+    def end(self, *, may_read: bool) -> None:  # noqa: ARG002
         """Stop listening."""
         if self._endpoint:
             self._endpoint.close()
-
-    def close_in_child(self) -> None:
-        """Close the parent's port."""
-        if self._endpoint:
-            self._endpoint.close_in_child()
 
 
 class LeaderPort(Part):
@@ -127,15 +122,10 @@ class LeaderPort(Part):
             self._leader = Leader(*self._place, self._errors)
         self._leader.campaign()
 
-    def close(self) -> None:
+    def end(self, *, may_read: bool) -> None:  # noqa: ARG002
         """Stop serving."""
         if self._leader:
             self._leader.close()
-
-    def close_in_child(self) -> None:
-        """Close the parent's port."""
-        if self._leader:
-            self._leader.close_in_child()
 
 
 class OtlpOutput(Part):
@@ -164,7 +154,7 @@ class OtlpOutput(Part):
         if failure:
             self._errors.count("otlp", failure)
 
-    def close(self) -> None:
+    def end(self, *, may_read: bool) -> None:  # noqa: ARG002
         """Send the last state."""
         if self._push:
             self._push.close(LAST_SEND_SECONDS)

@@ -6,7 +6,7 @@ version, and tests hold this table against the code and against PyTorch's refere
 
 from __future__ import annotations
 
-from torchmem.sample.quick_dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)

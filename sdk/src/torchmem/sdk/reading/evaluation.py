@@ -37,9 +37,9 @@ class Evaluation(Part):
         self._in_training: set[int] = set()
         self._looks = 0
 
-    def at_step(self) -> None:
+    def after_read(self, step: int | None) -> None:
         """Note the functions and modules while the script trains."""
-        if self._looks < LOOKS:
+        if step is not None and self._looks < LOOKS:
             self._looks += 1
             self._usual.update(activities(self._stack()))
             self._in_training |= self._evaluating()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from torchmem.explain.growth import live_growth, room_left
 from torchmem.sample.run_history import Growth, RunHistory
@@ -15,12 +16,18 @@ from torchmem.sdk.safety.errors import Stage
 
 
 class GrowthJudge(Part):
-    """Keeps the newest judgment of each device."""
+    """Keeps the newest judgment of each device; when the run `is_over`, of the whole run."""
 
     stage: Stage = "stats"
 
-    def __init__(self, recorder: Recorder, interval: float = INTERVAL_SECONDS) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        interval: float = INTERVAL_SECONDS,
+        is_over: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._recorder = recorder
+        self._is_over = is_over
         self._cadence = Cadence(interval, GROWTH_BUDGET)
         self._judged: dict[int, RunHistory] = {}
         self._growth: dict[int, Growth | None] = {}
@@ -32,10 +39,6 @@ class GrowthJudge(Part):
             self.judge()
             ended = time.perf_counter()
             self._cadence.record(ended, ended - now)
-
-    def end(self) -> None:
-        """Judge the whole run."""
-        self.judge()
 
     def judge(self) -> None:
         """Judge each device, unless nothing was added to its history since."""
@@ -51,6 +54,8 @@ class GrowthJudge(Part):
 
     def complete(self, sample: Draft) -> None:
         """Add what grows."""
+        if self._is_over():
+            self.judge()
         for device in sample.devices:
             if growth := self._growth.get(device.index):
                 device.add(growth=growth)

@@ -32,21 +32,14 @@ class HostReader(Part):
             self._next_memory = now + HOST_READ_SECONDS
             self._memory = host_memory()
 
-    def at_read(self, step: int | None) -> None:  # noqa: ARG002
+    def after_read(self, step: int | None) -> None:  # noqa: ARG002
         """Read PyTorch's statistics, with all others."""
-        self._read_pinned()
-
-    def end(self) -> None:
-        """Read PyTorch's statistics a last time."""
-        self._read_pinned()
-
-    def complete(self, sample: Draft) -> None:
-        """Add host memory and pinned memory."""
-        sample.add(host=self._memory, pinned=self._pinned)
-
-    def _read_pinned(self) -> None:
         now = time.monotonic()
         if now >= self._next_pinned:
             self._next_pinned = now + HOST_READ_SECONDS
             read = self._backend.pinned_memory()
             self._pinned = None if read is None else replace(read, timestamp=time.time())
+
+    def complete(self, sample: Draft) -> None:
+        """Add host memory and pinned memory."""
+        sample.add(host=self._memory, pinned=self._pinned)

@@ -94,9 +94,9 @@ class PlannedPeaks(Part):
         self._recorder = recorder
         self._peaks: dict[int, PeakBySize] = {}
 
-    def at_step(self) -> None:
-        """Take the peaks that were just read."""
-        if self._plan.largest is None:
+    def after_read(self, step: int | None) -> None:
+        """Take the peaks of a step that were just read."""
+        if step is None or self._plan.largest is None:
             return
         size = self._plan.take()
         for index, record in self._recorder.records().items():

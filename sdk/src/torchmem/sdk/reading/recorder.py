@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from torchmem.allocator.backend import Backend, Device, T
 from torchmem.allocator.fragmentation import measurement
@@ -11,7 +12,6 @@ from torchmem.allocator.headroom import AvailableMemory
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.sample.native_threads import Lock
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import DeviceSample, Layout, distinct_devices
 from torchmem.sdk.components.component_peaks import ComponentPeaks
 from torchmem.sdk.components.components import Components

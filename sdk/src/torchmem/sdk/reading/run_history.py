@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.run_history import MAX_POINTS, RunHistory
 from torchmem.sample.sample import Component
 

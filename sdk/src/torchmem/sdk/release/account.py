@@ -6,9 +6,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from statistics import median_low
 
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.release_tiers import TIERS, ReleaseTier
 from torchmem.sample.sample import Releases
 

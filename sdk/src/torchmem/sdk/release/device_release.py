@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.sizes import MIB
 from torchmem.allocator.snapshot import SegmentInfo
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.release_tiers import TIERS, ReleaseTier
 from torchmem.sdk.draft import DeviceDraft
 from torchmem.sdk.reading.device import DeviceRecord

@@ -23,7 +23,6 @@ class ReleasePart(Part):
     """`after_release` takes a snapshot in the calling thread, as the main thread may be idle."""
 
     stage: Stage = "release"
-    step_action: StepAction = "read"
 
     def __init__(
         self, release: Release, path: Path, clock: StepClock, after_release: Callable[[], None]
@@ -42,22 +41,24 @@ class ReleasePart(Part):
         """The next step while a request waits."""
         return 0 if self._requests.is_busy else math.inf
 
-    def at_step(self) -> None:
-        """Release where that pays, and serve a request."""
+    def at_step(self) -> StepAction:
+        """Ask for a read, after which a request is served."""
+        return "read"
+
+    def after_read(self, step: int | None) -> None:
+        """Release where that pays, and serve a request, at the end of a step."""
+        if step is None:
+            return
         with self._release.errors.suppress("release"):
             self._release.at_step()
         if self._requests.is_busy:
             self._requests.serve()
 
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a process waits for this one's memory, or may get it at any time."""
-        return self._requests.is_busy or (self._clock.waits and self._release.has("neighbors"))
-
-    def at_tick(self) -> None:
+    def at_tick(self) -> bool:
         """Serve a request if no step does, and ask neighbors if this process is short of memory.
 
-        Without a request, this costs one stat of a file.
+        Without a request, this costs one stat of a file. The next tick comes soon if a process
+        waits for this one's memory, or may get it at any time.
         """
         is_late = self._clock.is_late(time.perf_counter())
         if self._requests.tick(is_idle=is_late, waits=self._clock.waits):
@@ -65,6 +66,7 @@ class ReleasePart(Part):
         with self._release.errors.suppress("release"):
             self._neighbors.ask_if_short()
         self._release.hooks.watch()
+        return self._requests.is_busy or (self._clock.waits and self._release.has("neighbors"))
 
     def at_oom(self, oom: Oom) -> None:
         """Let each tier act."""

@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import attrgetter
 from typing import Any
 
 from torchmem.allocator.sizes import GIB, format_size
 from torchmem.explain.call_stack import CallStack
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.sample import HOOK_FAULTS, HookFault
 from torchmem.sdk.pytorch.call_stack import thread_stack
 from torchmem.sdk.safety.errors import log

@@ -10,11 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.process_messages import sibling_path
-from torchmem.sample.quick_dataclass import dataclass
 from torchmem.sample.release_messages import (
     ANSWER_SUFFIX,
     REQUEST_SUFFIX,

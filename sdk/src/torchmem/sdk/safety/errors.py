@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from torchmem.sdk.safety.interruptions import is_interruption
 
@@ -31,6 +32,8 @@ Stage = Literal[
     "setup",
     "exit",
 ]
+T = TypeVar("T")
+
 _log = logging.getLogger("torchmem")
 
 
@@ -52,7 +55,9 @@ def log(level: int, message: str, *arguments: object) -> None:
 class Errors:
     """Counts of suppressed errors by stage; a stage without an error is not in `counts`."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_interruption: Callable[[BaseException], bool] = is_interruption) -> None:
+        """`is_interruption` tells exceptions of the script from the SDK's own."""
+        self._is_interruption = is_interruption
         self.counts: Counter[str] = Counter()
         self._suppress = {stage: Suppress(self, stage) for stage in get_args(Stage)}
         self._unlogged: deque[tuple[int, str, tuple[object, ...]]] = deque()
@@ -64,10 +69,19 @@ class Errors:
         """
         return self._suppress[stage]
 
+    def suppressing(self, stage: Stage, call: Callable[[T], object]) -> Callable[[T], None]:
+        """Return a function that makes the call, and counts its exceptions in the same way."""
+
+        def suppressed(argument: T) -> None:
+            with self.suppress(stage):
+                call(argument)
+
+        return suppressed
+
     def passes(self, stage: Stage, error: BaseException) -> bool:
         """Return whether `error` came from the script and must be raised; count it if not."""
         try:
-            passes = is_interruption(error)
+            passes = self._is_interruption(error)
         except RecursionError:  # too close to the limit to find out
             passes = error.__class__ is not RecursionError
         if not passes:

@@ -1,5 +1,8 @@
 """Calls of `sys.exit`, and which of them ends the process: SystemExit reaches no hook.
 
+Without this module, a rank that gives up with `sys.exit(1)`, as argparse, click and many trainers
+do, counts as one that has finished.
+
 The interpreter frees an uncaught SystemExit when no frame is left on the stack
 (`_Py_HandleSystemExit` in pythonrun.c, CPython 3.10 to 3.13). One that the script catches is freed
 within one of its frames.

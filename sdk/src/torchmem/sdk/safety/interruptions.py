@@ -1,5 +1,9 @@
 """Exceptions that interrupt the SDK's code without coming from it.
 
+Without this module, a timeout that comes while the SDK's code runs is suppressed with the SDK's own
+errors, and the script never ends; a lock of the SDK stays held for good; and a script that calls
+itself as deep as Python allows gets a RecursionError that it would not have had.
+
 Python runs the script's signal handlers between two bytecodes of the main thread, even in the
 middle of the SDK's code, and a handler may raise: Ctrl-C, or a timeout by SIGALRM. A trace function
 may raise anywhere, and `PyThreadState_SetAsyncExc` raises in any thread. All of these belong to the
@@ -34,13 +38,13 @@ _CALLED = sys.stdlib_module_names | {"torch", "torchmem", "prometheus_client"}
 _WITHOUT_ARGUMENTS = (MemoryError, RecursionError, StopIteration, Empty)
 
 
-def is_interruption(error: BaseException) -> bool:
+def is_interruption(error: BaseException, *, asynchronous: bool = True) -> bool:
     """Return whether `error`, caught in the SDK's code, came from the script.
 
     It did if its traceback leads through a signal handler or a trace function, which are the only
     functions that are called with the frame they interrupt. An asynchronous exception has no frame
     of its own: no instruction at its place could have raised it, or its class is the script's, or
-    it has no arguments.
+    it has no arguments. Without `asynchronous`, those are not looked for.
     """
     if not isinstance(error, Exception):
         return True
@@ -48,7 +52,7 @@ def is_interruption(error: BaseException) -> bool:
     frames = pairwise(entry.tb_frame for entry in entries)
     if any(_is_interrupting(caller, frame) for caller, frame in frames):
         return True
-    return bool(entries) and _is_asynchronous(error, entries)
+    return asynchronous and bool(entries) and _is_asynchronous(error, entries)
 
 
 def _entries(traceback: TracebackType | None) -> Iterator[TracebackType]:

@@ -1,5 +1,8 @@
 """Reading the allocator from the background thread without making any other thread wait.
 
+Without this module, a driver call that hangs stops every Python thread, also those that would end
+the process or its collectives.
+
 A read takes the allocator's mutex while it holds the GIL. A thread inside cudaMalloc holds the same
 mutex, possibly forever if the driver hangs, and then every Python thread would wait. The
 background thread therefore never reads: it asks the main thread, which reads between two bytecodes,

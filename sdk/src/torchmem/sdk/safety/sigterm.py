@@ -1,4 +1,8 @@
-"""What is done before the script's own SIGTERM handler, which launchers trigger."""
+"""What is done before the script's own SIGTERM handler, which launchers trigger.
+
+Without this module, a script whose handler ends the process with `os._exit` never publishes what
+has happened since the last interval, such as the OOM of which it is terminated.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// The page in one file that `torchmem why --html` and `torchmem why --html` write: what they say
+// The page in one file that `torchmem why --html` writes: what they say
 // about a process on each of its devices, with the chart of the run and the memory map.
 
 import { createBar } from "./bar.js";

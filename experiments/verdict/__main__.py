@@ -1,0 +1,97 @@
+"""Measure how often the verdict on an OutOfMemoryError is right, and what its advice is worth.
+
+    PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict             # the published table
+    PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict --seeds tune# while changing it
+    PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict --kinds hook window
+
+Each job is a short training script on PyTorch's real allocator, on a phantom GPU. It runs until it
+ends, again with expandable segments, again with the report's first advice if a program can apply
+it, and again with memory history if one of its lines is responsible. docs/verdict.md explains the
+figures. The seeds of `report` were not used to choose a threshold. It takes about 6 minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from experiments.verdict.kinds import KINDS, SEEDS, cases
+from experiments.verdict.score import Outcome, by_kind, outcome, rows, score
+from support.phantom import torch_server
+
+RESULTS = Path(__file__).with_name("results.json")
+
+
+def show(outcomes: Sequence[Outcome]) -> None:
+    """Print the table, and what was wrong."""
+    print("| kind | cause right | onset right | line right | setting worth it |")
+    print("|---|---|---|---|---|")
+    for name, each in {**by_kind(outcomes), "all": score(outcomes)}.items():
+        pairs = each.cause, each.onset, each.line, each.setting
+        print(f"| {name} | " + " | ".join(f"{right}/{of}" for right, of in pairs) + " |")
+    right, of = score(outcomes).both
+    print(f"\nCause and onset right: {right} of {of}.")
+    missed, of = score(outcomes).missed
+    print(f"Fragmentation missed: {missed} of {of}.")
+
+
+def wrong(each: Outcome) -> str:
+    """Return what is wrong with a verdict, in one line; "" if nothing is."""
+    found = []
+    if not each.cause_right:
+        found.append(f"cause {each.cause}, true {'/'.join(each.causes)}")
+    if not each.onset_right:
+        found.append(f"onset {each.onset}, true {'/'.join(each.onsets)}")
+    if each.line_right is False:
+        found.append("another line")
+    if each.setting and not each.is_worth:
+        found.append(f"{each.setting} gained {each.gained:.0%}")
+    return f"{each.kind} {each.seed}: {'; '.join(found)}" if found else ""
+
+
+def main() -> None:
+    """Run, print, and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", choices=SEEDS, default="report")
+    parser.add_argument("--jobs", type=int, default=2, help="at once (default: %(default)s)")
+    parser.add_argument("--kinds", nargs="+", choices=[kind.function for kind in KINDS])
+    arguments = parser.parse_args()
+    seeds = SEEDS[arguments.seeds]
+    wanted = arguments.kinds
+    jobs = [case for case in cases(seeds) if not wanted or case.kind.function in wanted]
+    outcomes = []
+    torch_server("")  # before threads ask for it
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for case, each in zip(jobs, pool.map(outcome, jobs), strict=True):
+            if each is None:
+                print(f"{case.name}: finished, so it says nothing", file=sys.stderr)
+                continue
+            outcomes.append(each)
+            if text := wrong(each):
+                print(text, file=sys.stderr, flush=True)
+    show(outcomes)
+    if arguments.seeds == "report" and not wanted:
+        write(outcomes, seeds)
+
+
+def write(outcomes: Sequence[Outcome], seeds: range) -> None:
+    """Write what the documentation quotes."""
+    texts = {kind.function: kind.text for kind in KINDS}
+    results = {
+        "seeds": [seeds.start, seeds.stop],
+        "all": asdict(score(outcomes)),
+        "kinds": {texts[name]: asdict(each) for name, each in by_kind(outcomes).items()},
+        "jobs": rows(outcomes),
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

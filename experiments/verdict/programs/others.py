@@ -1,0 +1,132 @@
+"""Jobs whose memory is limited, or taken by others."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from experiments.verdict.programs.job import Job, Network, fraction, train
+
+NEIGHBOR = """
+import ctypes, sys
+cuda, pointer = ctypes.CDLL(None), ctypes.c_void_p()
+for line in sys.stdin:
+    cuda.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(int(line)))
+    print(flush=True)
+"""
+"""Another process, which allocates what it reads."""
+
+
+def _limit(low: float, high: float, job: Job) -> None:
+    own = job.draw.uniform(low, high)
+    torch.cuda.set_per_process_memory_fraction(fraction() or own)
+
+
+def fraction_in_first_step(job: Job) -> None:
+    """A memory fraction is less than the first step needs."""
+    _limit(0.2, 0.35, job)
+    network = job.network(job.share(0.05, 0.15))
+    rows = network.rows(job.share(0.4, 0.5))
+    for _ in job.steps(40):
+        train(network, network.module(network.batch(rows)).square().mean())
+
+
+def fraction_with_leak(job: Job) -> None:
+    """A memory fraction ends a leak early."""
+    _limit(0.35, 0.6, job)
+    network = job.network(job.share(0.02, 0.08))
+    rows = network.rows(job.share(0.03, 0.08))
+    outputs = []
+    while True:
+        for _ in job.steps():
+            output = network.module(network.batch(rows))  # guilty
+            outputs.append(output)
+            train(network, output.square().mean())
+
+
+def fraction_with_longer_batch(job: Job) -> None:
+    """A batch that is longer than the others does not fit into the memory fraction."""
+    _limit(0.4, 0.5, job)
+    network = job.network(job.share(0.02, 0.08))
+    rows = network.rows(job.share(0.1, 0.15))
+    for step in job.steps(job.most):
+        length = 1.0 if step < job.most // 2 else 4.0
+        train(network, network.module(network.batch(int(rows * length))).square().mean())
+
+
+class Neighbor:
+    """Another process on the GPU."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def take(self, size: float) -> None:
+        """Let it allocate some bytes."""
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.write(b"%d\n" % size)
+        self._process.stdin.flush()
+        self._process.stdout.readline()
+
+
+@contextmanager
+def _neighbor() -> Iterator[Neighbor]:
+    with subprocess.Popen([sys.executable, "-c", NEIGHBOR], stdin=-1, stdout=-1) as process:
+        neighbor = Neighbor(process)
+        neighbor.take(1)  # its CUDA context
+        yield neighbor
+
+
+def _step(network: Network, rows: int, job: Job) -> None:
+    length = job.draw.uniform(0.8, 1.0)
+    train(network, network.module(network.batch(int(rows * length))).square().mean())
+    torch.cuda.empty_cache()
+
+
+def neighbor_before(job: Job) -> None:
+    """Another process holds most of the GPU."""
+    with _neighbor() as neighbor:
+        neighbor.take(job.share(0.55, 0.7))
+        network = job.network(job.share(0.05, 0.15))
+        rows = network.rows(job.share(0.4, 0.6))
+        for _ in job.steps(30):
+            _step(network, rows, job)
+
+
+def neighbor_comes(job: Job) -> None:
+    """Another process takes most of the GPU after some steps."""
+    network = job.network(job.share(0.05, 0.15))
+    rows = network.rows(job.share(0.2, 0.4))
+    for _ in job.steps(job.most // 2):
+        _step(network, rows, job)
+    with _neighbor() as neighbor:
+        neighbor.take(torch.cuda.mem_get_info()[0] - job.share(0.03, 0.06))
+        for _ in job.steps(30):
+            _step(network, rows, job)
+
+
+def neighbor_grows(job: Job) -> None:
+    """Another process takes more and more of the GPU."""
+    network = job.network(job.share(0.05, 0.15))
+    rows, each = network.rows(job.share(0.2, 0.4)), job.free / job.most
+    with _neighbor() as neighbor:
+        while True:
+            for _ in job.steps():
+                neighbor.take(min(each, torch.cuda.mem_get_info()[0]))
+                _step(network, rows, job)
+
+
+def communicators(job: Job) -> None:
+    """The process itself takes memory outside the allocator, as new communicators do."""
+    network = job.network(job.share(0.05, 0.15))
+    rows, each = network.rows(job.share(0.2, 0.4)), job.share(0.01, 0.03)
+    cuda, pointer = ctypes.CDLL(None), ctypes.c_void_p()
+    while True:
+        for step in job.steps():
+            if step % 3 == 2:
+                cuda.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(each))
+            _step(network, rows, job)

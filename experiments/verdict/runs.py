@@ -1,0 +1,111 @@
+"""Runs a job on PyTorch's real allocator, and reads what torchmem says of its end."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.verdict.kinds import Case
+from support.phantom import run_on_phantom
+
+from torchmem.explain.oom_report import OomReport, decode
+from torchmem.explain.remedies import Remedy, remedies
+from torchmem.sample.run_directory import REPORT_SUFFIX
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH = """
+import sys
+sys.path.insert(0, {root!r})
+from experiments.verdict.programs.job import Job
+from experiments.verdict.programs.{program} import {function} as run
+job = Job({function!r}, {seed})
+try:
+    run(job)
+finally:
+    print(job.progress)
+"""
+FRACTION = re.compile(r"set_per_process_memory_fraction\(([\d.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a job ended.
+
+    Attributes:
+        progress: the steps, evaluation batches or tokens that it had done.
+        report: the report; None if the job finished.
+        document: what `torchmem why --json` prints.
+    """
+
+    progress: int
+    report: OomReport | None
+    document: dict[str, Any]
+
+    def gain(self, before: Ended) -> float:
+        """Return what this run did more than another of the same job, as a share of that."""
+        if self.report is None:
+            return math.inf
+        more = self.progress - before.progress
+        return more / before.progress if before.progress else math.inf if more > 0 else 0.0
+
+
+def program(case: Case) -> str:
+    """Return the Python program of a job."""
+    kind = case.kind
+    return LAUNCH.format(
+        root=str(ROOT), program=kind.program, function=kind.function, seed=case.seed
+    )
+
+
+def run(case: Case, variables: Mapping[str, str] | None = None) -> Ended:
+    """Run a job to its end, with these environment variables added."""
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"TORCHMEM_RUN_DIR": f"{folder}/run", "PHANTOM_STATE_DIR": f"{folder}/gpu"}
+        done = run_on_phantom(
+            "-c",
+            program(case),
+            memory=f"{case.gpu_gib}GiB",
+            environment={**own, **(variables or {})},
+        )
+        return ended(case, done, Path(folder))
+
+
+def ended(case: Case, done: subprocess.CompletedProcess[str], folder: Path) -> Ended:
+    """Return how a process ended, with the report that it wrote below `folder`."""
+    progress = int(done.stdout.split()[-1]) if done.stdout else 0
+    if done.returncode == 0:
+        return Ended(progress, None, {})
+    if "OutOfMemoryError" not in done.stderr:
+        raise RuntimeError(f"{case.name}: {done.stderr}")
+    (path,) = folder.rglob(f"*{REPORT_SUFFIX}")
+    return Ended(progress, decode(path.read_bytes()), _document(path))
+
+
+def _document(path: Path) -> dict[str, Any]:
+    command = [sys.executable, "-m", "torchmem.cli", "why", "--json", str(path)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    document: dict[str, Any] = json.loads(printed)
+    return document
+
+
+def first_advice(report: OomReport) -> Remedy | None:
+    """Return what the report advises first."""
+    return next(iter(remedies(report)), None)
+
+
+def applied(remedy: Remedy | None) -> dict[str, str]:
+    """Return the environment variables that do what a remedy says; none if only a person can."""
+    if remedy is None:
+        return {}
+    if remedy.setting:
+        return {"PYTORCH_ALLOC_CONF": f"{remedy.setting}:{remedy.value}"}
+    found = FRACTION.search(" ".join(remedy.lines))
+    return {"VERDICT_FRACTION": found[1]} if found else {}
