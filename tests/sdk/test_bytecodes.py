@@ -26,8 +26,8 @@ from torchmem.simulator.gpu import SimulatedGpu
 
 STEP_BY_HAND = {(3, 10): 130, (3, 11): 135, (3, 12): 121, (3, 13): 116}
 STEP_OF_AN_OPTIMIZER = {(3, 10): 238, (3, 11): 250, (3, 12): 230, (3, 13): 229}
-ROUTINE_PUBLICATION = {(3, 10): 8776, (3, 11): 9112, (3, 12): 8356, (3, 13): 8131}
-PUBLICATION_OF_STEPS = {(3, 10): 9556, (3, 11): 9967, (3, 12): 9044, (3, 13): 8628}
+ROUTINE_PUBLICATION = {(3, 11): 10364}
+PUBLICATION_OF_STEPS = {(3, 11): 11220}
 WARM_UP_STEPS = 200
 """The first steps are read for the history of the run."""
 
