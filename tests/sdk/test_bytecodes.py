@@ -111,7 +111,7 @@ def test_routine_publications(backend: HookedBackend, tmp_path: Path) -> None:
 
     settings = resolve({"interval": 3600.0, "run_dir": tmp_path}, {})
     with Session(settings, backend, {}, parts) as session:
-        monitors[0]._sampler.stop(10.0)  # so that no snapshot adds a layout
+        monitors[0]._sampler.stop(10.0)  # noqa: SLF001 - a snapshot would add a layout
         for _ in range(WARM_UP_STEPS):
             session.step()
         publish = partial(monitors[0].publish, routine=True)
