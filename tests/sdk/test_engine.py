@@ -17,9 +17,10 @@ import pytest
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import decode, failure_reason
 from torchmem.explain.remedies import remedies
+from torchmem.integrations.vllm_terms import VLLM
 from torchmem.sample.engine import Engine
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
-from torchmem.sdk import EngineAllocation, EnginePlan, ServedEngine
+from torchmem.sdk import EngineAllocation, EnginePlan, EngineTerms, ServedEngine
 from torchmem.sdk.engine import MIN_STEPS, divided, kv_cache_advice
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -48,6 +49,7 @@ class FakeEngine:
     """An engine of which the test says what sleeps, in a process of its own."""
 
     name: str = "vllm"
+    terms: EngineTerms = VLLM
     device: int = 0
     is_alone: bool = True
     held: Iterable[EngineAllocation] = field(default_factory=allocations)
@@ -99,9 +101,10 @@ def test_lora_is_a_part_of_the_weights() -> None:
         "lora": LORA,
     }
 
-    assert divided(allocations(), parts) == (awake, {})
-    assert divided(allocations("weights", "runtime", "kv_cache"), parts) == ({}, awake)
-    assert divided([], {"weights": 5, "kv_cache": 7}) == ({"weights": 5, "kv_cache": 7}, {})
+    assert divided(allocations(), parts, VLLM.within) == (awake, {})
+    assert divided(allocations("weights", "runtime", "kv_cache"), parts, VLLM.within) == ({}, awake)
+    sizes = {"weights": 5, "kv_cache": 7}
+    assert divided([], sizes, VLLM.within) == (sizes, {})
 
 
 def test_the_advice_gives_what_was_never_used() -> None:

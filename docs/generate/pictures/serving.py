@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from docs.generate.pictures.training import GIB, Life, Trainer
 
+from torchmem.integrations.vllm_terms import VLLM
 from torchmem.sample.sample import ASLEEP, DeviceSample
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.engine import EngineAllocation, EnginePart, EnginePlan
@@ -46,6 +47,7 @@ class SimulatedEngine:
     """What the engine holds: weights and KV cache in a pool that sleeps, and CUDA graphs."""
 
     name = "vllm"
+    terms = VLLM
     is_alone = True
     device = 0
 

@@ -18,6 +18,7 @@ FaultReason = Literal[
 ]
 FAULT_REASONS: tuple[FaultReason, ...] = get_args(FaultReason)
 
+_NUMBERS = (int, float)
 _REQUIRED = object()
 _IMPOSSIBLE = object()
 
@@ -59,7 +60,7 @@ class _Walk:
         kind: type = type(value)
         for field, default in _defaults(kind):
             old = getattr(value, field)
-            if old is None or (type(old) is int and 0 <= old <= MAX_NUMBER):
+            if not old or (type(old) in _NUMBERS and 0 < old <= MAX_NUMBER):  # unknown, 0, or empty
                 continue
             new = self._value(field, old)
             if new is _IMPOSSIBLE:
@@ -75,8 +76,10 @@ class _Walk:
         if replaced is None:
             self._faults.append(Fault(name, "contradictory"))
             return _IMPOSSIBLE
+        if not replaced:
+            return value
         self._faults += [Fault(field, "contradictory") for field in replaced]
-        return replace(value, **replaced) if replaced else value
+        return replace(value, **replaced)
 
     def _value(self, name: str, value: Any) -> Any:
         kind = type(value)

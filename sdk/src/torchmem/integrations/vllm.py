@@ -15,6 +15,7 @@ from typing import Any
 from vllm.v1.worker.gpu_worker import Worker as GpuWorker
 
 from torchmem import sdk
+from torchmem.integrations.vllm_terms import VLLM
 
 LORA_BUFFERS = ("lora_a_stacked", "lora_b_stacked")
 """Attributes of vllm.lora.layers.BaseLayerWithLoRA that hold the weights of the adapters."""
@@ -26,6 +27,7 @@ class VllmEngine:
     """What a worker's engine holds, as `ServedEngine.serve` takes it."""
 
     name = "vllm"
+    terms = VLLM
 
     def __init__(self, worker: GpuWorker, *, is_alone: bool) -> None:
         self._worker = worker

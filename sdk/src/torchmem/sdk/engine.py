@@ -7,7 +7,7 @@ an engine waits for requests, its process may run no bytecode, so that nothing c
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -49,10 +49,26 @@ class EnginePlan:
     consumed: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class EngineTerms:
+    """What the names of an engine's parts mean.
+
+    within: for a part that the engine's own allocator holds under another name, that name.
+    deferrable: parts of the allocator that wake up only when they are asked for; all others always
+        do.
+    planned: the parts, besides the activations, whose sizes the plan can be compared with.
+    """
+
+    within: Mapping[str, str]
+    deferrable: Collection[str]
+    planned: Collection[str]
+
+
 class EngineSource(Protocol):
     """What an integration knows of an engine. It is called in the engine's thread."""
 
     name: str
+    terms: EngineTerms
     is_alone: bool
     """Whether nothing else in this process, such as a trainer, allocates on the device."""
 
@@ -104,15 +120,13 @@ class EnginePart(Part):
         return self._engine.asleep_bytes if self._engine else 0
 
     def asleep_of(self, parts: Iterable[str] | None = None) -> int:
-        """Return what it takes when only some parts wake up; None stands for all.
-
-        vLLM wakes all but weights and kv_cache in any case (`DEFERRABLE_TAGS`).
-        """
-        asleep = self._engine.asleep if self._engine else {}
-        left = {"weights", "lora", "kv_cache"} - set(parts or ()) if parts is not None else set()
-        if parts is not None and "weights" in parts:
-            left -= {"lora"}
-        return sum(size for part, size in asleep.items() if part not in left)
+        """Return what it takes when only some parts wake up; None stands for all."""
+        if self._engine is None or self.source is None:
+            return 0
+        terms = self.source.terms
+        left = () if parts is None else set(terms.deferrable) - set(parts)
+        asleep = self._engine.asleep
+        return sum(asleep[part] for part in asleep if terms.within.get(part, part) not in left)
 
     @property
     def note(self) -> str | None:
@@ -145,7 +159,7 @@ class EnginePart(Part):
         asleep = sorted((each.address, each.size) for each in allocations if each.is_asleep)
         self._starts = [address for address, _ in asleep]
         self._ends = [address + size for address, size in asleep]
-        resident, gone = divided(allocations, self.source.parts())
+        resident, gone = divided(allocations, self.source.parts(), self.source.terms.within)
         self._engine = Engine(self.source.name, resident, gone)
         self._recorder.components.is_asleep = self.is_asleep if self.asleep_bytes else None
 
@@ -188,8 +202,9 @@ class EnginePart(Part):
         if known is None:
             return None
         peaks = {}
-        if plan is not None and peak is not None:
-            peaks = actual_peaks(known, max(0, peak - self._resting))
+        if plan is not None and peak is not None and self.source is not None:
+            activations = max(0, peak - self._resting)
+            peaks = actual_peaks(known, activations, self.source.terms.planned)
         served = steps - self._ready_steps
         advice = kv_cache_advice(plan, peaks) if plan and served >= MIN_STEPS else None
         return Engine(
@@ -205,12 +220,12 @@ class EnginePart(Part):
 
 
 def divided(
-    allocations: Iterable[EngineAllocation], parts: Mapping[str, int]
+    allocations: Iterable[EngineAllocation], parts: Mapping[str, int], within: Mapping[str, str]
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the bytes by part that are on the device, and those that are asleep.
 
-    What the engine's own allocator holds under a tag counts as it says. `lora` is memory that it
-    holds under the tag `weights`. Other parts count where no allocation has their name.
+    What the engine's own allocator holds counts under its name there; of that, the parts in
+    `within` count by themselves. Other parts count where no allocation has their name.
     """
     resident: dict[str, int] = {}
     asleep: dict[str, int] = {}
@@ -218,21 +233,19 @@ def divided(
         into = asleep if each.is_asleep else resident
         into[each.part] = into.get(each.part, 0) + each.size
     own = resident.keys() | asleep.keys()
-    resident |= {name: size for name, size in parts.items() if name not in {*own, "lora"} and size}
-    lora = parts.get("lora", 0)
-    weights = asleep if asleep.get("weights", 0) >= lora > 0 else resident
-    if lora and weights.get("weights", 0) >= lora:
-        weights["weights"] -= lora
-        weights["lora"] = lora
+    resident |= {name: size for name, size in parts.items() if name not in {*own, *within} and size}
+    for name, whole in within.items():
+        size = parts.get(name, 0)
+        sizes = asleep if asleep.get(whole, 0) >= size > 0 else resident
+        if size and sizes.get(whole, 0) >= size:
+            sizes[whole] -= size
+            sizes[name] = size
     return resident, asleep
 
 
-def actual_peaks(engine: Engine, activations: int) -> dict[str, int]:
-    """Return the peaks in the terms of the plan."""
-    whole = {
-        name: engine.resident.get(name, 0) + engine.asleep.get(name, 0)
-        for name in ("weights", "lora", "kv_cache", "cudagraph")
-    }
+def actual_peaks(engine: Engine, activations: int, parts: Iterable[str]) -> dict[str, int]:
+    """Return the peaks in the terms of the plan: of the activations, and the size of each part."""
+    whole = {name: engine.resident.get(name, 0) + engine.asleep.get(name, 0) for name in parts}
     return {"activations": activations} | {name: size for name, size in whole.items() if size}
 
 
