@@ -39,7 +39,7 @@ class Bar:
         return sum(size for _, size in self.parts)
 
 
-def page(report: FleetReport, max_rows: int = text.MAX_ROWS) -> bytes:
+def page(report: FleetReport, max_rows: int = markdown.MAX_ROWS) -> bytes:
     """Return the page; its tables have at most `max_rows` rows."""
     words = markdown.page(report, max_rows)
     heading = Heading(
@@ -97,7 +97,7 @@ def _of_bills(title: str, bills: Sequence[Bill], name: str) -> Iterator[str]:
 
 def _bar(label: str, lost: float, stranded: float, idle: float) -> Bar:
     parts = [("lost", lost), ("stranded", stranded), ("idle", idle)]
-    return Bar(label, text.hours(lost + stranded + idle), parts)
+    return Bar(label, markdown.hours(lost + stranded + idle), parts)
 
 
 def _card(title: str, bars: Sequence[Bar], key: Mapping[str, str], whole: float = 0.0) -> str:
