@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from torchmem.fleet import text
+from torchmem.fleet import markdown
 from torchmem.fleet.launches import OUTCOMES
 from torchmem.fleet.report import Bill, FleetReport
 from torchmem.pages.page import Heading, still
@@ -41,12 +41,12 @@ class Bar:
 
 def page(report: FleetReport, max_rows: int = text.MAX_ROWS) -> bytes:
     """Return the page; its tables have at most `max_rows` rows."""
-    words = text.page(report, max_rows)
+    words = markdown.page(report, max_rows)
     heading = Heading(
         title="GPU memory of the fleet",
         kind="Fleet report",
         state="exited",
-        headline=f"{text.headline(report)}.",
+        headline=f"{markdown.headline(report)}.",
         about=[words.partition("\n")[0].removeprefix("# GPU memory ")],
     )
     drawn = "".join(_cards(report)) + _tables(words)

@@ -6,17 +6,16 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
+from torchmem.trace.lifetimes import At
 from torchmem.whatif import question
 from torchmem.whatif import text as whatif_text
 from torchmem.whatif.result import whatif_values
 from torchmem.why.answer import NodeAnswer
 from torchmem.why.snapshot import SnapshotAnswer, SnapshotView
 
-Moment = Literal["end", "peak", "oom"]
 MAX_FILE_BYTES = 256 << 20
 """Larger files take longer than an assistant waits; the commands read up to 1 GiB."""
 MAX_ROWS = 50
@@ -25,7 +24,7 @@ NARROW = "Pass `gpu` or fewer `rows`."
 
 
 def read_snapshot(
-    file: str, at: Moment | None, gpu: int | None, rows: int, *, only_leaks: bool
+    file: str, at: At | None, gpu: int | None, rows: int, *, only_leaks: bool
 ) -> NodeAnswer:
     """Return what `torchmem why` prints. Raise UsageError."""
     path = _checked(file, "why")
