@@ -95,11 +95,11 @@ write_starts() {
     write_start chromium usr/lib/chromium/chromium \
         "export FONTCONFIG_FILE=\"\$root/fonts.conf\" LD_LIBRARY_PATH=\"\$LD_LIBRARY_PATH:\$root/$LIBRARIES/pulseaudio\""
     drop_broken chromium
-    cat >"$FOLDER/fonts.conf" <<'END'
+    cat >"$FOLDER/fonts.conf" <<END
 <fontconfig>
   <dir>/usr/share/fonts</dir>
-  <dir prefix="relative">usr/share/fonts</dir>
-  <cachedir prefix="relative">fonts.cache</cachedir>
+  <dir>$FOLDER/usr/share/fonts</dir>
+  <cachedir>$FOLDER/fonts.cache</cachedir>
 </fontconfig>
 END
 }

@@ -20,7 +20,7 @@ from torchmem.cli.main import main
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.doctor import gpus, node, servers, software
 from torchmem.doctor.check import Check, Place
-from torchmem.doctor.text import WIDTH, page
+from torchmem.doctor.check_list import WIDTH, page
 from torchmem.exporter.binding import OutdatedBinding
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuFault, GpuIdentity, Versions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from support.publishing import own_process, own_sample, publish
 from support.reports import BY_NAME
 from support.samples import UUID
 
+from torchmem.cli.main import main
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.explain.oom_report import OomReport, encode
 from torchmem.exporter.collect import Exporter
@@ -219,3 +221,41 @@ def fields_of(value: Any, path: str = "") -> set[str]:
     if isinstance(value, list):
         return set[str]().union(*(fields_of(item, f"{path}.*") for item in value))
     return set()
+
+
+def test_the_command_asks_an_exporter(
+    node: Node, empty: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`torchmem why --exporter` has the same text and data as an assistant, from anywhere."""
+
+    def why(url: str, *flags: str) -> tuple[int, str]:
+        return main(["why", "--exporter", url, *flags]), "".join(capsys.readouterr())
+
+    of_rank = node.replies(*about("rank_report", 1, "nightly"))[1]
+    code, shown = why(node.url, "--rank", "1", "--run", "nightly")
+    assert code == 0
+    assert words(shown, node) in words(of_rank.text, node)
+    listed = node.replies("oom_reports", {"run": None})[1]
+    assert words(why(node.url, "--list")[1], node) in words(listed.text, node)
+    newest = node.replies(*about("explain_oom", None, None))[1]
+    assert words(why(node.url)[1], node) in words(newest.text, node)
+    assert json.loads(why(node.url, "--json")[1])["run"] == "nightly"
+    assert why(empty.url) == (2, f"torchmem: {empty.url} has no OOM report and no running rank.\n")
+    assert why(empty.url, "--html", "-")[0] == 2
+
+
+def test_the_command_finds_the_rank_that_is_worst_off(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without an OutOfMemoryError, an exporter's rank with the least room left is shown."""
+    with ExitStack() as stack:
+        for rank, left in ((0, 8 * GIB), (1, GIB), (2, 8 * GIB)):
+            sample = without_oom(own_sample(process=idle_process(stack, run="nightly", rank=rank)))
+            (device,) = sample.devices
+            assert device.layout is not None
+            layout = replace(device.layout, headroom_bytes=0, headroom_flush_bytes=left)
+            publish(tmp_path, replace(sample, devices=(replace(device, layout=layout),)))
+        served = stack.enter_context(serving(tmp_path))
+        assert main(["why", "--exporter", served.url]) == 0
+
+    assert "run nightly (train.py), rank 1 of 8: running" in capsys.readouterr().out

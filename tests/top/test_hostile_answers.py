@@ -12,14 +12,15 @@ from support.local_http import Answer, Request, answering
 
 from torchmem.cli.exporter import AwayError, ask_rank, read
 from torchmem.cli.http import HttpAnswer
-from torchmem.mcp.answers import NodeTools
-from torchmem.mcp.remote import ExporterNode
+from torchmem.mcp.answer import bounded
 from torchmem.node.ranks import ProcessFilter
 from torchmem.node.state import GpuState, RankState
 from torchmem.sample.errors import TorchmemError
 from torchmem.top.history import SeenHistory
 from torchmem.top.reading import rank_lines
 from torchmem.top.screen import Screen, drawn, page
+from torchmem.why.exporter import ExporterNode
+from torchmem.why.node_answers import NodeTools
 
 HERE = Path(__file__).parent
 STATE, ANSWER = (HERE / "state.json").read_bytes(), (HERE / "answer.json").read_bytes()
@@ -79,4 +80,4 @@ def test_a_hostile_exporter_gives_an_assistant_an_answer_or_a_sentence(hostile: 
         for number, body in enumerate(variants(base[hostile], few)):
             bodies[hostile] = body
             with suppress(TorchmemError):
-                assert tools[number % len(tools)]().bounded()
+                assert bounded(tools[number % len(tools)]())

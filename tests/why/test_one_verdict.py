@@ -10,12 +10,12 @@ from support.reports import BY_NAME
 
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import encode
-from torchmem.mcp.answers import NodeTools
 from torchmem.mcp.local import LocalNode
 from torchmem.node import words
 from torchmem.node.why import oom_why
 from torchmem.pages import oom as page
 from torchmem.sample.run_directory import REPORT_SUFFIX
+from torchmem.why.node_answers import NodeTools
 from torchmem.why.oom import document
 
 

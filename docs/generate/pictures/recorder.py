@@ -1,7 +1,7 @@
 """Recordings, played into a Prometheus once and kept until what they are made by changes.
 
-`python -m pictures.recorder NAME...` makes them and prints their folders. A process of its own
-does it, because the modules that it has imported are what a recording depends on.
+`python -m docs.generate.pictures.recorder NAME...` makes them and prints their folders. A process
+of its own does it, because the modules that it has imported are what a recording depends on.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ SCRAPES_AT_ONCE = 30
 def recorded(names: Iterable[str]) -> dict[str, Path]:
     """Return the folders of recordings, by name; make those that are missing."""
     wanted = list(names)
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "tests")}
-    command = [sys.executable, "-m", "pictures.recorder", *wanted]
+    path = os.pathsep.join(map(str, (ROOT, ROOT / "tests")))
+    environment = os.environ | {"PYTHONPATH": path}
+    command = [sys.executable, "-m", "docs.generate.pictures.recorder", *wanted]
     made = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
     return dict(zip(wanted, map(Path, made.stdout.decode().split()), strict=True))
 

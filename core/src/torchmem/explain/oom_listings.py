@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 
-from torchmem.explain.held_lines import held_lines
-from torchmem.explain.offer import offer
+from torchmem.allocator.sizes import format_size
+from torchmem.allocator.tensor_groups import TensorGroup
+from torchmem.explain.call_stack import Frame
+from torchmem.explain.lines import LinePart, Lines, LineUse
 from torchmem.explain.oom_report import OomReport
-from torchmem.explain.tensor_lines import tensor_lines
-from torchmem.explain.where import where
+from torchmem.explain.where import place, short_place, where
+
+UNKNOWN = "(no stack: allocated before the recording, or by the backward pass)"
+MAX_KNOWN = 70
+"""Columns for the description of a part; of a longer one, the innermost end is shown."""
+MIN_SHARE = 0.005
+"""Smaller groups of tensors are left out."""
+NOT_IN_PYTHON = "(not found in Python: kept by autograd for a backward pass, or by libraries)"
+GROWING = frozenset({"leak", "larger_step"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +56,96 @@ def listings(lines: Iterable[str]) -> list[Listing]:
 
 def _dedented(lines: Iterable[str]) -> tuple[str, ...]:
     return tuple(textwrap.dedent("\n".join(lines)).split("\n"))
+
+
+def held_lines(report: OomReport) -> Iterator[str]:
+    """Yield the lines that grew, then the lines that held most; none without recorded stacks."""
+    if report.lines is None:
+        return
+    if report.lines.grown:
+        steps = report.lines.grown_steps
+        yield f"Lines whose memory grew over {steps:,} step{'s' * (steps != 1)}"
+        yield from _rows((f"+{format_size(use.bytes)}", use) for use in report.lines.grown)
+    yield "Lines that held the most memory"
+    yield from _rows(_held(report.lines), {use.frame for use in report.lines.grown})
+
+
+def _held(lines: Lines) -> Iterator[tuple[str, LineUse | str]]:
+    yield from ((format_size(use.bytes), use) for use in lines.held)
+    if lines.other_bytes:
+        yield format_size(lines.other_bytes), "(all other lines)"
+    if lines.unknown_bytes:
+        yield format_size(lines.unknown_bytes), UNKNOWN
+
+
+def _rows(
+    entries: Iterable[tuple[str, LineUse | str]], divided: Container[Frame] = ()
+) -> Iterator[str]:
+    """Yield the lines with their parts, unless they were `divided` above."""
+    for size, use in entries:
+        yield f"  {size:>12}  {use if isinstance(use, str) else place(use.frame)}"
+        if isinstance(use, LineUse) and use.frame not in divided:
+            yield from _parts(use.parts)
+
+
+def _parts(parts: tuple[LinePart, ...]) -> Iterator[str]:
+    """Yield what is known beyond the line: for which module, and called from where.
+
+    One part is all of its line, so its size would say nothing.
+    """
+    for part in parts:
+        size = format_size(part.bytes) if len(parts) > 1 else ""
+        words = [part.module or "", *map(_caller, part.callers)]
+        known = " ".join(word for word in words if word)[:MAX_KNOWN]
+        if known:
+            yield f"  {'':>12}  {size:>12}  {known}" if size else f"  {'':>12}    {known}"
+
+
+def _caller(frame: Frame) -> str:
+    return f"← {short_place(frame)}"
+
+
+def tensor_lines(report: OomReport) -> Iterator[str]:
+    """Yield the lines of the section; none if the tensors are unknown."""
+    if not report.tensors:
+        return
+    yield "What the tensors are"
+    allocator = report.device.allocator
+    known = sum(group.bytes for group in report.tensors)
+    total = max(known, allocator.allocated_bytes.total if allocator else 0)
+    for group in report.tensors:
+        if group.bytes >= MIN_SHARE * total:
+            yield f"  {format_size(group.bytes):>12}  {_kind(group)}"
+    if total - known >= MIN_SHARE * total:
+        yield f"  {format_size(total - known):>12}  {NOT_IN_PYTHON}"
+
+
+def _kind(group: TensorGroup) -> str:
+    """Return a group as "216 × [8, 128, 8000] float32"."""
+    if group.shape is None or group.dtype is None:
+        return f"{group.count:,} × other shapes"
+    return f"{group.count:,} × [{', '.join(map(str, group.shape))}] {group.dtype}"
+
+
+def offer(report: OomReport) -> Iterator[str]:
+    """Yield the lines to add to a job whose memory grew, if no line that grew is known.
+
+    A single step that needs more comes without a warning, so it would not be recorded.
+    """
+    why = report.verdict.why if report.verdict else None
+    is_sudden = why is not None and why.bytes_per_step is None
+    if report.oom.onset not in GROWING or is_sudden:
+        return
+    if report.lines is None:
+        yield "To see which lines hold the memory at the next OutOfMemoryError"
+        yield from _ways('"oom"')
+    elif not report.lines.grown and report.oom.onset == "leak":
+        yield "The recording began too late to tell which lines grew. To record from the start"
+        yield from _ways("True")
+
+
+def _ways(value: str) -> Iterator[str]:
+    call = f"sdk.instrument(history={value})"
+    yield f"         {call:<33}# in the script, or"
+    variable = value.strip('"').lower()
+    yield f"         TORCHMEM_HISTORY={variable} torchmem run -- COMMAND"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torchmem.explain.headline import headline
-from torchmem.explain.offer import offer
 from torchmem.explain.oom_chart import oom_charts
-from torchmem.explain.oom_listings import listings, oom_lines, program_lines
+from torchmem.explain.oom_listings import listings, offer, oom_lines, program_lines
 from torchmem.explain.oom_report import (
     OomReport,
     failure_reason,

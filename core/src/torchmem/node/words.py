@@ -11,9 +11,8 @@ from pathlib import Path
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.headline import headline
-from torchmem.explain.held_lines import held_lines
-from torchmem.explain.offer import offer
 from torchmem.explain.oom_chart import trend_columns, whole_run
+from torchmem.explain.oom_listings import held_lines, offer, tensor_lines
 from torchmem.explain.oom_report import (
     OomReport,
     failure_reason,
@@ -27,7 +26,6 @@ from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
 from torchmem.explain.run_chart import Chart
 from torchmem.explain.run_summary import DeviceSummary, RunSummary
-from torchmem.explain.tensor_lines import tensor_lines
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.where import where
 from torchmem.node.state import RankWhy

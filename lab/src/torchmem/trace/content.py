@@ -124,7 +124,7 @@ def check(snapshot: object, file_bytes: int, *, needs_trace: bool = True) -> Con
     return Content(
         _with_allocations(traces, devices)
         if needs_trace
-        else _checked_traces(traces, devices, lets_go=False),
+        else _checked_traces(traces, devices, consumes=False),
         {device: of_device.segments for device, of_device in devices.items()},
         _settings(snapshot.get("allocator_settings", {})),
     )
@@ -164,11 +164,11 @@ def as_dict(snapshot: Any) -> Any:
 
 
 def _checked_traces(
-    traces: Mapping[int, list[object]], devices: Mapping[int, DeviceSegments], *, lets_go: bool
+    traces: Mapping[int, list[object]], devices: Mapping[int, DeviceSegments], *, consumes: bool
 ) -> dict[int, EventColumns]:
     return {
         device: check_trace(
-            trace, device, devices[device].has_stack if device in devices else {}, lets_go=lets_go
+            trace, device, devices[device].has_stack if device in devices else {}, consumes=consumes
         )
         for device, trace in traces.items()
     }
@@ -177,7 +177,7 @@ def _checked_traces(
 def _with_allocations(
     traces: Mapping[int, list[object]], devices: Mapping[int, DeviceSegments]
 ) -> dict[int, EventColumns]:
-    checked = _checked_traces(traces, devices, lets_go=True)
+    checked = _checked_traces(traces, devices, consumes=True)
     columns = {device: column for device, column in checked.items() if column.has_allocations()}
     if not columns:
         raise InvalidSnapshotError(
@@ -197,11 +197,11 @@ def _no_trace(*, has_segments: bool) -> str:
 
 
 def check_trace(
-    trace: list[Any], device: int, has_stack: Mapping[int, bool], *, lets_go: bool = False
+    trace: list[Any], device: int, has_stack: Mapping[int, bool], *, consumes: bool = False
 ) -> EventColumns:
     """Return the columns of a trace, oldest event first. `has_stack` is as in `DeviceSegments`.
 
-    With `lets_go`, each event is removed from the trace, so that its memory serves for the columns.
+    With `consumes`, each event is removed from the trace: its memory serves for the columns.
 
     Raises:
         InvalidSnapshotError: the trace cannot be used.
@@ -210,7 +210,7 @@ def check_trace(
     live: set[int] = set()
     unmatched = False
     for number, element in enumerate(trace):
-        if lets_go:
+        if consumes:
             trace[number] = None
         entry = _dict(element, f"event {number} of device {device}")
         action = entry.get("action")

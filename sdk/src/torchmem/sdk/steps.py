@@ -83,8 +83,9 @@ class StepClock:
     def tick(self, now: float, samples: int | None = None) -> None:
         """Count a step that ended at `now` and consumed `samples` training samples."""
         if self.last is not None:
-            self._durations[bisect_left(STEP_DURATION_BOUNDS, now - self.last)] += 1
-            self._seconds += now - self.last
+            seconds = now - self.last
+            self._durations[bisect_left(STEP_DURATION_BOUNDS, seconds)] += 1
+            self._seconds += seconds
         self.count += 1
         self.last = now
         if samples is not None:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the checks; return 1 if one of them found a problem. Raise UsageError for a bad URL."""
-    from torchmem.doctor import gpus, node, servers, software, text
+    from torchmem.doctor import check_list, gpus, node, servers, software
 
     exporter = exporter_url(arguments.exporter)
     prometheus = arguments.prometheus and server_url(
@@ -45,5 +45,5 @@ def run(arguments: argparse.Namespace) -> int:
         *node.checks(place),
         *servers.checks(place),
     ]
-    write_out(text.document(checks) if arguments.json else text.page(checks))
+    write_out(check_list.document(checks) if arguments.json else check_list.page(checks))
     return int(any(check.status == "problem" for check in checks))

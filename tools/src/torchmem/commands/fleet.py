@@ -124,16 +124,16 @@ def _report(arguments: argparse.Namespace) -> FleetReport:
 def _words(report: FleetReport, arguments: argparse.Namespace) -> str:
     if arguments.json:
         return json.dumps(document(report), allow_nan=False) + "\n"
-    from torchmem.fleet import text
+    from torchmem.fleet import markdown
 
-    return text.page(report, arguments.rows)
+    return markdown.page(report, arguments.rows)
 
 
 def document(report: FleetReport) -> dict[str, Any]:
     """Return the report for JSON: its fields, with the headline and the counts of endings."""
     from dataclasses import asdict
 
-    from torchmem.fleet.text import headline
+    from torchmem.fleet.markdown import headline
 
     ooms = [
         {"cause": cause or None, "onset": onset or None, "launches": number}

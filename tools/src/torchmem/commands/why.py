@@ -18,6 +18,7 @@ from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import run_directory
 
 if TYPE_CHECKING:
+    from torchmem.node.ranks import ProcessFilter
     from torchmem.why.answer import Answer
     from torchmem.why.snapshot import SnapshotView
 
@@ -52,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON: one line per report, rank or GPU")
     add("--html", metavar="FILE", type=Path, help="write a page (- for stdout)")
     add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
+    add(
+        "--exporter",
+        metavar="URL",
+        help="ask this exporter instead, also on another machine; USER:PASSWORD@ before the host",
+    )
     _add_rank_flags(parser.add_argument_group("ranks"))
     _add_snapshot_flags(parser.add_argument_group("memory snapshots"))
 
@@ -113,6 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    if arguments.files and arguments.exporter is not None:
+        raise UsageError("an exporter shows no files: leave out the files, or --exporter.")
     if arguments.files and (arguments.list or _selection(arguments) != (None,) * 4):
         raise UsageError("name files, or choose with --list, --rank, --run, --launch or --pid.")
     if arguments.html:
@@ -141,15 +149,30 @@ def _answer(arguments: argparse.Namespace) -> Answer:
     from torchmem.why.oom import OomList
     from torchmem.why.subject import most_urgent, selected
 
-    directory = arguments.run_dir or run_directory(os.environ)
     if _view(arguments) != _view(None):
         raise UsageError("--at, --leaks, --gpu and --top look into a memory snapshot: name one.")
+    wanted = ProcessFilter(*_selection(arguments))
+    if arguments.exporter is not None:
+        return _ask(arguments.exporter, wanted, is_list=arguments.list)
+    directory = arguments.run_dir or run_directory(os.environ)
     if arguments.list:
         return OomList(load_all(directory))
-    wanted = ProcessFilter(*_selection(arguments))
     if wanted != ProcessFilter():
         return selected(directory, wanted, arguments.thresholds)
     return most_urgent(directory, arguments.thresholds)
+
+
+def _ask(url: str, wanted: ProcessFilter, *, is_list: bool) -> Answer:
+    """Return the answer of an exporter. Raise TorchmemError."""
+    from torchmem.cli.http import exporter_url
+    from torchmem.node.ranks import ProcessFilter
+    from torchmem.why.exporter import ExporterNode
+    from torchmem.why.node_answers import NodeTools
+
+    node = NodeTools(ExporterNode(exporter_url(url)))
+    if is_list:
+        return node.oom_reports()
+    return node.most_urgent() if wanted == ProcessFilter() else node.rank_report(wanted)
 
 
 def _write_or_report(path: Path, arguments: argparse.Namespace, *, is_first: bool) -> int:

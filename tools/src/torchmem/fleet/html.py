@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from torchmem.fleet import text
+from torchmem.fleet import markdown
 from torchmem.fleet.launches import OUTCOMES
 from torchmem.fleet.report import Bill, FleetReport
 from torchmem.pages.page import Heading, still
@@ -39,14 +39,14 @@ class Bar:
         return sum(size for _, size in self.parts)
 
 
-def page(report: FleetReport, max_rows: int = text.MAX_ROWS) -> bytes:
+def page(report: FleetReport, max_rows: int = markdown.MAX_ROWS) -> bytes:
     """Return the page; its tables have at most `max_rows` rows."""
-    words = text.page(report, max_rows)
+    words = markdown.page(report, max_rows)
     heading = Heading(
         title="GPU memory of the fleet",
         kind="Fleet report",
         state="exited",
-        headline=f"{text.headline(report)}.",
+        headline=f"{markdown.headline(report)}.",
         about=[words.partition("\n")[0].removeprefix("# GPU memory ")],
     )
     drawn = "".join(_cards(report)) + _tables(words)
@@ -97,7 +97,7 @@ def _of_bills(title: str, bills: Sequence[Bill], name: str) -> Iterator[str]:
 
 def _bar(label: str, lost: float, stranded: float, idle: float) -> Bar:
     parts = [("lost", lost), ("stranded", stranded), ("idle", idle)]
-    return Bar(label, text.hours(lost + stranded + idle), parts)
+    return Bar(label, markdown.hours(lost + stranded + idle), parts)
 
 
 def _card(title: str, bars: Sequence[Bar], key: Mapping[str, str], whole: float = 0.0) -> str:

@@ -112,6 +112,7 @@ complete -c torchmem -n '_shtab_torchmem_using why' -l list -d 'list all of your
 complete -c torchmem -n '_shtab_torchmem_using why' -l json -d 'print JSON: one line per report, rank or GPU'
 complete -c torchmem -n '_shtab_torchmem_using why' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'write a page (- for stdout)'
 complete -c torchmem -n '_shtab_torchmem_using why' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
+complete -c torchmem -n '_shtab_torchmem_using why' -l exporter -x -d 'ask this exporter instead, also on another machine; USER:PASSWORD@ before the host'
 complete -c torchmem -n '_shtab_torchmem_using why' -l rank -x -d 'global rank of the process'
 complete -c torchmem -n '_shtab_torchmem_using why' -l run -x -d 'name of its run; of several launches, the newest'
 complete -c torchmem -n '_shtab_torchmem_using why' -l launch -x -d 'its launch, as in the label `launch`'

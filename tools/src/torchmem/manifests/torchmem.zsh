@@ -396,6 +396,7 @@ _shtab_torchmem_why_options=(
   "--json[print JSON\: one line per report, rank or GPU]"
   "--html[write a page (- for stdout)]:FILE:_files"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
+  "--exporter[ask this exporter instead, also on another machine\; USER\:PASSWORD\@ before the host]:URL:"
   "--rank[global rank of the process]:N:"
   "--run[name of its run\; of several launches, the newest]:NAME:"
   "--launch[its launch, as in the label \`launch\`]:ID:"

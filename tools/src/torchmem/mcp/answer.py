@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from torchmem.sample.untrusted import printable, printable_json
+from torchmem.why.answer import NodeAnswer
 
-MAX_REPORTS = 50
-"""The newest OOM reports, which `oom_reports` lists."""
 MAX_TEXT_BYTES = 16 << 10
 MAX_DATA_BYTES = 16 << 10
 """Bounds in UTF-8, the data as compact JSON. Assistants pass both, or one of them, to the model."""
@@ -27,21 +25,13 @@ FEW_ITEMS = 4
 _CUT = "… the rest is left out: an answer has at most {} KiB of text. {}"
 
 
-@dataclass(frozen=True, slots=True)
-class ToolAnswer:
-    """What a tool answers. `narrow` says how to ask for less, if the answer is too long."""
+def bounded(answer: NodeAnswer) -> dict[str, Any]:
+    """Return text and data within the bounds, printable, and with a note on whose text it is.
 
-    text: str
-    data: Mapping[str, Any] = field(default_factory=dict)
-    narrow: str = ""
-
-    def bounded(self) -> dict[str, Any]:
-        """Return text and data within the bounds, printable, and with a note on whose text it is.
-
-        What is left out is said: at the end of the text, and as `left_out` in the data.
-        """
-        data = {"note": NOTE, **without_series(dict(self.data))} if self.data else None
-        return {"text": noted_text(self.text, self.narrow), "data": data and fitted(data)}
+    What is left out is said: at the end of the text, and as `left_out` in the data.
+    """
+    data = {"note": NOTE, **without_series(dict(answer.data))} if answer.data else None
+    return {"text": noted_text(answer.text, answer.narrow), "data": data and fitted(data)}
 
 
 def noted_text(text: str, narrow: str = "") -> str:

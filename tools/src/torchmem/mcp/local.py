@@ -10,8 +10,6 @@ from pathlib import Path
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_listings import listings
 from torchmem.explain.oom_report import OomReport
-from torchmem.mcp.answer import MAX_REPORTS
-from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
 from torchmem.node.gpu_indices import gpu_indices
 from torchmem.node.reports import load, load_all
 from torchmem.node.state import LastOom, NodeState, RankWhy
@@ -27,6 +25,7 @@ from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.sample import Process
 from torchmem.top.local import LocalRanks
 from torchmem.trace.recorded_leaks import leak_documents, leak_lines, recorded_leaks, sentence
+from torchmem.why.source import MAX_REPORTS, Explanation, FoundRank, OomRow, SnapshotFile
 
 RECORDINGS = (SNAPSHOT_SUFFIX, OOM_SNAPSHOT_SUFFIX, OOM_RECORDING_SUFFIX)
 

@@ -6,17 +6,16 @@ import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Literal
 
-from torchmem.mcp.answer import ToolAnswer
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
+from torchmem.trace.lifetimes import At
 from torchmem.whatif import question
 from torchmem.whatif import text as whatif_text
 from torchmem.whatif.result import whatif_values
+from torchmem.why.answer import NodeAnswer
 from torchmem.why.snapshot import SnapshotAnswer, SnapshotView
 
-Moment = Literal["end", "peak", "oom"]
 MAX_FILE_BYTES = 256 << 20
 """Larger files take longer than an assistant waits; the commands read up to 1 GiB."""
 MAX_ROWS = 50
@@ -25,26 +24,26 @@ NARROW = "Pass `gpu` or fewer `rows`."
 
 
 def read_snapshot(
-    file: str, at: Moment | None, gpu: int | None, rows: int, *, only_leaks: bool
-) -> ToolAnswer:
+    file: str, at: At | None, gpu: int | None, rows: int, *, only_leaks: bool
+) -> NodeAnswer:
     """Return what `torchmem why` prints. Raise UsageError."""
     path = _checked(file, "why")
     view = SnapshotView(at, gpu, rows, only_leaks)
     answer = SnapshotAnswer(path, view)
     documents = list(map(json.loads, answer.json_lines()))
-    return ToolAnswer(answer.words(), {"gpus": documents}, NARROW)
+    return NodeAnswer(answer.words(), {"gpus": documents}, NARROW)
 
 
 def what_if(
     file: str, settings: Sequence[str], gpu_model: str | None, gpu: int | None
-) -> ToolAnswer:
+) -> NodeAnswer:
     """Return what `torchmem whatif` prints. Raise UsageError."""
     path = _checked(file, "whatif")
     question.check_settings(settings)
     model = question.gpu_model(gpu_model) if gpu_model else None
     results = list(question.results(path, question.WhatIfQuestion(gpu, model, tuple(settings))))
     pages = map(whatif_text.page, results)
-    return ToolAnswer("\n".join(pages), {"gpus": list(map(whatif_values, results))}, "Pass `gpu`.")
+    return NodeAnswer("\n".join(pages), {"gpus": list(map(whatif_values, results))}, "Pass `gpu`.")
 
 
 def _checked(file: str, command: str) -> Path:

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from torchmem.mcp.answer import ToolAnswer
 from torchmem.node.ranks import ProcessFilter
+from torchmem.why.answer import NodeAnswer
 
 Arguments = Mapping[str, Any]
 
 
-def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> ToolAnswer:
+def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> NodeAnswer:
     """Return the answer of a tool. Raise TorchmemError."""
     from torchmem.mcp import recordings
 
-    about_file: dict[str, Callable[..., ToolAnswer]] = {
+    about_file: dict[str, Callable[..., NodeAnswer]] = {
         "read_snapshot": recordings.read_snapshot,
         "what_if": recordings.what_if,
     }
@@ -25,13 +25,13 @@ def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) 
     return _about_node(tool, arguments, run_dir, exporter)
 
 
-def _about_node(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> ToolAnswer:
-    from torchmem.mcp.answers import NodeTools
+def _about_node(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> NodeAnswer:
     from torchmem.mcp.local import LocalNode
-    from torchmem.mcp.remote import ExporterNode
+    from torchmem.why.exporter import ExporterNode
+    from torchmem.why.node_answers import NodeTools
 
     node = NodeTools(LocalNode(Path(run_dir)) if exporter is None else ExporterNode(exporter))
-    tools: dict[str, Callable[[], ToolAnswer]] = {
+    tools: dict[str, Callable[[], NodeAnswer]] = {
         "list_ranks": lambda: node.list_ranks(arguments["run"]),
         "rank_report": lambda: node.rank_report(_selected(arguments)),
         "what_holds_memory": lambda: node.what_holds_memory(_selected(arguments)),

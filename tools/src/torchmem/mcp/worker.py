@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torchmem.mcp.answer import noted_text
+from torchmem.mcp.answer import bounded, noted_text
 from torchmem.trace.interpreter import isolated, without_python_variables
 
 MAX_SECONDS = 50.0
@@ -117,7 +117,7 @@ def reply(tool: str, arguments: dict[str, Any], run_dir: str, exporter: str | No
 
     try:
         _check(arguments)
-        return Reply(**answer(tool, arguments, run_dir, exporter).bounded())
+        return Reply(**bounded(answer(tool, arguments, run_dir, exporter)))
     except TorchmemError as error:
         return Reply.error(str(error))
     except MemoryError:

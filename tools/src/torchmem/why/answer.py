@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torchmem.sample.errors import UsageError
 
 
 class Answer(Protocol):
@@ -16,3 +21,30 @@ class Answer(Protocol):
 
     def page(self) -> bytes:
         """Return it as an HTML page. Raise UsageError if this subject has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """An answer about the ranks of a node, as text and as data of JSON.
+
+    `narrow` says how to ask for less, if the answer is too long.
+    """
+
+    text: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    narrow: str = ""
+
+    def words(self) -> str:
+        """Return the text."""
+        return self.text
+
+    def json_lines(self) -> list[str]:
+        """Return the data; what is unknown is null."""
+        return [json.dumps(self.data, allow_nan=False)]
+
+    def page(self) -> bytes:
+        """Raise UsageError."""
+        raise UsageError(
+            "--html writes what this machine knows: leave --exporter out, or open the page of the "
+            "exporter."
+        )

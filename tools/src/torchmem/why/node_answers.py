@@ -7,13 +7,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from torchmem.explain.threats import Threat
-from torchmem.mcp import ooms, ranks, words
-from torchmem.mcp.answer import ToolAnswer
-from torchmem.mcp.source import FoundRank, NodeSource, oom_data, ranks_on_gpus, selects
 from torchmem.node.ranks import ProcessFilter
 from torchmem.node.state import NodeState, OomWhy, RankWhy
 from torchmem.sample.errors import UsageError
 from torchmem.top.view import is_live
+from torchmem.why import node_words as words
+from torchmem.why import ooms, rank_table
+from torchmem.why.answer import NodeAnswer
+from torchmem.why.source import Explanation, FoundRank, NodeSource, oom_data, ranks_on_gpus, selects
 
 MAX_NAMED = 8
 
@@ -24,25 +25,39 @@ class NodeTools:
     def __init__(self, source: NodeSource) -> None:
         self._source = source
 
-    def list_ranks(self, run: str | None = None) -> ToolAnswer:
+    def most_urgent(self) -> NodeAnswer:
+        """Explain the newest OOM, else report the running rank that is worst off.
+
+        What is threatened comes first, then what has the smallest share of its GPU left.
+        """
+        oom = ooms.explained(self._source, None, ProcessFilter())
+        if oom is not None:
+            return _explanation(oom)
+        known = [each for each in ranks_on_gpus(self._source.node()) if is_live(each.rank)]
+        if not known:
+            raise UsageError(f"{self._source.name} has no OOM report and no running rank.")
+        rank = min(known, key=_ease).rank
+        return self.rank_report(ProcessFilter(rank.rank, rank.run, rank.pid, rank.launch))
+
+    def list_ranks(self, run: str | None = None) -> NodeAnswer:
         """Return the ranks, one for each GPU that they use."""
         node = self._source.node()
-        answer = ranks.answer(node, self._source.name, run)
+        answer = rank_table.answer(node, self._source.name, run)
         if not node.missing:
             return answer
         data = {"missing": node.missing, **answer.data}
         return replace(answer, text=f"{node.missing}\n\n{answer.text}", data=data)
 
-    def rank_report(self, selected: ProcessFilter) -> ToolAnswer:
+    def rank_report(self, selected: ProcessFilter) -> NodeAnswer:
         """Return the report of a rank, as `torchmem top` shows it."""
         pages, devices = [], []
         for found in self._find(selected):
             why = self._source.why(found)
             pages.append(words.report_page(found, why))
             devices.append({**_data(found), "why": _why_data(why)})
-        return ToolAnswer("\n".join(pages), {"devices": devices})
+        return NodeAnswer("\n".join(pages), {"devices": devices})
 
-    def what_holds_memory(self, selected: ProcessFilter) -> ToolAnswer:
+    def what_holds_memory(self, selected: ProcessFilter) -> NodeAnswer:
         """Return the parts of a rank's memory, and what held it at its newest OOM."""
         pages, devices = [], []
         for found in self._find(selected):
@@ -57,24 +72,23 @@ class NodeTools:
                 "recordings": [asdict(each) for each in recordings] or None,
             }
             devices.append({**_data(found), **holders})
-        return ToolAnswer("\n".join(pages), {"devices": devices})
+        return NodeAnswer("\n".join(pages), {"devices": devices})
 
-    def oom_reports(self, run: str | None = None) -> ToolAnswer:
+    def oom_reports(self, run: str | None = None) -> NodeAnswer:
         """Return the newest OutOfMemoryErrors, of a run or of all."""
         found = [row for row, _ in ooms.newest(self._source) if run in {None, row.run}]
         of_run = "" if run is None else f" of run {run}"
         text = words.oom_table(found) or f"{self._source.name} has no OOM report{of_run}.\n"
-        return ToolAnswer(text, {"reports": [row.data() for row in found]}, "Pass `run`.")
+        return NodeAnswer(text, {"reports": [row.data() for row in found]}, "Pass `run`.")
 
-    def explain_oom(self, file: str | None, selected: ProcessFilter) -> ToolAnswer:
+    def explain_oom(self, file: str | None, selected: ProcessFilter) -> NodeAnswer:
         """Return what explains an OOM: that of a file, or the newest of the ranks that match."""
         found = ooms.explained(self._source, file, selected)
         if found is None:
             raise UsageError(
                 f"{self._source.name} has no OOM report of such a rank: call oom_reports."
             )
-        data = {**found.row.data(), "oom": _oom_data(found.oom), "leaks": found.leaks or None}
-        return ToolAnswer(words.oom_page(found), data)
+        return _explanation(found)
 
     def _find(self, selected: ProcessFilter) -> list[FoundRank]:
         """Return the GPUs of the only rank that matches, else of the one that ended last."""
@@ -102,6 +116,17 @@ class NodeTools:
                 raise UsageError(f"{who} has not used a GPU yet.")
         names = _names(known) or "none"
         raise UsageError(f"no rank of {self._source.name} matches; ranks: {names}.")
+
+
+def _explanation(found: Explanation) -> NodeAnswer:
+    data = {**found.row.data(), "oom": _oom_data(found.oom), "leaks": found.leaks or None}
+    return NodeAnswer(words.oom_page(found), data)
+
+
+def _ease(found: FoundRank) -> tuple[bool, float]:
+    """Return a key that is lower the worse off a rank is."""
+    left, total = found.rank.headroom_flush_bytes, found.gpu.total_bytes
+    return not found.rank.why, 1.0 if left is None or not total else left / total
 
 
 def _names(found: list[FoundRank]) -> str:

@@ -8,7 +8,6 @@ from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.parts import PartBytes
 from torchmem.explain.run_chart import Chart
-from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
 from torchmem.node.state import OomWhy, RankWhy
 from torchmem.node.words import (
@@ -23,6 +22,7 @@ from torchmem.node.words import (
 )
 from torchmem.output.terminal import joined, wrapped
 from torchmem.top.reading import rank_lines, sound
+from torchmem.why.source import Explanation, FoundRank, OomRow, SnapshotFile
 
 WIDTH = 88
 MAX_TIME = 1e11

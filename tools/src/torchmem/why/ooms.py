@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from torchmem.mcp.answer import MAX_REPORTS
-from torchmem.mcp.source import (
+from torchmem.node.ranks import ProcessFilter
+from torchmem.node.state import LastOom
+from torchmem.why.source import (
+    MAX_REPORTS,
     Explanation,
     FoundRank,
     NodeSource,
@@ -13,8 +15,6 @@ from torchmem.mcp.source import (
     ranks_on_gpus,
     selects,
 )
-from torchmem.node.ranks import ProcessFilter
-from torchmem.node.state import LastOom
 
 
 def newest(source: NodeSource) -> list[tuple[OomRow, FoundRank | None]]:

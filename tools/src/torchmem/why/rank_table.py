@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchmem.allocator.sizes import format_index, format_size
-from torchmem.mcp.answer import ToolAnswer
 from torchmem.node.state import GpuState, NodeState, RankState
 from torchmem.output.terminal import aligned, joined
 from torchmem.top.view import is_live
+from torchmem.why.answer import NodeAnswer
 
 HEADER = ("run", "launch", "rank", "pid", "GPU", "state", "allocated", "reserved", "headroom", "FI")
 NO_RANKS = "No ranks: start one with `torchmem run -- python train.py`."
@@ -19,7 +19,7 @@ Row = tuple[GpuState, RankState]
 """A rank on one GPU; on an unknown one, if it has used none yet."""
 
 
-def answer(node: NodeState, source: str, run: str | None) -> ToolAnswer:
+def answer(node: NodeState, source: str, run: str | None) -> NodeAnswer:
     """Return the ranks of a run, or of all, those that have ended last."""
     found = [(gpu, rank) for gpu in node.gpus for rank in gpu.ranks]
     found += [(GpuState(), rank) for rank in node.waiting]
@@ -28,7 +28,7 @@ def answer(node: NodeState, source: str, run: str | None) -> ToolAnswer:
     table = list(aligned([HEADER, *(_cells(*row) for row in chosen)])) if chosen else [NO_RANKS]
     sections = [[f"Ranks of {source}"], table, threatened and ["Verdicts", *threatened]]
     data = {"source": source, "ranks": [_data(*row) for row in chosen]}
-    return ToolAnswer(joined(sections), data, "Pass `run`.")
+    return NodeAnswer(joined(sections), data, "Pass `run`.")
 
 
 def _place(row: Row) -> tuple[bool, str, str, int, int]:

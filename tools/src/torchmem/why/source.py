@@ -9,6 +9,9 @@ from typing import Any, Protocol
 from torchmem.node.ranks import ProcessFilter
 from torchmem.node.state import GpuState, LastOom, NodeState, OomWhy, RankState, RankWhy
 
+MAX_REPORTS = 50
+"""The newest OOM reports, which are listed."""
+
 
 @dataclass(frozen=True, slots=True)
 class FoundRank:

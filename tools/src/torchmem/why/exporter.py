@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torchmem.cli.exporter import AwayError, ask, ask_rank
 from torchmem.cli.http import without_credentials
-from torchmem.mcp.source import Explanation, FoundRank, OomRow, SnapshotFile
 from torchmem.node.state import NodeState, RankWhy
 from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.top.start import START
+from torchmem.why.source import Explanation, FoundRank, OomRow, SnapshotFile
 
 
 class ExporterNode:
