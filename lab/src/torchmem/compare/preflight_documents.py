@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmem.compare.measured import Ending, Kind, Measured, Side
-from torchmem.compare.usage import Usage, Use
+from torchmem.compare.peak_memory import PeakMemory, Use
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import (
     UntrustedFileError,
@@ -132,7 +132,7 @@ def _of_outcome(
         yield (
             f"{label} {place}".strip(),
             Measured(
-                usage=Usage(whole.peak_allocated, whole.peak_reserved, uses=whole.uses),
+                memory=PeakMemory(whole.peak_allocated, whole.peak_reserved, uses=whole.uses),
                 ending=ending,
                 fits=fits,
                 total=device.total,

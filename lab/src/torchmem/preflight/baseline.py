@@ -17,8 +17,8 @@ from typing import Any
 from torchmem.compare import baseline as files
 from torchmem.compare import markdown
 from torchmem.compare.baseline import BaselineEntry, BaselineOptions, Compared
+from torchmem.compare.peak_memory import peak_values
 from torchmem.compare.text import change_lines, headline
-from torchmem.compare.usage import usage_values
 from torchmem.output.terminal import wrapped
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult, no_verdict_error
@@ -64,8 +64,8 @@ class BaselineResult:
                 "name": each.name,
                 "outcome": each.outcome,
                 "sentence": each.sentence,
-                "before": usage_values(each.diff.before) if each.diff else None,
-                "after": usage_values(each.entry.usage),
+                "before": peak_values(each.diff.before) if each.diff else None,
+                "after": peak_values(each.entry.memory),
                 "largest_growth": headline(each.diff) if each.diff else None,
             }
             for each in self.compared
@@ -122,8 +122,8 @@ def entries(plan: RunPlan, result: RunResult) -> dict[str, BaselineEntry]:
     """Return what a run needed, by its name and, if there are several, by GPU."""
     if result.ended == "oom" or no_verdict_error(result):
         return {}
-    usages = {device.device: device.usage for device in result.devices}
-    return files.entries(run_name(plan), usages, plan.gpu.name, result.torch_version)
+    devices = {device.device: device.memory for device in result.devices}
+    return files.entries(run_name(plan), devices, plan.gpu.name, result.torch_version)
 
 
 def run_name(plan: RunPlan) -> str:
@@ -173,4 +173,4 @@ def _peaks(again: Sequence[dict[str, BaselineEntry]], name: str) -> list[int]:
 
 
 def _peak(entry: BaselineEntry) -> int:
-    return entry.usage.peak_allocated or 0
+    return entry.memory.peak_allocated or 0

@@ -6,8 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from torchmem.allocator.sizes import format_size
+from torchmem.compare.peak_memory import PeakDiff, diff
 from torchmem.compare.text import change_lines, change_values
-from torchmem.compare.usage import UsageDiff, diff
 from torchmem.preflight.bisect import BisectResult, CommitRun, peak
 from torchmem.preflight.document import dump_document, judged_values
 from torchmem.preflight.growth import deciding_growth
@@ -116,12 +116,12 @@ def _rise(result: BisectResult) -> str:
     )
 
 
-def _diff(result: BisectResult) -> UsageDiff | None:
+def _diff(result: BisectResult) -> PeakDiff | None:
     """Return what changed with the commit, by component, module and line; None if unknown."""
     culprit, parent = result.culprit, result.parent
     if culprit is None or parent is None or _increase(result) is None:
         return None
-    return diff(parent.result.fullest_device.usage, culprit.result.fullest_device.usage)
+    return diff(parent.result.fullest_device.memory, culprit.result.fullest_device.memory)
 
 
 def _rest(result: BisectResult) -> str:

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
-from torchmem.compare.usage import usage_values
+from torchmem.compare.peak_memory import peak_values
 from torchmem.preflight.baseline import BaselineResult
 from torchmem.preflight.comparison import GpuModelRow, PreflightComparison
 from torchmem.preflight.growth import kept_per_step, needed_per_step
@@ -99,7 +99,7 @@ def _device(device: GpuMemory) -> dict[str, Any]:
     steps = {name: [getattr(step, name) for step in device.steps] for name in STEP_COLUMNS}
     known = asdict(device)
     del known["uses"]
-    uses = usage_values(device.usage).get("uses")
+    uses = peak_values(device.memory).get("uses")
     return (
         known
         | ({"uses": uses} if uses else {})

@@ -15,18 +15,18 @@ import pytest
 from torchmem.compare import baseline as files
 from torchmem.compare import markdown
 from torchmem.compare.baseline import BaselineEntry, BaselineOptions, Compared
-from torchmem.compare.usage import Usage
+from torchmem.compare.peak_memory import PeakMemory
 from torchmem.preflight.options import check_machine
 from torchmem.pytest_plugin import text
+from torchmem.pytest_plugin.block_memory import BlockMemory
 from torchmem.pytest_plugin.limits import MemoryLimits
 from torchmem.pytest_plugin.marker import DEFAULT_GPU_MODEL, NAME, is_measured
 from torchmem.pytest_plugin.measured import ATTRIBUTE, MeasuredTest
-from torchmem.pytest_plugin.measurement import UsageMeasurement
+from torchmem.pytest_plugin.measurement import MemoryMeasurement
 from torchmem.pytest_plugin.phantom_tests import PhantomTests
-from torchmem.pytest_plugin.used import Used
 from torchmem.sample.errors import UsageError
 
-_MEASUREMENT = pytest.StashKey[UsageMeasurement]()
+_MEASUREMENT = pytest.StashKey[MemoryMeasurement]()
 _RESULT = pytest.StashKey[MeasuredTest]()
 _AT_IMPORT = re.compile(r"is_available|device_count|allow_module_level")
 
@@ -126,7 +126,7 @@ class MemorySession:
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
         """Begin to measure before the fixtures of a test."""
         if is_measured(item):
-            measurement = item.stash[_MEASUREMENT] = UsageMeasurement(self._root)
+            measurement = item.stash[_MEASUREMENT] = MemoryMeasurement(self._root)
             measurement.begin()
         return (yield)
 
@@ -178,14 +178,15 @@ class MemorySession:
             self._compared[compared.name] = compared
 
     @contextmanager
-    def block(self, item: pytest.Item, keywords: Mapping[str, Any]) -> Iterator[Used]:
+    def block(self, item: pytest.Item, keywords: Mapping[str, Any]) -> Iterator[BlockMemory]:
         """Measure a block of a test, see `plugin.GpuMemoryFixture`."""
-        limits, measurement, used = MemoryLimits.of(keywords), item.stash[_MEASUREMENT], Used()
+        limits, used = MemoryLimits.of(keywords), BlockMemory()
+        measurement = item.stash[_MEASUREMENT]
         before = measurement.allocated()
         window, since = measurement.open_window()
         yield used
         measured = measurement.close_window(window, since, before)
-        used.usage = measured.fullest or Usage()
+        used.memory = measured.fullest or PeakMemory()
         failure = text.limit_failure(measured, limits)
         if failure:
             pytest.fail(failure, pytrace=False)
@@ -259,7 +260,7 @@ class MemorySession:
         """Run a test again, and say by how much its peak varies."""
         again = [self._phantom.measured_again(item, limits) for _ in range(times)]
         runs = [measured, *(each for each in again if each)]
-        peaks = [(each.fullest or Usage()).peak_allocated or 0 for each in runs]
+        peaks = [(each.fullest or PeakMemory()).peak_allocated or 0 for each in runs]
         varies = files.variation(peaks, self._baseline.tolerance) if min(peaks) else None
         if varies and report.failed:
             report.longrepr = f"{report.longrepr}\nGPU memory: {varies}"
@@ -283,4 +284,4 @@ def _check_limits(item: pytest.Item) -> None:
 def entries(nodeid: str, measured: MeasuredTest) -> dict[str, BaselineEntry]:
     """Return what a test used, by its id and, if there are several, by GPU."""
     place = measured.conditions
-    return files.entries(nodeid, measured.usages, place.gpu_model, place.torch)
+    return files.entries(nodeid, measured.devices, place.gpu_model, place.torch)
