@@ -58,7 +58,7 @@ class Observer(Protocol):
 
 
 @dataclass(slots=True)
-class FreeBlocks:
+class FreeBlocksBySize:
     """The free blocks of one place by size, then by address; `sizes` are the sizes in order."""
 
     by_size: dict[int, dict[int, PlacedBlock]] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class ForcedReplay:
         self._max_split_size = config.max_split_size or 1 << 63
         self._observers = observers
         self._blocks: dict[int, PlacedBlock] = {}
-        self._free = defaultdict[PlaceKey, FreeBlocks](FreeBlocks)
+        self._free = defaultdict[PlaceKey, FreeBlocksBySize](FreeBlocksBySize)
         self._segment_numbers, self._numbers = count(1), count(1)
         self._is_new = False
         for segment in segments:
