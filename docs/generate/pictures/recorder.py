@@ -1,7 +1,7 @@
 """Recordings, played into a Prometheus once and kept until what they are made by changes.
 
-`python -m docs.generate.pictures.recorder NAME...` makes them and prints their folders. A process of its own
-does it, because the modules that it has imported are what a recording depends on.
+`python -m docs.generate.pictures.recorder NAME...` makes them and prints their folders. A process
+of its own does it, because the modules that it has imported are what a recording depends on.
 """
 
 from __future__ import annotations
