@@ -247,13 +247,12 @@ def test_the_address_of_an_exporter_that_is_away(
     assert capsys.readouterr().err.startswith(f"torchmem: {url} does not respond: ")
 
 
-@pytest.mark.parametrize("flag", [[], ["--exporter"]], ids=["as before", "flag"])
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
-def test_without_a_terminal_it_prints_once(tmp_path: Path, encoding: str, flag: list[str]) -> None:
+def test_without_a_terminal_it_prints_once(tmp_path: Path, encoding: str) -> None:
     """In a pipe of any encoding it prints one screen of plain text, and ends."""
     with exporter(tmp_path / "run") as server:
         done = subprocess.run(
-            [*COMMAND, *flag, server.url],
+            [*COMMAND, "--exporter", server.url],
             capture_output=True,
             encoding=encoding,
             timeout=60,
@@ -298,9 +297,17 @@ def test_the_address_of_prometheus() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["--once", "127.0.0.1:1"], 1, "does not respond: Connection refused. Start it:"),
+        (
+            ["--once", "--exporter", "127.0.0.1:1"],
+            1,
+            "does not respond: Connection refused. Start it:",
+        ),
         (["--exporter", "ftp://node17"], 2, "write http://HOST:9847"),
-        (["http://u:secret@node17:port"], 2, "http://node17:port is not the URL of an exporter"),
+        (
+            ["--exporter", "http://u:secret@node17:port"],
+            2,
+            "http://node17:port is not the URL of an exporter",
+        ),
         (["--interval", "0"], 2, "--interval must be between 0.2 and 3600 seconds, not 0."),
         (["--interval", "nan"], 2, "--interval must be between"),
     ],

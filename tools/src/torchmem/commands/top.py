@@ -27,8 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
     add_exporter(parser, None)
-    hidden = argparse.SUPPRESS  # the address without the flag, as in earlier versions
-    add("exporter", nargs="?", metavar="URL", default=hidden, help=hidden)
     add("--once", action="store_true", help="print one screen and exit")
     add(
         "--interval",
