@@ -19,7 +19,7 @@ class Case:
         arguments: the script's arguments.
         launcher: Python's arguments before the script.
         data: what the script reads.
-        GPUs: phantom GPUs that the script sees.
+        gpus: phantom GPUs that the script sees.
     """
 
     repository: str

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from torchmem.trace import read
 from torchmem.whatif.inference import infer
-from torchmem.whatif.recorded_run import recorded_run
 from torchmem.whatif.reproduction import reproduce
+from torchmem.whatif.run_facts import run_facts
 from torchmem.whatif.settings import recorded_settings
 
 RUNS = 3
@@ -38,7 +38,7 @@ def main() -> None:
     for path in map(Path, sys.argv[1:]):
         for recording in read(path):
             config = recorded_settings(recording).config
-            run = recorded_run(recording, None, None, {})
+            run = run_facts(recording, None, None, {})
             best = run.inferences[0]
             known = seconds(lambda: infer(recording, config, best.order))  # noqa: B023
             unknown = seconds(lambda: infer(recording, config, None))  # noqa: B023

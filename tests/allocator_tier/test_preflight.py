@@ -19,10 +19,11 @@ from support.phantom import torch_server
 from support.waiting import until
 
 from torchmem.allocator.sizes import MIB
+from torchmem.phantom.environment import STARTUP
 from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.plan import ChildConfig, RunPlan
 from torchmem.preflight.result import RunResult
-from torchmem.preflight.run import STARTUP, run
+from torchmem.preflight.run import HOOK, run
 from torchmem.trace import read
 from torchmem.whatif.engine import what_if
 
@@ -461,7 +462,8 @@ session = sdk.instrument()
 import torch
 print(session is sdk.instrument(), session.lifetime.loop.after_step.__qualname__)
 """
-    settings = {"PYTHONPATH": str(STARTUP), **ChildConfig(tmp_path, 7).to_environment()}
+    settings = {"PYTHONPATH": str(STARTUP), "PHANTOM_HOOK": HOOK}
+    settings |= ChildConfig(tmp_path, 7).to_environment()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         env=os.environ | settings,

@@ -13,13 +13,13 @@ import pytest
 from torchmem.allocator.sizes import MIB
 from torchmem.compare import baseline, markdown
 from torchmem.compare.baseline import Baseline, BaselineEntry
+from torchmem.compare.peak_memory import PeakMemory, SourceLine, Use, diff
 from torchmem.compare.text import change_lines, headline, held_lines, kept_lines
-from torchmem.compare.usage import SourceLine, Usage, Use, diff
 from torchmem.explain.remedies import REMEDY_BY_TREND
 from torchmem.sample.errors import UsageError
 
 LINE = SourceLine("model.py", 31, "forward", "weights = scores.softmax(-1)")
-USAGE = Usage(
+USAGE = PeakMemory(
     100 * MIB,
     120 * MIB,
     uses=(
@@ -30,7 +30,7 @@ USAGE = Usage(
 ENTRY = BaselineEntry(USAGE, "h100-80gb", "2.13.0+cu130")
 GROWN = replace(
     ENTRY,
-    usage=Usage(
+    memory=PeakMemory(
         140 * MIB,
         160 * MIB,
         uses=(USAGE.uses[0], replace(USAGE.uses[1], bytes=120 * MIB)),
@@ -95,7 +95,7 @@ def test_where_a_file_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_tolerance() -> None:
-    """A tolerance is a percentage; within it a usage is the same, in both directions."""
+    """A tolerance is a percentage; within it memory is the same, in both directions."""
     assert baseline.parse_tolerance("2%") == 0.02
     with pytest.raises(UsageError, match="in percent, such as 2%"):
         baseline.parse_tolerance("2")
@@ -127,7 +127,7 @@ def test_a_regression_is_named() -> None:
     assert list(change_lines(found.diff))[1:] == [
         "    +40.00 MiB  activations  layers.*.attention  model.py:31  weights = scores.softmax(-1)"
     ]
-    assert list(held_lines(GROWN.usage))[1:] == [
+    assert list(held_lines(GROWN.memory))[1:] == [
         "    120.00 MiB  activations  layers.*.attention  model.py:31  " + LINE.code,
         "     20.00 MiB  parameters   layers.*.up",
     ]
@@ -138,7 +138,7 @@ def test_the_component_that_grew_most_is_named() -> None:
     many = [Use("activations", 10 * MIB, f"layers.{index}", LINE) for index in range(20)]
     cache = Use("held", 30 * MIB, "cache", LINE)
     parameters = replace(USAGE.uses[0], bytes=25 * MIB, line=LINE)
-    found = diff(USAGE, Usage(330 * MIB, uses=(parameters, USAGE.uses[1], *many, cache)))
+    found = diff(USAGE, PeakMemory(330 * MIB, uses=(parameters, USAGE.uses[1], *many, cache)))
     assert headline(found) == "+10.00 MiB activations in layers.0 (model.py:31)"
     rows = [line.split()[2] for line in change_lines(found) if line.startswith(" ")]
     assert len(rows) == 8
@@ -148,15 +148,15 @@ def test_the_component_that_grew_most_is_named() -> None:
 def test_what_steps_keep_has_advice() -> None:
     """If steps keep more, the text says what the lines show, and what to look for."""
     kept = Use("held", 40 * MIB, "layers.*.attention", LINE)
-    usage = Usage(140 * MIB, uses=(*USAGE.uses, kept))
-    found = diff(USAGE, usage)
-    advice = " ".join(kept_lines(usage))
+    memory = PeakMemory(140 * MIB, uses=(*USAGE.uses, kept))
+    found = diff(USAGE, memory)
+    advice = " ".join(kept_lines(memory))
     assert "which do not show what keeps it." in advice
     assert REMEDY_BY_TREND["leak"] in advice
-    assert list(change_lines(found))[2:] == kept_lines(usage)
-    little = replace(usage, uses=(*USAGE.uses, replace(kept, bytes=2 * MIB)))
+    assert list(change_lines(found))[2:] == kept_lines(memory)
+    little = replace(memory, uses=(*USAGE.uses, replace(kept, bytes=2 * MIB)))
     assert kept_lines(little) == []
-    compared = Baseline({"a": ENTRY}).compare("a", replace(ENTRY, usage=usage))
+    compared = Baseline({"a": ENTRY}).compare("a", replace(ENTRY, memory=memory))
     assert "do not show what keeps it." in markdown.page([compared], phantom=True)
 
 

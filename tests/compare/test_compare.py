@@ -20,8 +20,8 @@ from torchmem.cli.main import command_line, main
 from torchmem.commands.preflight import run as run_preflight
 from torchmem.compare.baseline import BaselineEntry, document
 from torchmem.compare.measured import Measured, Side
+from torchmem.compare.peak_memory import PeakMemory
 from torchmem.compare.reading import read_side
-from torchmem.compare.usage import Usage
 from torchmem.compare.verdict import compare
 from torchmem.explain import oom_report
 from torchmem.explain.run_summary import (
@@ -178,13 +178,13 @@ def test_fragmentation_is_a_regression() -> None:
     """More reserved memory for the same tensors counts, but not a segment more."""
 
     def one(reserved: int) -> Side:
-        usage = Usage(30 * GIB, reserved)
-        return Side("x", "a run", "run", {"": Measured(usage)})
+        memory = PeakMemory(30 * GIB, reserved)
+        return Side("x", "a run", "run", {"": Measured(memory)})
 
     assert compare(one(31 * GIB), one(40 * GIB), 0.02).outcome == "regression"
     assert compare(one(40 * GIB), one(31 * GIB), 0.02).outcome == "improvement"
-    few = Usage(30 << 20, 40 << 20), Usage(30 << 20, 60 << 20)
-    sides = [Side("x", "a run", "run", {"": Measured(usage)}) for usage in few]
+    few = PeakMemory(30 << 20, 40 << 20), PeakMemory(30 << 20, 60 << 20)
+    sides = [Side("x", "a run", "run", {"": Measured(memory)}) for memory in few]
     assert compare(sides[0], sides[1], 0.02).outcome == "unchanged"
 
 
@@ -274,7 +274,7 @@ def test_the_worst_part_comes_first() -> None:
 
     def side(peaks: dict[str, int], missing: str = "") -> Side:
         parts = {
-            label: Measured(Usage(peak * GIB), fits=label != missing)
+            label: Measured(PeakMemory(peak * GIB), fits=label != missing)
             for label, peak in peaks.items()
         }
         return Side("m.json", "a matrix of preflights", "matrix", parts)
@@ -316,10 +316,11 @@ def test_baselines_are_compared_by_test(tmp_path: Path, torchmem: Callable[..., 
     paths = [tmp_path / "a.json", tmp_path / "b.json"]
     for path, peak in zip(paths, (GIB, 2 * GIB), strict=True):
         entries = {
-            name: BaselineEntry(Usage(peak, peak), "t4-16gb", "2.13") for name in ("one", "two")
+            name: BaselineEntry(PeakMemory(peak, peak), "t4-16gb", "2.13")
+            for name in ("one", "two")
         }
         path.write_text(
-            document(entries | {"same": BaselineEntry(Usage(GIB, GIB), "t4-16gb", "2.13")})
+            document(entries | {"same": BaselineEntry(PeakMemory(GIB, GIB), "t4-16gb", "2.13")})
         )
     code, stdout, _ = torchmem(*paths)
 

@@ -98,11 +98,11 @@ def test_a_picture_of_a_page_shows_its_texts(
 
 
 def test_a_plot_shows_what_its_code_draws(tmp_path: Path) -> None:
-    """Comments, docstrings and formatting of the code are not in the picture; a label is."""
+    """Comments, docstrings, imports and formatting are not in the picture; a label is."""
     file = tmp_path / "plot.py"
     texts = (
         'def draw(axes):\n    """Draw."""\n    axes.set_xlabel("steps")\n',
-        'def draw(axes):\n    """Draw a plot."""\n    axes.set_xlabel(\n  "steps")  # x\n',
+        'import os\ndef draw(axes):\n    """Draw one."""\n    axes.set_xlabel(\n  "steps")  # x\n',
         'def draw(axes):\n    """Draw."""\n    axes.set_xlabel("seconds")\n',
     )
     programs = []

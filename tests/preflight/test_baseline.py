@@ -14,7 +14,7 @@ from support.played_script import PlayedScript
 from torchmem.allocator.sizes import MIB
 from torchmem.commands.preflight import add_arguments
 from torchmem.commands.preflight import run as run_command
-from torchmem.compare.usage import SourceLine, Use
+from torchmem.compare.peak_memory import SourceLine, Use
 from torchmem.phantom.gpus import parse_gpu_model
 from torchmem.preflight.baseline import run_name
 from torchmem.preflight.plan import Placement, RunPlan

@@ -19,7 +19,7 @@ from support.played_script import PlayedScript
 from torchmem.allocator.sizes import MIB
 from torchmem.commands.preflight import add_arguments
 from torchmem.commands.preflight import run as run_command
-from torchmem.compare.usage import SourceLine, Use
+from torchmem.compare.peak_memory import SourceLine, Use
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import GpuMemory, RunProgress, RunResult
 from torchmem.preflight.runner import RunFunction

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from torchmem.phantom.environment import STARTUP
 from torchmem.preflight.plan import ChildConfig, Placement
-from torchmem.preflight.run import STARTUP
+from torchmem.preflight.run import HOOK
 
 
-def python(code: str, *folders: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def python(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(map(str, (STARTUP, *folders)))
     return subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
-        env=os.environ | {"PYTHONPATH": path} | environment,
+        env=os.environ | {"PYTHONPATH": path, "PHANTOM_HOOK": HOOK},
         capture_output=True,
         text=True,
         timeout=60,

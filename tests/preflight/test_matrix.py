@@ -17,7 +17,8 @@ from support.played_script import PlayedScript
 from torchmem.allocator.sizes import GIB
 from torchmem.commands.preflight import add_arguments
 from torchmem.commands.preflight import run as run_command
-from torchmem.preflight.matrix import Cell, CellResult, Parallel, jobs_for
+from torchmem.preflight.matrix import Cell, CellResult, Matrix
+from torchmem.preflight.matrix_runs import MatrixRuns, jobs_for
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult
 from torchmem.sample.errors import TorchmemError
@@ -57,11 +58,11 @@ class PlayedStart:
         return Played(self.script(plan, folder, lambda _: None, stdout=output), self.ended)
 
 
-Matrix = Callable[..., Output]
+RunMatrix = Callable[..., Output]
 
 
 @pytest.fixture
-def matrix(capfd: pytest.CaptureFixture[str]) -> Matrix:
+def matrix(capfd: pytest.CaptureFixture[str]) -> RunMatrix:
     """Return a function that runs a matrix, and returns its exit code, stdout and stderr."""
 
     def run(start: PlayedStart, *flags: str | Path, command: str = "sh train.sh") -> Output:
@@ -80,7 +81,7 @@ def matrix(capfd: pytest.CaptureFixture[str]) -> Matrix:
     return run
 
 
-def test_the_table_of_what_fits(matrix: Matrix) -> None:
+def test_the_table_of_what_fits(matrix: RunMatrix) -> None:
     """Each combination has a row, and the last line has the largest batch for each other value."""
     start = PlayedStart()
     flags = "--gpu-model", "2GB", "--matrix", "batch-size=1,2,32", "MODE=train,eval"
@@ -101,7 +102,7 @@ def test_the_table_of_what_fits(matrix: Matrix) -> None:
     assert max(map(len, lines)) <= 100
 
 
-def test_names_are_placeholders_flags_variables_or_options(matrix: Matrix) -> None:
+def test_names_are_placeholders_flags_variables_or_options(matrix: RunMatrix) -> None:
     """{name} in the command comes first, then the preflight's flags, variables, and options."""
     start = PlayedStart()
     axes = "rank=8", "gpu_model=2GB", "world_size=16", "LR=0.1", "batch=4", "x=,--fast"
@@ -118,7 +119,7 @@ def test_names_are_placeholders_flags_variables_or_options(matrix: Matrix) -> No
     assert (first.placement.rank, first.placement.world_size) == (0, 16)
 
 
-def test_quotes_keep_a_comma(matrix: Matrix) -> None:
+def test_quotes_keep_a_comma(matrix: RunMatrix) -> None:
     """An allocator setting with a comma is one value, as in CSV; the empty one is the default."""
     start = PlayedStart()
     axis = 'alloc_conf=,"expandable_segments:True,max_split_size_mb:64"'
@@ -130,7 +131,7 @@ def test_quotes_keep_a_comma(matrix: Matrix) -> None:
     ]
 
 
-def test_a_script_that_fails_does_not_end_the_others(matrix: Matrix) -> None:
+def test_a_script_that_fails_does_not_end_the_others(matrix: RunMatrix) -> None:
     """Its output is shown under its combination, its row has no verdict, and the code is 2."""
 
     def fail(plan: RunPlan, result: RunResult) -> RunResult:
@@ -145,7 +146,7 @@ def test_a_script_that_fails_does_not_end_the_others(matrix: Matrix) -> None:
     assert len(start.plans) == 3
 
 
-def test_a_preflight_goes_on_where_another_ended(matrix: Matrix, tmp_path: Path) -> None:
+def test_a_preflight_goes_on_where_another_ended(matrix: RunMatrix, tmp_path: Path) -> None:
     """Only combinations without a verdict in the file are run, also after a cut-off line."""
 
     def fail(plan: RunPlan, result: RunResult) -> RunResult:
@@ -170,7 +171,7 @@ def test_a_preflight_goes_on_where_another_ended(matrix: Matrix, tmp_path: Path)
     assert code == again[0]
 
 
-def test_other_steps_are_other_results(matrix: Matrix, tmp_path: Path) -> None:
+def test_other_steps_are_other_results(matrix: RunMatrix, tmp_path: Path) -> None:
     """A result counts only for the same command, variables, GPU model, settings and steps."""
     file, start = tmp_path / "results.jsonl", PlayedStart()
     for steps in ("3", "4", "3"):
@@ -181,7 +182,7 @@ def test_other_steps_are_other_results(matrix: Matrix, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["print('mine')\n", "no end of line", '{"kind": "other"}\n'])
-def test_a_file_of_the_user_is_not_touched(matrix: Matrix, tmp_path: Path, content: str) -> None:
+def test_a_file_of_the_user_is_not_touched(matrix: RunMatrix, tmp_path: Path, content: str) -> None:
     """A file that has no results is refused before anything runs, and keeps its content."""
     file, start = tmp_path / "train.py", PlayedStart()
     file.write_text(content)
@@ -191,7 +192,7 @@ def test_a_file_of_the_user_is_not_touched(matrix: Matrix, tmp_path: Path, conte
     assert f"--resume: line 1 of {file} is not a result of a matrix" in stderr
 
 
-def test_the_csv_has_a_column_for_each_axis(matrix: Matrix) -> None:
+def test_the_csv_has_a_column_for_each_axis(matrix: RunMatrix) -> None:
     """Sizes are bytes, and what is unknown is empty."""
     flags = "--gpu-model", "2GB", "--csv", "--matrix", "batch-size=1,32"
     _, stdout, _ = matrix(PlayedStart(), *flags)
@@ -202,26 +203,18 @@ def test_the_csv_has_a_column_for_each_axis(matrix: Matrix) -> None:
     assert (failed["verdict"], failed["headroom_bytes"]) == ("does not fit", "")
 
 
-def test_an_interrupt_ends_all_that_run() -> None:
+def test_an_interrupt_ends_all_that_run(tmp_path: Path) -> None:
     """All are asked before the first is waited for."""
     ended: list[str] = []
-    cells = [Cell((str(number),), None) for number in range(3)]  # type: ignore[arg-type]
+    cells = tuple(Cell((str(number),), None) for number in range(3))  # type: ignore[arg-type]
 
-    class Endless(Played):
+    class Interrupted(Played):
         def poll(self) -> None:
-            return None
+            raise KeyboardInterrupt
 
-    def interrupt(_: float) -> None:
-        raise KeyboardInterrupt
-
-    parallel = Parallel(
-        lambda _: Endless(None, ended),  # type: ignore[arg-type]
-        lambda _: None,
-        lambda _: 2,
-        interrupt,
-    )
+    runs = MatrixRuns(Matrix((), (), cells), tmp_path, 2, None)
     with pytest.raises(KeyboardInterrupt):
-        parallel.run(cells, lambda _: None)
+        runs.run(lambda *_: Interrupted(None, ended))  # type: ignore[arg-type]
 
     assert ended == ["asked", "asked", "ended", "ended"]
 
@@ -229,7 +222,7 @@ def test_an_interrupt_ends_all_that_run() -> None:
 def test_ram_limits_how_many_run_at_a_time() -> None:
     """The first run is alone; then as many as there are cores, as far as RAM suffices."""
     result = RunResult("steps", 0, 3, 1.0, host_bytes=10 * GIB)
-    results = [CellResult(Cell((), None), result)]  # type: ignore[arg-type]
+    results = [CellResult(result, Cell((), None))]  # type: ignore[arg-type]
 
     assert jobs_for([], 8, 64 * GIB) == 1
     assert jobs_for(results, 8, 64 * GIB) == 6
@@ -257,7 +250,9 @@ def test_ram_limits_how_many_run_at_a_time() -> None:
         (("--csv",), "--csv applies to a matrix"),
     ],
 )
-def test_bad_input_is_one_sentence(matrix: Matrix, flags: tuple[str, ...], sentence: str) -> None:
+def test_bad_input_is_one_sentence(
+    matrix: RunMatrix, flags: tuple[str, ...], sentence: str
+) -> None:
     """The exit code is 2, and nothing runs."""
     start = PlayedStart()
     code, stdout, stderr = matrix(start, "--gpu-model", "2GB", *flags)
@@ -266,7 +261,7 @@ def test_bad_input_is_one_sentence(matrix: Matrix, flags: tuple[str, ...], sente
     assert sentence in stderr
 
 
-def test_every_field_of_the_json_is_documented(matrix: Matrix, root: Path) -> None:
+def test_every_field_of_the_json_is_documented(matrix: RunMatrix, root: Path) -> None:
     """docs/preflight-matrix.md has the fields that other documents of a preflight lack."""
     page = (root / "docs" / "preflight-matrix.md").read_text()
     document = json.loads(matrix(PlayedStart(), "--matrix", "gpu_model=2GB", "--json")[1])

@@ -22,7 +22,7 @@ from torchmem.preflight.run import ScriptProcess
 script = ScriptProcess(sys.argv[1:], os.environ)
 try:
     script.start(None, None)
-    while script.poll() is None: time.sleep(0.001)
+    while script.exit_code() is None: time.sleep(0.001)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 finally:
@@ -38,7 +38,7 @@ for _ in range(60):
     try:
         try:
             script.start(None, None)
-            while script.poll() is None: time.sleep(0.001)
+            while script.exit_code() is None: time.sleep(0.001)
         finally:
             script.end()
     except KeyboardInterrupt:
@@ -117,11 +117,11 @@ def test_processes_of_the_script_end_with_it(tmp_path: Path, away: str) -> None:
     command = "sh", "-c", f"{sys.executable} {tmp_path}/helper.py & {wait}"
     script = ScriptProcess(command, os.environ | ChildConfig(tmp_path, 1).to_environment())
     script.start(None, None)
-    while script.poll() is None:
+    while script.exit_code() is None:
         pass
     script.end()
 
-    assert script.poll() == 0
+    assert script.exit_code() == 0
     helper = int(started.read_text())
     until(lambda: not _is_alive(helper))  # a killed process takes a moment to end
 

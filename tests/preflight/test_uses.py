@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from torchmem.allocator.sizes import MIB
-from torchmem.compare.usage import SourceLine, Use
+from torchmem.compare.peak_memory import SourceLine, Use
 from torchmem.preflight.child.uses import (
-    Moment,
     SourceLines,
     Trace,
+    TraceMark,
     repository,
     trace_peak,
     uses_left,
@@ -43,10 +43,10 @@ EVENTS = [
     free(3, 20 * MIB),
 ]
 MOMENTS = [
-    Moment({0: 1}, "forward", owners={0: {1: ("parameters", "up")}}),
-    Moment({0: 2}, begins_step=True),
-    Moment({0: 3}, "backward", frames=STEP),
-    Moment({0: 6}, "forward", owners={0: {4: ("gradients", "up")}}),
+    TraceMark({0: 1}, "forward", owners={0: {1: ("parameters", "up")}}),
+    TraceMark({0: 2}, begins_step=True),
+    TraceMark({0: 3}, "backward", frames=STEP),
+    TraceMark({0: 6}, "forward", owners={0: {4: ("gradients", "up")}}),
 ]
 TRACE = Trace(EVENTS, MOMENTS, start=0, end=7, since=0)
 LINES = SourceLines(Path("/job"))
@@ -84,8 +84,8 @@ def test_a_later_part() -> None:
 def test_what_is_freed_by_clearing_is_a_workspace() -> None:
     """What PyTorch frees when cuBLAS's workspaces are cleared was one, wherever it was made."""
     events = [alloc(1, MIB, FORWARD), alloc(2, MIB, FORWARD), free(2, MIB)]
-    moments = [Moment({0: 2}, frees=("workspaces", None)), Moment({0: 3})]
-    peak = trace_peak(Trace(events, moments, 0, 3, 0), 0, lambda frames: None, LINES)
+    marks = [TraceMark({0: 2}, frees=("workspaces", None)), TraceMark({0: 3})]
+    peak = trace_peak(Trace(events, marks, 0, 3, 0), 0, lambda frames: None, LINES)
     assert peak is not None
     assert set(peak.uses) == {
         Use("activations", MIB, None, LINE),

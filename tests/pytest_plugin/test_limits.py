@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from torchmem.allocator.sizes import GIB, MIB
-from torchmem.compare.usage import Usage
+from torchmem.compare.peak_memory import PeakMemory
 from torchmem.pytest_plugin.limits import MemoryLimits
 from torchmem.sample.errors import UsageError
 
@@ -39,9 +39,9 @@ def test_refused(
 
 def test_problems() -> None:
     """Each limit that is exceeded is a sentence; one that is met is none."""
-    usage = Usage(peak_allocated=7 * GIB, peak_reserved=8 * GIB, leaked=2 * MIB)
-    assert list(MemoryLimits(peak=7 * GIB, reserved=8 * GIB, leak=2 * MIB).problems(usage)) == []
-    assert list(MemoryLimits(peak=6 * GIB, leak=MIB).problems(usage)) == [
+    memory = PeakMemory(peak_allocated=7 * GIB, peak_reserved=8 * GIB, leaked=2 * MIB)
+    assert list(MemoryLimits(peak=7 * GIB, reserved=8 * GIB, leak=2 * MIB).problems(memory)) == []
+    assert list(MemoryLimits(peak=6 * GIB, leak=MIB).problems(memory)) == [
         "peak allocated 7.00 GiB, limit 6.00 GiB: 1.00 GiB too much.",
         "leaked 2.00 MiB, limit 1.00 MiB: 1.00 MiB too much.",
     ]

@@ -14,7 +14,6 @@ import pytest
 from support.plain_and_hooked import SOURCES, pythons
 
 from torchmem.phantom.environment import STARTUP as PHANTOM
-from torchmem.preflight.run import STARTUP as PREFLIGHT
 from torchmem.run.launch import STARTUP as RUN
 
 BEGINNING = """
@@ -84,7 +83,7 @@ def start(interpreter: str, *folders: Path) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.parametrize("startup", [RUN, PREFLIGHT, PHANTOM], ids=["run", "preflight", "phantom"])
+@pytest.mark.parametrize("startup", [RUN, PHANTOM], ids=["run", "phantom"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("own", OWN)
 def test_an_agent_starts_as_without_torchmem(
@@ -116,7 +115,7 @@ def test_an_agent_starts_in_an_environment_without_torchmem(way: str, tmp_path: 
 
 
 def test_every_startup_file_hands_on_in_the_same_way() -> None:
-    """Each must stand alone, also in a Python without torchmem, so the function is in all three."""
-    texts = [(folder / "sitecustomize.py").read_text() for folder in (RUN, PREFLIGHT, PHANTOM)]
+    """Each must stand alone, also in a Python without torchmem, so the function is in both."""
+    texts = [(folder / "sitecustomize.py").read_text() for folder in (RUN, PHANTOM)]
     assert len({text.partition("\ndef torchmem_hands_on()")[2] for text in texts}) == 1
     assert all("def torchmem_hands_on()" in text for text in texts)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from support.plain_and_hooked import SOURCES, pythons
 
-from torchmem.preflight.run import STARTUP as PREFLIGHT
+from torchmem.phantom.environment import STARTUP as PHANTOM
+from torchmem.preflight.run import HOOK
 from torchmem.run.launch import STARTUP as RUN
 
 OWN = "VALUE = 7\nprint('own')\n"
@@ -26,14 +27,14 @@ for names in (sys.path_importer_cache, sys.modules):
 """
 # Ways in which a torchmem, or what it imports, may be broken.
 BROKEN = ("x = = 1", "raise ValueError", "import nothing_of_this", "def install(): 1 / 0", "\0")
-STARTUPS = pytest.mark.parametrize("startup", [RUN, PREFLIGHT], ids=["run", "preflight"])
+STARTUPS = pytest.mark.parametrize("startup", [RUN, PHANTOM], ids=["run", "preflight"])
 
 
 def python(
     *folders: Path, code: str = LOOK, python: str = pythons()[0], hooked: bool = True
 ) -> subprocess.CompletedProcess[str]:
     """Run code with `folders` on PYTHONPATH."""
-    switch = {"TORCHMEM": "1"} if hooked else {}
+    switch = {"TORCHMEM": "1", "PHANTOM_HOOK": HOOK} if hooked else {}
     return subprocess.run(
         [python, "-B", "-c", code],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))} | switch,
@@ -63,7 +64,7 @@ def broken_torchmem(folder: Path, content: str) -> Path:
 
 @pytest.mark.parametrize(
     ("startup", "interpreter"),
-    [(PREFLIGHT, pythons()[0]), *((RUN, python) for python in pythons())],
+    [(PHANTOM, pythons()[0]), *((RUN, python) for python in pythons())],
 )
 @pytest.mark.parametrize("own", ["", OWN, "import nothing_of_this", "raise ValueError", "1 = 2"])
 def test_a_python_starts_the_same(

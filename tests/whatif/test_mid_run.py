@@ -16,8 +16,8 @@ from torchmem.allocator.sizes import MIB
 from torchmem.simulator.blocks import BlockOrder
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.inference import infer, topological_order
-from torchmem.whatif.recorded_run import recorded_run
 from torchmem.whatif.reproduction import reproduce
+from torchmem.whatif.run_facts import run_facts
 
 BLOCK_ORDERS: tuple[BlockOrder, ...] = ("address", "block", "segment")
 
@@ -58,7 +58,7 @@ def test_a_recording_from_the_middle_is_reproduced(order: BlockOrder, addresses:
 def test_the_order_of_the_segments_is_needed() -> None:
     """Without what the recording tells of it, a late recording lands elsewhere."""
     recording = late_recording(SETTINGS["default"], "segment", "descending", 5, 0.35)
-    run = recorded_run(recording, SETTINGS["default"].gpu, None, {"torch": "2.13.0"})
+    run = run_facts(recording, SETTINGS["default"].gpu, None, {"torch": "2.13.0"})
     (inference,) = run.inferences
     unordered = replace(inference, oldest_first=())
     inferred, blind = (

@@ -50,20 +50,21 @@ def _texts(file: Path) -> Iterator[str]:
 
 
 def program(*files: Path) -> str:
-    """Return Python code without comments, docstrings, and formatting."""
-    return "\n".join(ast.dump(_without_docstrings(file)) for file in files)
+    """Return Python code without comments, docstrings, imports, and formatting."""
+    return "\n".join(ast.dump(_drawing_code(file)) for file in files)
 
 
-def _without_docstrings(file: Path) -> ast.Module:
+def _drawing_code(file: Path) -> ast.Module:
     tree = ast.parse(file.read_text())
     for node in ast.walk(tree):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            node.body = [each for each in node.body if not _is_text(each)]
+            node.body = [each for each in node.body if _draws(each)]
     return tree
 
 
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+def _draws(node: ast.stmt) -> bool:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return not is_text and not isinstance(node, (ast.Import, ast.ImportFrom))
 
 
 def commands(documentation: Path, picture: str) -> list[str]:

@@ -49,11 +49,11 @@ def get_allocation_size(size: int) -> int:
 
 
 def format_size(size: int, like: int | None = None) -> str:
-    """Format `size`: "512 bytes", "1.50 MiB", "1.00 GiB".
+    """Format `size`: "512 bytes", "1.50 MiB", "1.00 GiB", "-1.00 GiB".
 
     With `like`, use the unit of that size, so that all sizes in a table have the same unit.
     """
-    measure = size if like is None else like
+    measure = abs(size if like is None else like)
     if measure < 1 << 10:
         return f"{size} bytes"
     for unit, shift in (("KiB", 10), ("MiB", 20)):

@@ -48,9 +48,9 @@ def aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join([row[0].ljust(widths[0]), *cells]).rstrip()
 
 
-def counted(number: int, noun: str) -> str:
-    """Return "1 step" or "1,024 steps"."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+def counted(number: int, noun: str, several: str | None = None) -> str:
+    """Return "1 step" or "1,024 steps". several: the plural, if it is not the noun with an s."""
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
 def joined(sections: Iterable[Sequence[str]]) -> str:
@@ -100,17 +100,25 @@ class StatusLine:
     """A line that is redrawn in place and erased at the end; without a terminal, plain lines.
 
     The first line appears after STATUS_DELAY_SECONDS, later ones at most every
-    STATUS_INTERVAL_SECONDS. Plain lines appear every PLAIN_INTERVAL_SECONDS.
+    STATUS_INTERVAL_SECONDS. Plain lines appear every PLAIN_INTERVAL_SECONDS. plain_seconds: for a
+    terminal that something else writes to as well, the time between plain lines there.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        plain_seconds: float | None = None,
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._clock = clock
         self._started = clock()
-        self._is_terminal = self._stream.isatty()
-        delay = STATUS_DELAY_SECONDS if self._is_terminal else PLAIN_INTERVAL_SECONDS
+        is_terminal = self._stream.isatty()
+        self._is_redrawn = is_terminal and plain_seconds is None
+        self._interval = PLAIN_INTERVAL_SECONDS
+        if is_terminal:
+            self._interval = plain_seconds or STATUS_INTERVAL_SECONDS
+        delay = STATUS_DELAY_SECONDS if self._is_redrawn else self._interval
         self._next = self._started + delay
         self._drawn = ""
 
@@ -119,11 +127,10 @@ class StatusLine:
         now = self._clock()
         if now < self._next:
             return
-        if self._is_terminal:
-            self._next = now + STATUS_INTERVAL_SECONDS
+        self._next = now + self._interval
+        if self._is_redrawn:
             self._draw(bar(label(), done, total))
         else:
-            self._next = now + PLAIN_INTERVAL_SECONDS
             self._stream.write(share_done(label(), done, total, now - self._started) + "\n")
             self._stream.flush()
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torchmem.allocator.sizes import format_size
-from torchmem.compare.usage import (
+from torchmem.compare.peak_memory import (
     MIN_SHARE,
-    Usage,
-    UsageDiff,
+    PeakDiff,
+    PeakMemory,
     diff,
     exceeds,
-    usage_of,
-    usage_values,
+    peak_of,
+    peak_values,
 )
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, strict_json
@@ -34,7 +34,7 @@ MAX_BASELINE_BYTES = 256 << 20
 _PERCENT = re.compile(r"(\d{1,4}(?:\.\d{1,6})?)\s*%")
 
 Outcome = Literal["same", "more", "less", "new", "other"]
-"""How a usage compares: as much within the tolerance, more, less, not in the baseline, or not
+"""How memory compares: as much within the tolerance, more, less, not in the baseline, or not
 comparable."""
 
 
@@ -42,7 +42,7 @@ comparable."""
 class BaselineEntry:
     """What one test or run used, and where: `torch` is PyTorch's version with its CUDA."""
 
-    usage: Usage
+    memory: PeakMemory
     gpu_model: str
     torch: str
 
@@ -55,7 +55,7 @@ class Compared:
     entry: BaselineEntry
     outcome: Outcome
     sentence: str
-    diff: UsageDiff | None = None
+    diff: PeakDiff | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +78,36 @@ class Baseline:
                 "compared, so save the baseline again."
             )
             return Compared(name, now, "other", sentence)
-        condensed = now.usage.condensed()
-        found = diff(before.usage, condensed)
+        condensed = now.memory.condensed()
+        found = diff(before.memory, condensed)
         outcome = _outcome(found, tolerance)
         return Compared(name, now, outcome, _sentence(name, found, outcome), found)
+
+
+@dataclass(frozen=True, slots=True)
+class BaselineOptions:
+    """Where to save, what to compare with and how, and the file for a pull request's comment."""
+
+    save: Path | None
+    baseline: Baseline | None
+    tolerance: float
+    markdown: Path | None
+
+    @classmethod
+    def checked(
+        cls, save: Path | None, baseline: Path | None, tolerance: str, markdown: Path | None
+    ) -> BaselineOptions:
+        """Check what the flags of `baseline_flags` say, "" for no tolerance. Raises UsageError."""
+        for path in (save, markdown):
+            check_output(path)
+        accepted = parse_tolerance(tolerance) if tolerance else DEFAULT_TOLERANCE
+        return cls(save, load(baseline) if baseline else None, accepted, markdown)
+
+    def compare(self, found: Mapping[str, BaselineEntry]) -> list[Compared]:
+        """Return how the entries compare; nothing without a baseline."""
+        if self.baseline is None:
+            return []
+        return [self.baseline.compare(name, entry, self.tolerance) for name, entry in found.items()]
 
 
 def load(path: Path) -> Baseline:
@@ -119,6 +145,17 @@ def save(path: Path, entries: Mapping[str, BaselineEntry]) -> None:
         raise UsageError(
             f"cannot write {path} ({error.strerror}): name another file for the baseline."
         ) from None
+
+
+def entries(
+    name: str, devices: Mapping[int, PeakMemory], gpu_model: str, torch: str
+) -> dict[str, BaselineEntry]:
+    """Return what one test or run used, by its name and, if there are several, by GPU."""
+    several = len(devices) > 1
+    return {
+        f"{name} on cuda:{device}" if several else name: BaselineEntry(memory, gpu_model, torch)
+        for device, memory in devices.items()
+    }
 
 
 def check_output(path: Path | None) -> None:
@@ -162,11 +199,11 @@ def _entries(values: Any) -> Iterator[tuple[str, BaselineEntry]]:
         torch, gpu_model = entry["torch"], entry["gpu_model"]
         if not (isinstance(torch, str) and isinstance(gpu_model, str)):
             raise TypeError("not text")
-        yield name, BaselineEntry(usage_of(entry), gpu_model, torch)
+        yield name, BaselineEntry(peak_of(entry), gpu_model, torch)
 
 
 def _block(name: str, entry: BaselineEntry) -> str:
-    values = usage_values(entry.usage.condensed(MIN_SHARE))
+    values = peak_values(entry.memory.condensed(MIN_SHARE))
     uses = values.pop("uses", [])
     head = {"torch": entry.torch, "gpu_model": entry.gpu_model, **values}
     lines = ",\n".join(json.dumps(use) for use in uses)
@@ -181,7 +218,7 @@ def _other(before: BaselineEntry, now: BaselineEntry) -> tuple[str, str] | None:
     return (before.gpu_model, now.gpu_model) if before.gpu_model != now.gpu_model else None
 
 
-def _outcome(found: UsageDiff, tolerance: float) -> Outcome:
+def _outcome(found: PeakDiff, tolerance: float) -> Outcome:
     before, after = found.before.peak_allocated, found.after.peak_allocated
     if before is None or after is None:
         return "other"
@@ -190,7 +227,7 @@ def _outcome(found: UsageDiff, tolerance: float) -> Outcome:
     return "less" if after < before * (1 - tolerance) else "same"
 
 
-def _sentence(name: str, found: UsageDiff, outcome: Outcome) -> str:
+def _sentence(name: str, found: PeakDiff, outcome: Outcome) -> str:
     before, after = found.before.peak_allocated, found.after.peak_allocated
     if before is None or after is None:
         return f"{name}: the peak of one of the two is unknown, so they are not compared."

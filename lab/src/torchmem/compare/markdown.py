@@ -13,8 +13,8 @@ from pathlib import Path
 
 from torchmem.allocator.sizes import GIB, MIB, format_size
 from torchmem.compare.baseline import Compared, Outcome
+from torchmem.compare.peak_memory import Change, PeakDiff
 from torchmem.compare.text import KEPT, headline, is_kept, largest_changes, signed, words
-from torchmem.compare.usage import Change, UsageDiff
 from torchmem.metrics.colors import ATTENTION, GOOD, STATES
 from torchmem.sample.errors import UsageError
 
@@ -40,7 +40,7 @@ class ComparedRow:
     outcome: Outcome
     before: int | None
     now: int | None
-    diff: UsageDiff | None
+    diff: PeakDiff | None
 
 
 def page(compared: Sequence[Compared], *, phantom: bool) -> str:
@@ -63,7 +63,7 @@ def comment(title: str, rows: Iterable[ComparedRow], notes: Iterable[str]) -> st
 
 def _compared_row(each: Compared) -> ComparedRow:
     before = each.diff.before.peak_allocated if each.diff else None
-    return ComparedRow(each.name, each.outcome, before, each.entry.usage.peak_allocated, each.diff)
+    return ComparedRow(each.name, each.outcome, before, each.entry.memory.peak_allocated, each.diff)
 
 
 def write(path: Path, text: str) -> None:
@@ -89,7 +89,7 @@ def summary(compared: Sequence[Compared]) -> str:
     return ", ".join(f"{counts[name]} {text}" for name, text in names.items() if counts[name])
 
 
-def chart(found: UsageDiff) -> str:
+def chart(found: PeakDiff) -> str:
     """Return the components of both peaks as a Mermaid chart; empty if they are unknown.
 
     Mermaid draws the bars of one row on top of each other, so the bar of what both have covers the

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from torchmem.compare.usage import Usage
+from torchmem.compare.peak_memory import PeakMemory
 
 Kind = Literal["run", "baseline", "find_batch", "sweep", "matrix", "directory"]
 """run: one process. The other kinds have many parts, and compare only with the same kind."""
@@ -24,7 +24,7 @@ class Measured:
     one on a larger GPU.
     """
 
-    usage: Usage
+    memory: PeakMemory
     ending: Ending = "whole"
     fits: bool | None = None
     total: int | None = None

@@ -13,8 +13,8 @@ from torchmem.compare import markdown
 from torchmem.compare.baseline import Outcome as MarkdownOutcome
 from torchmem.compare.markdown import ComparedRow, code, escaped
 from torchmem.compare.measured import Measured, Side
+from torchmem.compare.peak_memory import peak_values
 from torchmem.compare.text import change_lines, change_values, signed
-from torchmem.compare.usage import usage_values
 from torchmem.compare.verdict import Comparison, Outcome, PartResult
 from torchmem.explain.run_summary import RunSummary
 from torchmem.output.terminal import MAX_COLUMNS, aligned, counted, joined, wrapped
@@ -95,8 +95,8 @@ def comment(found: Comparison) -> str:
         ComparedRow(
             part.label,
             MARKDOWN_OUTCOMES[part.outcome],
-            part.before.usage.peak_allocated,
-            part.after.usage.peak_allocated,
+            part.before.memory.peak_allocated,
+            part.after.memory.peak_allocated,
             part.diff,
         )
         for part in found.parts
@@ -153,8 +153,8 @@ def _single_rows(part: PartResult) -> Iterator[tuple[str, ...]]:
     before, after = part.before, part.after
     yield "", "before", "after", "change"
     pairs = (
-        ("peak allocated", before.usage.peak_allocated, after.usage.peak_allocated),
-        ("peak reserved", before.usage.peak_reserved, after.usage.peak_reserved),
+        ("peak allocated", before.memory.peak_allocated, after.memory.peak_allocated),
+        ("peak reserved", before.memory.peak_reserved, after.memory.peak_reserved),
         ("headroom", before.headroom, after.headroom),
     )
     for name, first, second in pairs:
@@ -185,8 +185,8 @@ def _word(part: PartResult) -> str:
 
 
 def _peaks(measured: Measured) -> int | None:
-    usage = measured.usage
-    return usage.peak_reserved if usage.peak_allocated is None else usage.peak_allocated
+    memory = measured.memory
+    return memory.peak_reserved if memory.peak_allocated is None else memory.peak_allocated
 
 
 def _difference(first: int | None, second: int | None) -> str:
@@ -262,7 +262,7 @@ def _part_values(part: PartResult) -> dict[str, Any]:
 
 def _measured_values(measured: Measured) -> dict[str, Any]:
     return {
-        **usage_values(measured.usage),
+        **peak_values(measured.memory),
         "ending": measured.ending,
         "fits": measured.fits,
         "total": measured.total,
@@ -278,9 +278,7 @@ def _lowered(text: str) -> str:
 
 
 def _size(size: int | None) -> str:
-    if size is None:
-        return ""
-    return format_size(size) if size >= 0 else f"-{format_size(-size)}"
+    return "" if size is None else format_size(size)
 
 
 def _number(number: int | None) -> str:

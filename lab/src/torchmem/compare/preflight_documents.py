@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from torchmem.compare.measured import Ending, Kind, Measured, Side
-from torchmem.compare.usage import Usage, Use
+from torchmem.compare.peak_memory import PeakMemory, Use
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import (
     UntrustedFileError,
@@ -61,53 +61,59 @@ def read(path: Path, name: str) -> Side:
     raise UsageError(f"{name} is a bisection, which compares commits itself: read its verdict.")
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A document with several runs. key: of the list of runs. label: names one of them."""
+
+    kind: Kind
+    noun: str
+    key: str
+    label: Callable[[Mapping[str, Any], Mapping[str, Any]], str]
+
+
+_TABLES = {
+    "find_batch": _Table(
+        "find_batch",
+        "a search for the largest batch",
+        "tries",
+        lambda document, run: f"{document['option']} {run['value']}, {run['steps']} steps",
+    ),
+    "sweep": _Table(
+        "sweep",
+        "a preflight of several ranks",
+        "places",
+        lambda _, run: f"rank {run['rank']} of {run['world_size']}",
+    ),
+    "matrix": _Table(
+        "matrix",
+        "a matrix of preflights",
+        "cells",
+        lambda _, run: " ".join(f"{name}={value}" for name, value in run["values"].items()),
+    ),
+}
+
+
 def _side(document: Mapping[str, Any], name: str) -> Side:
     if document["schema"] != SCHEMA:
         raise ValueError("another schema")
-    kind = document["kind"]
-    noun = {
-        "run": "a preflight",
-        "find_batch": "a search for the largest batch",
-        "sweep": "a preflight of several ranks",
-        "matrix": "a matrix of preflights",
-    }[kind]
-    parts, outcome = dict(_PARTS[kind](document)), _first_outcome(document)
-    kinds: dict[str, Kind] = {"find_batch": "find_batch", "sweep": "sweep", "matrix": "matrix"}
-    facts, sentence = _facts(document, outcome), str(document["verdict"]["sentence"])
-    return Side(name, noun, kinds.get(kind, "run"), parts, facts, sentence)
+    sentence = str(document["verdict"]["sentence"])
+    if document["kind"] == "run":
+        parts, first = dict(_run(document)), document["outcome"]
+        return Side(name, "a preflight", "run", parts, _facts(document, first), sentence)
+    table = _TABLES[document["kind"]]
+    runs = document[table.key]
+    parts = {}
+    for run in runs:
+        outcome = convert(run["outcome"], _Outcome)
+        parts |= dict(_of_outcome(table.label(document, run), outcome, run["fits"]))
+    facts = _facts(document, runs[0]["outcome"])
+    return Side(name, table.noun, table.kind, parts, facts, sentence)
 
 
 def _run(document: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]:
-    verdict = document["verdict"]
     outcome = convert(document["outcome"], _Outcome)
     need = convert(document["need"], _Outcome) if document.get("need") else None
-    return _of_outcome("", outcome, verdict["fits"], need)
-
-
-def _search(document: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]:
-    for each in document["tries"]:
-        label = f"{document['option']} {each['value']}, {each['steps']} steps"
-        yield from _of_outcome(label, convert(each["outcome"], _Outcome), each["fits"])
-
-
-def _sweep(document: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]:
-    for each in document["places"]:
-        label = f"rank {each['rank']} of {each['world_size']}"
-        yield from _of_outcome(label, convert(each["outcome"], _Outcome), each["fits"])
-
-
-def _matrix(document: Mapping[str, Any]) -> Iterator[tuple[str, Measured]]:
-    for each in document["cells"]:
-        label = " ".join(f"{name}={value}" for name, value in each["values"].items())
-        yield from _of_outcome(label, convert(each["outcome"], _Outcome), each["fits"])
-
-
-_PARTS: Mapping[str, Callable[[Mapping[str, Any]], Iterator[tuple[str, Measured]]]] = {
-    "run": _run,
-    "find_batch": _search,
-    "sweep": _sweep,
-    "matrix": _matrix,
-}
+    return _of_outcome("", outcome, document["verdict"]["fits"], need)
 
 
 def _of_outcome(
@@ -126,7 +132,7 @@ def _of_outcome(
         yield (
             f"{label} {place}".strip(),
             Measured(
-                usage=Usage(whole.peak_allocated, whole.peak_reserved, uses=whole.uses),
+                memory=PeakMemory(whole.peak_allocated, whole.peak_reserved, uses=whole.uses),
                 ending=ending,
                 fits=fits,
                 total=device.total,
@@ -136,11 +142,6 @@ def _of_outcome(
                 is_whole_peak=ending == "whole" or (need is not None and need.ended != "oom"),
             ),
         )
-
-
-def _first_outcome(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = {"find_batch": "tries", "sweep": "places", "matrix": "cells"}.get(document["kind"])
-    return dict(document["outcome"] if name is None else document[name][0]["outcome"])
 
 
 def _facts(document: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, str]:

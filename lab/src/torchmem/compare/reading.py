@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torchmem.allocator.sizes import round_size
 from torchmem.compare import baseline, preflight_documents
 from torchmem.compare.measured import Ending, Measured, Side
-from torchmem.compare.usage import SourceLine, Usage, Use
+from torchmem.compare.peak_memory import PeakMemory, SourceLine, Use
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.run_summary import DeviceSummary, RunSummary, headroom_at_peak
@@ -127,7 +127,7 @@ def _measured(summary: RunSummary, device: DeviceSummary) -> Measured:
     parts = device.component_peaks or (device.components if ending == "oom" else {})
     uses = tuple(Use(name, size) for name, size in parts.items())
     return Measured(
-        usage=Usage(device.allocated_peak_bytes, device.reserved_peak_bytes, uses=uses),
+        memory=PeakMemory(device.allocated_peak_bytes, device.reserved_peak_bytes, uses=uses),
         ending=ending,
         fits=ending != "oom",
         total=device.total_bytes,
@@ -164,7 +164,7 @@ def _oom_report(path: Path, name: str) -> Side:
     if allocator is None:
         return Side(name, "an OOM report", "run", {})
     measured = Measured(
-        usage=Usage(
+        memory=PeakMemory(
             allocator.allocated_peak_bytes, allocator.reserved_peak_bytes, uses=_report_uses(report)
         ),
         ending="cut_off" if report.survived else "oom",
@@ -192,13 +192,13 @@ def _snapshot(path: Path, name: str) -> Side:
 
     parts = {}
     for trace in read_traces(path, None):
-        usage = _peak_of(trace)
-        if usage is not None:
-            parts[f"cuda:{trace.device}"] = Measured(usage)
+        memory = _peak_of(trace)
+        if memory is not None:
+            parts[f"cuda:{trace.device}"] = Measured(memory)
     return Side(name, "a memory snapshot", "run", parts)
 
 
-def _peak_of(trace: StackedTrace) -> Usage | None:
+def _peak_of(trace: StackedTrace) -> PeakMemory | None:
     """Return what was in use at the peak of a recording, with the rounding of the allocator."""
     from torchmem.trace.holders import LineFinder, by_line
     from torchmem.trace.lifetimes import Lifetimes
@@ -214,7 +214,7 @@ def _peak_of(trace: StackedTrace) -> Usage | None:
     ]
     rounded = sum(round_size(lifetimes.sizes[number]) for number in numbers)
     rest = rounded - sum(use.bytes for use in uses)
-    return Usage(rounded, uses=(*uses, *([Use("rounding", rest)] if rest > 0 else [])))
+    return PeakMemory(rounded, uses=(*uses, *([Use("rounding", rest)] if rest > 0 else [])))
 
 
 def _line(line: SnapshotLine | None) -> SourceLine | None:
@@ -225,7 +225,7 @@ def _line(line: SnapshotLine | None) -> SourceLine | None:
 
 def _baseline(path: Path, name: str) -> Side:
     entries = baseline.load(path).entries
-    parts = {sanitize_text(key): Measured(entry.usage) for key, entry in entries.items()}
+    parts = {sanitize_text(key): Measured(entry.memory) for key, entry in entries.items()}
     facts = {
         "PyTorch": ", ".join(sorted({entry.torch for entry in entries.values()})),
         "GPU": ", ".join(sorted({entry.gpu_model for entry in entries.values()})),

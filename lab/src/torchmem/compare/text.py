@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchmem.allocator.sizes import format_size
-from torchmem.compare.usage import HELD, Change, SourceLine, Usage, UsageDiff, Use
+from torchmem.compare.peak_memory import HELD, Change, PeakDiff, PeakMemory, SourceLine, Use
 from torchmem.explain.remedies import REMEDY_BY_TREND
 from torchmem.output.terminal import wrapped
 
@@ -24,32 +24,32 @@ KEPT = (
 """What to know about this component, and what to look for."""
 
 
-def held_lines(usage: Usage, heading: str = AT_PEAK, most: int = MAX_ROWS) -> Iterator[str]:
+def held_lines(memory: PeakMemory, heading: str = AT_PEAK, most: int = MAX_ROWS) -> Iterator[str]:
     """Yield a heading and what held the memory, the largest first; nothing if that is unknown."""
-    if not usage.uses or not usage.peak_allocated:
+    if not memory.uses or not memory.peak_allocated:
         return
     yield heading
-    ordered = sorted(usage.uses, key=lambda use: -use.bytes)
-    limit = MIN_ROW_SHARE * usage.peak_allocated
+    ordered = sorted(memory.uses, key=lambda use: -use.bytes)
+    limit = MIN_ROW_SHARE * memory.peak_allocated
     shown = [use for use in ordered[:most] if use.bytes >= limit]
     yield from _aligned((format_size(use.bytes), use) for use in shown)
-    rest = usage.peak_allocated - sum(use.bytes for use in shown)
+    rest = memory.peak_allocated - sum(use.bytes for use in shown)
     if rest > 0:
         yield f"  {format_size(rest):>12}  all others"
 
 
-def kept_lines(usage: Usage) -> list[str]:
+def kept_lines(memory: PeakMemory) -> list[str]:
     """Return what to look for if steps keep much of the peak, else nothing."""
-    is_much = usage.by_component.get(HELD, 0) > MIN_KEPT_SHARE * (usage.peak_allocated or 0)
+    is_much = memory.by_component.get(HELD, 0) > MIN_KEPT_SHARE * (memory.peak_allocated or 0)
     return wrapped(KEPT) if is_much else []
 
 
-def is_kept(found: UsageDiff) -> bool:
+def is_kept(found: PeakDiff) -> bool:
     """Return whether a peak grew because steps keep more."""
     return found.held > MIN_KEPT_SHARE * (found.peak_allocated or 0)
 
 
-def change_lines(found: UsageDiff, most: int = MAX_ROWS) -> Iterator[str]:
+def change_lines(found: PeakDiff, most: int = MAX_ROWS) -> Iterator[str]:
     """Yield a heading and what changed by line, the largest growth first; nothing if nothing.
 
     Each component that grew has a row, and what to look for follows if steps keep more.
@@ -71,7 +71,7 @@ def _with_all_components(changes: list[Change], most: int) -> list[Change]:
     return [each for each in changes if each in chosen]
 
 
-def change_values(found: UsageDiff) -> list[dict[str, Any]]:
+def change_values(found: PeakDiff) -> list[dict[str, Any]]:
     """Return the finest changes known for JSON, the largest growth first."""
     changes = found.by_line or found.by_module or found.by_component
     return [
@@ -86,14 +86,14 @@ def change_values(found: UsageDiff) -> list[dict[str, Any]]:
     ]
 
 
-def largest_changes(found: UsageDiff) -> list[Change]:
+def largest_changes(found: PeakDiff) -> list[Change]:
     """Return the finest changes known, without small ones: first growth, then decreases."""
     changes = found.by_line or found.by_module or found.by_component
     largest = max((abs(change.bytes) for change in changes), default=0)
     return [change for change in changes if abs(change.bytes) >= 10 * MIN_ROW_SHARE * largest]
 
 
-def headline(found: UsageDiff) -> str | None:
+def headline(found: PeakDiff) -> str | None:
     """Return the largest growth of the component that grew most; None if nothing grew.
 
     Such as "+0.90 GiB activations in encoder.layers.*.attention (model.py:31)".

@@ -11,7 +11,7 @@ from typing import Literal
 
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
 from torchmem.compare.measured import Measured, Side
-from torchmem.compare.usage import UsageDiff, diff, exceeds
+from torchmem.compare.peak_memory import PeakDiff, diff, exceeds
 from torchmem.sample.errors import UsageError
 
 Outcome = Literal["regression", "improvement", "unchanged"]
@@ -27,7 +27,7 @@ class PartResult:
     after: Measured
     outcome: Outcome
     sentence: str
-    diff: UsageDiff
+    diff: PeakDiff
 
     @property
     def change(self) -> float | None:
@@ -121,7 +121,7 @@ def _some(side: Side) -> str:
 
 def _part(label: str, before: Measured, after: Measured, tolerance: float) -> PartResult:
     outcome, sentence = _judged(label, before, after, tolerance)
-    return PartResult(label, before, after, outcome, sentence, diff(before.usage, after.usage))
+    return PartResult(label, before, after, outcome, sentence, diff(before.memory, after.memory))
 
 
 def _judged(label: str, before: Measured, after: Measured, tolerance: float) -> tuple[Outcome, str]:
@@ -167,7 +167,7 @@ def _by_reserved(
     before: Measured, after: Measured, tolerance: float, sentence: str
 ) -> tuple[Outcome, str]:
     """Judge by reserved memory, which also has what fragmentation costs."""
-    first, second = before.usage.peak_reserved, after.usage.peak_reserved
+    first, second = before.memory.peak_reserved, after.memory.peak_reserved
     if first is None or second is None or not _allocated(before, after):
         return "unchanged", f"{sentence}."
     is_more = exceeds(first, second, tolerance) and second - first > LARGE_BUFFER
@@ -192,11 +192,13 @@ def _instead(first: int, second: int) -> str:
 
 def _peaks(before: Measured, after: Measured) -> tuple[int, int] | None:
     """Return the peaks that count: allocated bytes if both sides know them, else reserved ones."""
-    return _allocated(before, after) or _both(before.usage.peak_reserved, after.usage.peak_reserved)
+    return _allocated(before, after) or _both(
+        before.memory.peak_reserved, after.memory.peak_reserved
+    )
 
 
 def _allocated(before: Measured, after: Measured) -> tuple[int, int] | None:
-    return _both(before.usage.peak_allocated, after.usage.peak_allocated)
+    return _both(before.memory.peak_allocated, after.memory.peak_allocated)
 
 
 def _both(first: int | None, second: int | None) -> tuple[int, int] | None:

@@ -11,14 +11,14 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 from torchmem.compare import baseline as files
 from torchmem.compare import markdown
-from torchmem.compare.baseline import Baseline, BaselineEntry, Compared
+from torchmem.compare.baseline import BaselineEntry, BaselineOptions, Compared
+from torchmem.compare.peak_memory import peak_values
 from torchmem.compare.text import change_lines, headline
-from torchmem.compare.usage import usage_values
 from torchmem.output.terminal import wrapped
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult, no_verdict_error
@@ -30,16 +30,6 @@ MORE_RUNS = 2
 _PYTHON = re.compile(r"python[\d.]*t?")
 _TABLES = ("find_batch", "matrix", "bisect")
 _FLAGS = ("save_baseline", "baseline", "tolerance", "markdown")
-
-
-@dataclass(frozen=True, slots=True)
-class BaselineOptions:
-    """Where to save, what to compare with and how, and the file for a pull request's comment."""
-
-    save: Path | None
-    baseline: Baseline | None
-    tolerance: float
-    markdown: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +64,8 @@ class BaselineResult:
                 "name": each.name,
                 "outcome": each.outcome,
                 "sentence": each.sentence,
-                "before": usage_values(each.diff.before) if each.diff else None,
-                "after": usage_values(each.entry.usage),
+                "before": peak_values(each.diff.before) if each.diff else None,
+                "after": peak_values(each.entry.memory),
                 "largest_growth": headline(each.diff) if each.diff else None,
             }
             for each in self.compared
@@ -96,13 +86,9 @@ def checked_options(arguments: argparse.Namespace) -> BaselineOptions | None:
         )
     if not (arguments.save_baseline or arguments.baseline):
         raise UsageError(f"--{given[0]} needs a baseline: add --baseline FILE.")
-    for path in (arguments.save_baseline, arguments.markdown):
-        files.check_output(path)
-    tolerance = files.DEFAULT_TOLERANCE
-    if arguments.tolerance:
-        tolerance = files.parse_tolerance(arguments.tolerance)
-    known = files.load(arguments.baseline) if arguments.baseline else None
-    return BaselineOptions(arguments.save_baseline, known, tolerance, arguments.markdown)
+    return BaselineOptions.checked(
+        arguments.save_baseline, arguments.baseline, arguments.tolerance or "", arguments.markdown
+    )
 
 
 def check(
@@ -118,10 +104,7 @@ def check(
             problems.append(f"{run_name(plan)} has no peak to compare, because it did not fit.")
         saved |= found
         if options.baseline:
-            each = [
-                options.baseline.compare(name, entry, options.tolerance)
-                for name, entry in found.items()
-            ]
+            each = options.compare(found)
             compared += each
             if any(one.outcome == "more" for one in each):
                 problems += _variation(plan, each, options.tolerance, runner)
@@ -139,13 +122,8 @@ def entries(plan: RunPlan, result: RunResult) -> dict[str, BaselineEntry]:
     """Return what a run needed, by its name and, if there are several, by GPU."""
     if result.ended == "oom" or no_verdict_error(result):
         return {}
-    several = len(result.devices) > 1
-    return {
-        f"{run_name(plan)}{f' on cuda:{device.device}' if several else ''}": BaselineEntry(
-            device.usage, plan.gpu.name, result.torch_version
-        )
-        for device in result.devices
-    }
+    devices = {device.device: device.memory for device in result.devices}
+    return files.entries(run_name(plan), devices, plan.gpu.name, result.torch_version)
 
 
 def run_name(plan: RunPlan) -> str:
@@ -195,4 +173,4 @@ def _peaks(again: Sequence[dict[str, BaselineEntry]], name: str) -> list[int]:
 
 
 def _peak(entry: BaselineEntry) -> int:
-    return entry.usage.peak_allocated or 0
+    return entry.memory.peak_allocated or 0

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from torchmem.preflight.judged_run import JudgedRun
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.result import RunResult
 from torchmem.preflight.runner import Runner
-from torchmem.preflight.search import fits_gpu
 from torchmem.preflight.worktree import Commit, Repository, Worktree, import_path
-from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.errors import UsageError
 
 Criterion = Literal["fits", "peak_allocated", "peak_reserved"]
 """What tells a bad commit from a good one: it does not fit, or its peak is nearer to that of the
@@ -28,22 +28,11 @@ MIN_INCREASE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class CommitRun:
+class CommitRun(JudgedRun):
     """The run at one commit. answer: for git; "skip" without a verdict."""
 
     commit: Commit
-    result: RunResult
     answer: Answer
-
-    @property
-    def error(self) -> TorchmemError | None:
-        """Why there is no verdict, or None."""
-        return no_verdict_error(self.result)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether memory suffices, also if it grows; None if there is no verdict."""
-        return fits_gpu(self.result, self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,13 +151,11 @@ class _Judge:
     limit: int = 0
 
     def answer(self, result: RunResult) -> Answer:
-        error = no_verdict_error(result)
-        if error is not None:
+        fits = JudgedRun(result).fits
+        if fits is None:
             return "skip"
-        if self.criterion == "fits":
-            return "good" if fits_gpu(result, None) else "bad"
-        is_bad = not fits_gpu(result, None) or _peak(result, self.criterion) > self.limit
-        return "bad" if is_bad else "good"
+        is_more = self.criterion != "fits" and peak(result, self.criterion) > self.limit
+        return "good" if fits and not is_more else "bad"
 
 
 def _judge(good: CommitRun, bad: CommitRun) -> _Judge | None:
@@ -177,13 +164,14 @@ def _judge(good: CommitRun, bad: CommitRun) -> _Judge | None:
         return _Judge("fits")
     criteria: tuple[Criterion, ...] = ("peak_allocated", "peak_reserved")
     for criterion in criteria:
-        low, high = _peak(good.result, criterion), _peak(bad.result, criterion)
+        low, high = peak(good.result, criterion), peak(bad.result, criterion)
         if high > low * (1 + MIN_INCREASE):
             return _Judge(criterion, (low + high) // 2)
     return None
 
 
-def _peak(result: RunResult, criterion: Criterion) -> int:
+def peak(result: RunResult, criterion: Criterion | None) -> int:
+    """Return the peak that a criterion compares, on the fullest GPU."""
     device = result.fullest_device
     return device.peak_reserved if criterion == "peak_reserved" else device.peak_allocated
 
@@ -223,7 +211,7 @@ class _Runs:
             self._check_folder(commit)
             label = f"phantom, {commit.short} {commit.subject[:40]}"
             result = self._runner.run_captured(self.plan, label)
-            self._runs[commit.hash] = CommitRun(commit, result, answer(result))
+            self._runs[commit.hash] = CommitRun(result, commit, answer(result))
         return self._runs[commit.hash]
 
     def in_order(self, hashes: list[str]) -> tuple[CommitRun, ...]:

@@ -6,15 +6,19 @@ from dataclasses import asdict
 from typing import Any
 
 from torchmem.allocator.sizes import format_size
+from torchmem.compare.peak_memory import PeakDiff, diff
 from torchmem.compare.text import change_lines, change_values
-from torchmem.compare.usage import UsageDiff, diff
-from torchmem.output.terminal import counted
-from torchmem.preflight.bisect import BisectResult, CommitRun, Criterion
-from torchmem.preflight.document import dump_document, result_values
+from torchmem.preflight.bisect import BisectResult, CommitRun, peak
+from torchmem.preflight.document import dump_document, judged_values
 from torchmem.preflight.growth import deciding_growth
 from torchmem.preflight.report import PHANTOM_NOTE
-from torchmem.preflight.result import GpuMemory
-from torchmem.preflight.text import TABLE_COLUMNS, table_figures, table_page, total_line
+from torchmem.preflight.text import (
+    TABLE_COLUMNS,
+    steps_of_each,
+    table_figures,
+    table_page,
+    table_title,
+)
 from torchmem.preflight.verdict import growth_sentence
 
 SUBJECT_COLUMNS = 24
@@ -27,14 +31,11 @@ def page(result: BisectResult) -> str:
     """Return the page for a terminal."""
     good, bad = result.runs[0].commit, result.runs[-1].commit
     what = f"the commit that costs the memory, from {good.short} to {bad.short}"
-    steps = (
-        f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}. "
-        f"{total_line([run.result for run in result.runs])}{_changes(result)}"
-    )
+    steps = f"{steps_of_each(result.plan, '', result.runs)}{_changes(result)}"
     rows = [("  commit", *TABLE_COLUMNS), *(_row(run, result) for run in result.runs)]
     found = _diff(result)
     conclusion = sentence(result), *(change_lines(found) if found else ())
-    return table_page(what, result.plan, steps, rows, *conclusion)
+    return table_page(table_title(result.plan, what), steps, rows, *conclusion)
 
 
 def sentence(result: BisectResult) -> str:
@@ -107,7 +108,7 @@ def _rise(result: BisectResult) -> str:
     culprit, parent, increase = result.culprit, result.parent, _increase(result)
     if culprit is None or parent is None or increase is None or increase <= 0:
         return ""
-    before, after = _peak(parent, result.criterion), _peak(culprit, result.criterion)
+    before, after = (peak(run.result, result.criterion) for run in (parent, culprit))
     kind = "reserved" if result.criterion == "peak_reserved" else "allocated"
     return (
         f" Its peak of {kind} memory is {format_size(after)} instead of {format_size(before)}, "
@@ -115,12 +116,12 @@ def _rise(result: BisectResult) -> str:
     )
 
 
-def _diff(result: BisectResult) -> UsageDiff | None:
+def _diff(result: BisectResult) -> PeakDiff | None:
     """Return what changed with the commit, by component, module and line; None if unknown."""
     culprit, parent = result.culprit, result.parent
     if culprit is None or parent is None or _increase(result) is None:
         return None
-    return diff(parent.result.fullest_device.usage, culprit.result.fullest_device.usage)
+    return diff(parent.result.fullest_device.memory, culprit.result.fullest_device.memory)
 
 
 def _rest(result: BisectResult) -> str:
@@ -128,7 +129,8 @@ def _rest(result: BisectResult) -> str:
     increase = _increase(result)
     if result.criterion == "fits" or increase is None:
         return ""
-    first, last = (_peak(run, result.criterion) for run in (result.runs[0], result.runs[-1]))
+    ends = (result.runs[0], result.runs[-1])
+    first, last = (peak(run.result, result.criterion) for run in ends)
     rest = last - first - increase
     if abs(rest) < SMALL_SHARE * (last - first):
         return ""
@@ -143,18 +145,8 @@ def _increase(result: BisectResult) -> int | None:
         return None
     if "oom" in {culprit.result.ended, parent.result.ended}:
         return None
-    return _peak(culprit, result.criterion) - _peak(parent, result.criterion)
-
-
-def _peak(run: CommitRun, criterion: Criterion | None) -> int:
-    device: GpuMemory = run.result.fullest_device
-    return device.peak_reserved if criterion == "peak_reserved" else device.peak_allocated
+    return peak(culprit.result, result.criterion) - peak(parent.result, result.criterion)
 
 
 def _run_values(run: CommitRun) -> dict[str, Any]:
-    return asdict(run.commit) | {
-        "answer": run.answer,
-        "fits": run.fits,
-        "error": str(run.error) if run.error else None,
-        "outcome": result_values(run.result),
-    }
+    return asdict(run.commit) | {"answer": run.answer} | judged_values(run)

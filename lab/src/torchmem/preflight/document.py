@@ -6,10 +6,11 @@ import json
 from dataclasses import asdict, fields
 from typing import Any
 
-from torchmem.compare.usage import usage_values
+from torchmem.compare.peak_memory import peak_values
 from torchmem.preflight.baseline import BaselineResult
 from torchmem.preflight.comparison import GpuModelRow, PreflightComparison
 from torchmem.preflight.growth import kept_per_step, needed_per_step
+from torchmem.preflight.judged_run import JudgedRun, all_fit
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, estimates, growth_on, notes
 from torchmem.preflight.result import GpuMemory, RunResult, StepMemory
@@ -59,7 +60,7 @@ def search_document(result: SearchResult) -> str:
 def sweep_document(result: SweepResult, against: BaselineResult | None = None) -> str:
     """Return the document of a sweep over ranks or world sizes."""
     values = {
-        "verdict": {"fits": _all_fit(result), "sentence": sweep_sentence(result)},
+        "verdict": {"fits": all_fit(result.ranks), "sentence": sweep_sentence(result)},
         "places": [_rank(rank) for rank in result.ranks],
         "notes": [PHANTOM_NOTE],
         **_against(against),
@@ -98,7 +99,7 @@ def _device(device: GpuMemory) -> dict[str, Any]:
     steps = {name: [getattr(step, name) for step in device.steps] for name in STEP_COLUMNS}
     known = asdict(device)
     del known["uses"]
-    uses = usage_values(device.usage).get("uses")
+    uses = peak_values(device.memory).get("uses")
     return (
         known
         | ({"uses": uses} if uses else {})
@@ -145,14 +146,13 @@ def _search_run(run: SearchRun) -> dict[str, Any]:
 
 
 def _rank(rank: RankResult) -> dict[str, Any]:
-    return asdict(rank.placement) | {
-        "fits": rank.fits,
-        "error": str(rank.error) if rank.error else None,
-        "outcome": result_values(rank.result),
+    return asdict(rank.placement) | judged_values(rank)
+
+
+def judged_values(run: JudgedRun) -> dict[str, Any]:
+    """Return a run of several, with whether it fits or why there is no verdict."""
+    return {
+        "fits": run.fits,
+        "error": str(run.error) if run.error else None,
+        "outcome": result_values(run.result),
     }
-
-
-def _all_fit(result: SweepResult) -> bool | None:
-    if any(rank.fits is False for rank in result.ranks):
-        return False
-    return None if any(rank.fits is None for rank in result.ranks) else True

@@ -8,25 +8,19 @@ from __future__ import annotations
 import argparse
 import csv
 import re
-import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import Protocol
 
+from torchmem.preflight.judged_run import JudgedRun
 from torchmem.preflight.plan import MAX_RUNS, VARIABLE, RunPlan
-from torchmem.preflight.result import RunResult, no_verdict_error
-from torchmem.preflight.run import DeferredSignals
 from torchmem.preflight.script_options import option_of, with_value
-from torchmem.preflight.search import fits_gpu
 from torchmem.sample.errors import UsageError
 
 OWN_FLAGS = ("gpu_model", "alloc_conf", "world_size", "rank")
 """Names that set a flag of the preflight itself, unless the command has them in braces."""
 NUMBERS = frozenset({"world_size", "rank"})
-POLL_SECONDS = 0.05
 _NAME = re.compile(r"-{0,2}[A-Za-z_][\w.\-]*")
 _VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*")
 _SET_BY_PREFLIGHT = frozenset(
@@ -93,22 +87,11 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class CellResult:
+class CellResult(JudgedRun):
     """The run of one cell; `is_resumed` if it is from an earlier preflight."""
 
     cell: Cell
-    result: RunResult
     is_resumed: bool = False
-
-    @property
-    def error(self) -> UsageError | None:
-        """Why there is no verdict, or None."""
-        return no_verdict_error(self.result)
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether memory suffices, also if it grows; None if there is no verdict."""
-        return fits_gpu(self.result, self.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,29 +101,6 @@ class MatrixResult:
     matrix: Matrix
     cells: tuple[CellResult, ...]
     seconds: float
-
-    @property
-    def exit_code(self) -> int:
-        """1 if a cell does not fit, else 2 if one has no verdict, else 0."""
-        if any(cell.fits is False for cell in self.cells):
-            return 1
-        return next((cell.error.exit_code for cell in self.cells if cell.error), 0)
-
-
-class Started(Protocol):
-    """A run that has started: torchmem.preflight.run.RunningScript."""
-
-    def poll(self) -> RunResult | None:
-        """Return the result if the run has ended."""
-
-    def ask_to_end(self) -> None:
-        """Ask all its processes to end, and do not wait."""
-
-    def end(self) -> None:
-        """End all its processes."""
-
-
-StartFunction = Callable[[Cell], Started]
 
 
 def combinations(axes: Sequence[Axis]) -> Iterator[tuple[str, ...]]:
@@ -194,74 +154,6 @@ def _number(name: str, value: str) -> int:
     if not value.isdecimal():
         raise UsageError(f"--matrix {name} {value[:60]!r} is not a number.")
     return int(value)
-
-
-class Parallel:
-    """Runs cells, up to a limit at a time, in one thread.
-
-    start: starts one cell. done: called with each result. limit: returns how many may run at a
-    time, from the results so far.
-    """
-
-    def __init__(
-        self,
-        start: StartFunction,
-        done: Callable[[CellResult], None],
-        limit: Callable[[Sequence[CellResult]], int],
-        pause: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._start = start
-        self._done = done
-        self._limit = limit
-        self._pause = pause
-        self._running: list[tuple[Cell, Started]] = []
-        self.results: list[CellResult] = []
-
-    def run(self, cells: Sequence[Cell], watch: Callable[[int], None]) -> None:
-        """Run all cells; an exception or a signal ends those that run.
-
-        watch: called again and again, with the number of cells that run.
-        """
-        waiting = deque(cells)
-        try:
-            while waiting or self._running:
-                while waiting and len(self._running) < max(1, self._limit(self.results)):
-                    with DeferredSignals():  # until `finally` can find the run
-                        cell = waiting.popleft()
-                        self._running.append((cell, self._start(cell)))
-                watch(len(self._running))
-                if not self._collect():
-                    self._pause(POLL_SECONDS)
-        finally:
-            with DeferredSignals():
-                for _, started in self._running:
-                    started.ask_to_end()
-                for _, started in self._running:
-                    started.end()
-
-    def _collect(self) -> bool:
-        """Take the results of the runs that have ended; return whether there were any."""
-        polled = [(cell, started, started.poll()) for cell, started in self._running]
-        self._running = [(cell, started) for cell, started, result in polled if result is None]
-        for cell, _, result in polled:
-            if result is not None:
-                self.results.append(CellResult(cell, result))
-                self._done(self.results[-1])
-        return len(polled) > len(self._running)
-
-
-def jobs_for(results: Sequence[CellResult], cores: int, available_bytes: int | None) -> int:
-    """Return how many runs to have at a time if the user gives no number: as many as cores.
-
-    The first run is alone. The others need as much RAM as the largest so far, and together at most
-    what was available at the start.
-    """
-    largest = max((each.result.host_bytes for each in results), default=0)
-    if not results:
-        return 1
-    if not largest or available_bytes is None:
-        return cores
-    return max(1, min(cores, available_bytes // largest))
 
 
 def largest_values(result: MatrixResult) -> Mapping[tuple[str, ...], str | None] | None:

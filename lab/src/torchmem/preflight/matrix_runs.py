@@ -7,31 +7,40 @@ import os
 import shutil
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torchmem.host.host_memory import host_memory
 from torchmem.output.terminal import StatusLine, counted
-from torchmem.preflight.matrix import (
-    Cell,
-    CellResult,
-    Matrix,
-    MatrixResult,
-    Parallel,
-    Started,
-    jobs_for,
-)
+from torchmem.preflight.matrix import Cell, CellResult, Matrix, MatrixResult
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult
-from torchmem.preflight.run import RunningScript
+from torchmem.preflight.run import DeferredSignals, RunningScript
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import convert, strict_json
 
 SCHEMA = 1
 KIND = "preflight_result"
+POLL_SECONDS = 0.05
 _BEGINNING = f'{{"kind": "{KIND}"'.encode()
+
+
+class Started(Protocol):
+    """A run that has started: torchmem.preflight.run.RunningScript."""
+
+    def poll(self) -> RunResult | None:
+        """Return the result if the run has ended."""
+
+    def ask_to_end(self) -> None:
+        """Ask all its processes to end, and do not wait."""
+
+    def end(self) -> None:
+        """End all its processes."""
+
+
 Start = Callable[[RunPlan, Path, int], Started]
 """Starts one plan, with an empty folder and a descriptor for its output."""
 
@@ -44,7 +53,7 @@ def start_script(plan: RunPlan, folder: Path, output: int) -> Started:
 
 
 class MatrixRuns:
-    """Runs the cells of a matrix that a file of earlier results lacks.
+    """Runs the cells of a matrix that a file of earlier results lacks, several at a time.
 
     jobs: runs at a time, None for as many as fit this machine. resume: the file, None without one.
     clock: seconds, from any start. Raises UsageError if the file cannot be used.
@@ -61,40 +70,58 @@ class MatrixRuns:
         self._matrix = matrix
         self._scratch = scratch
         self._jobs = jobs
+        self._memory = host_memory()
         self._file = ResultFile(resume) if resume else None
         self._clock = clock
-        self._total = len(matrix.cells)
+        self._running: list[tuple[Cell, Started]] = []
+        self._ran: list[CellResult] = []
 
     def run(self, start: Start = start_script) -> MatrixResult:
-        """Run the cells and return all results, in the order of the matrix. Raises UsageError."""
-        started = self._clock()
+        """Run the cells and return all results, in the order of the matrix.
+
+        An exception or a signal ends those that run. Raises UsageError.
+        """
+        begun = self._clock()
         earlier = self._file.results(self._matrix.cells) if self._file else {}
-        missing = [cell for cell in self._matrix.cells if cell not in earlier]
-
-        def start_cell(cell: Cell) -> Started:
-            return self._start(start, cell)
-
-        with StatusLine() as status:
-
-            def watch(running: int) -> None:
-                done = self._total - len(missing) + len(parallel.results)
-                label = f"phantom, {counted(running, 'combination')} running"
-                status.show(lambda: label, done, self._total)
-
-            parallel = Parallel(start_cell, self._done, self._limit())
-            parallel.run(missing, watch)
-        results = {each.cell: each for each in parallel.results} | earlier
+        missing = deque(cell for cell in self._matrix.cells if cell not in earlier)
+        try:
+            with StatusLine() as status:
+                while missing or self._running:
+                    while missing and len(self._running) < self._limit():
+                        with DeferredSignals():  # until `finally` can find the run
+                            cell = missing.popleft()
+                            self._running.append((cell, self._start(start, cell)))
+                    status.show(self._label, len(earlier) + len(self._ran), len(self._matrix.cells))
+                    if not self._collect():
+                        time.sleep(POLL_SECONDS)
+        finally:
+            with DeferredSignals():
+                for _, started in self._running:
+                    started.ask_to_end()
+                for _, started in self._running:
+                    started.end()
+        results = {each.cell: each for each in self._ran} | earlier
         cells = tuple(results[cell] for cell in self._matrix.cells)
-        return MatrixResult(self._matrix, cells, self._clock() - started)
+        return MatrixResult(self._matrix, cells, self._clock() - begun)
 
-    def _limit(self) -> Callable[[Sequence[CellResult]], int]:
-        jobs = self._jobs
-        if jobs is not None:
-            return lambda _: jobs
-        memory = host_memory()
-        available = memory.available_bytes if memory else None
-        cores = len(os.sched_getaffinity(0))
-        return lambda results: jobs_for(results, cores, available)
+    def _label(self) -> str:
+        return f"phantom, {counted(len(self._running), 'combination')} running"
+
+    def _limit(self) -> int:
+        if self._jobs is not None:
+            return self._jobs
+        available = self._memory.available_bytes if self._memory else None
+        return jobs_for(self._ran, len(os.sched_getaffinity(0)), available)
+
+    def _collect(self) -> bool:
+        """Take the results of the runs that have ended; return whether there were any."""
+        polled = [(cell, started, started.poll()) for cell, started in self._running]
+        self._running = [(cell, started) for cell, started, result in polled if result is None]
+        for cell, _, result in polled:
+            if result is not None:
+                self._ran.append(CellResult(result, cell))
+                self._done(self._ran[-1])
+        return len(polled) > len(self._running)
 
     def _start(self, start: Start, cell: Cell) -> Started:
         folder = self._folder(cell)
@@ -117,6 +144,20 @@ class MatrixRuns:
         return self._scratch / str(self._matrix.cells.index(cell) + 1)
 
 
+def jobs_for(results: Sequence[CellResult], cores: int, available_bytes: int | None) -> int:
+    """Return how many runs to have at a time if the user gives no number: as many as cores.
+
+    The first run is alone. The others need as much RAM as the largest so far, and together at most
+    what was available at the start.
+    """
+    largest = max((each.result.host_bytes for each in results), default=0)
+    if not results:
+        return 1
+    if not largest or available_bytes is None:
+        return cores
+    return max(1, min(cores, available_bytes // largest))
+
+
 class ResultFile:
     """Results of earlier runs, one line of JSON for each, under what was run."""
 
@@ -134,7 +175,7 @@ class ResultFile:
         for cell in cells:
             result = known.get(_text(_key(cell.plan)))
             if result is not None:
-                found[cell] = CellResult(cell, result, is_resumed=True)
+                found[cell] = CellResult(result, cell, is_resumed=True)
         return {cell: each for cell, each in found.items() if each.error is None}
 
     def add(self, found: CellResult) -> None:

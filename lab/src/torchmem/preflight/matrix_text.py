@@ -11,8 +11,9 @@ from typing import Any
 
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import format_seconds
-from torchmem.output.terminal import aligned, counted, joined, wrapped
+from torchmem.output.terminal import counted
 from torchmem.preflight.document import dump_document, result_values
+from torchmem.preflight.judged_run import all_fit
 from torchmem.preflight.matrix import (
     Axis,
     CellResult,
@@ -22,7 +23,7 @@ from torchmem.preflight.matrix import (
     number_axis,
 )
 from torchmem.preflight.report import PHANTOM_NOTE
-from torchmem.preflight.text import TABLE_COLUMNS, table_figures, table_word
+from torchmem.preflight.text import TABLE_COLUMNS, table_figures, table_page, table_word
 from torchmem.preflight.verdict import phantom_name
 from torchmem.sample.untrusted import sanitize_text
 
@@ -44,14 +45,7 @@ def page(result: MatrixResult) -> str:
         f"  {axis.name}" if not index else axis.name for index, axis in enumerate(_axes(result))
     ]
     rows = [(*head, *TABLE_COLUMNS), *map(_row, result.cells)]
-    return joined(
-        [
-            [*wrapped(_title(result.matrix)), *wrapped(_runs(result))],
-            list(aligned(rows)),
-            wrapped(sentence(result)),
-            wrapped(PHANTOM_NOTE),
-        ]
-    )
+    return table_page(_title(result.matrix), _runs(result), rows, sentence(result))
 
 
 def sentence(result: MatrixResult) -> str:
@@ -76,7 +70,7 @@ def table(result: MatrixResult) -> str:
 def document(result: MatrixResult) -> str:
     """Return one line of JSON."""
     values = {
-        "verdict": {"fits": _all_fit(result), "sentence": sentence(result)},
+        "verdict": {"fits": all_fit(result.cells), "sentence": sentence(result)},
         "axes": {axis.name: list(axis.values) for axis in _axes(result)},
         "cells": [_cell_values(cell, result.matrix) for cell in result.cells],
         "seconds": result.seconds,
@@ -168,9 +162,3 @@ def _cell_values(cell: CellResult, matrix: Matrix) -> dict[str, Any]:
         "resumed": cell.is_resumed,
         "outcome": result_values(cell.result),
     }
-
-
-def _all_fit(result: MatrixResult) -> bool | None:
-    if any(cell.fits is False for cell in result.cells):
-        return False
-    return None if any(cell.fits is None for cell in result.cells) else True

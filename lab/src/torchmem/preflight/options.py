@@ -40,8 +40,8 @@ class PreflightOptions:
     """The checked flags.
 
     plan: the run, or the first one of several. search, sweep, matrix, bisect: several runs
-    instead of one; at most one of them is set. settings, GPUs: what to compare; empty for the
-    default choice.
+    instead of one; at most one of them is set. settings, gpu_models: what to compare; empty for
+    the default choice.
     """
 
     plan: RunPlan

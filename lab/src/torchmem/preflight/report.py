@@ -136,7 +136,7 @@ def growth_on(report: PreflightReport, row: GpuModelRow) -> GpuGrowth | None:
 
 
 def _retries(number: int) -> str:
-    return f", with {number:,} retr{'ies' if number > 1 else 'y'}" if number else ""
+    return f", with {counted(number, 'retry', 'retries')}" if number else ""
 
 
 def notes(report: PreflightReport) -> Iterator[str]:

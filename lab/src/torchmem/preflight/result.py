@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from torchmem.allocator.sizes import parse_size
-from torchmem.compare.usage import Usage, Use
+from torchmem.compare.peak_memory import PeakMemory, Use
 from torchmem.output.terminal import counted
 from torchmem.preflight.plan import OOM_SUFFIX, PROGRESS_FILE, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError
@@ -84,9 +84,9 @@ class GpuMemory:
         return self.total - self.outside - self.peak_reserved
 
     @property
-    def usage(self) -> Usage:
+    def memory(self) -> PeakMemory:
         """The peaks and what was allocated then."""
-        return Usage(self.peak_allocated, self.peak_reserved, uses=self.uses)
+        return PeakMemory(self.peak_allocated, self.peak_reserved, uses=self.uses)
 
 
 @dataclass(frozen=True, slots=True)

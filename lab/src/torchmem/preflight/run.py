@@ -31,7 +31,8 @@ ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 MAX_KILL_ROUNDS = 20
-STARTUP = Path(__file__).resolve().parent / "child" / "startup"
+HOOK = "torchmem.preflight.child.hook"
+"""The module that every Python of a run installs at its start."""
 REMOVED_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Variables of the caller that would hide the phantom GPUs."""
 OUTPUT_VARIABLES = (
@@ -71,84 +72,6 @@ def run(
     return result
 
 
-class RunningScript:
-    """One run of a plan, for a caller that waits for several at once.
-
-    folder, progress: as for `run`.
-
-    Raises:
-        UsageError: the phantom GPU cannot be built.
-    """
-
-    def __init__(
-        self, plan: RunPlan, folder: Path, progress: Callable[[RunProgress], None]
-    ) -> None:
-        self._plan = plan
-        self._folder = folder
-        self._progress = progress
-        self._reported = 0
-        self._started = time.monotonic()
-        environment = child_environment(plan, folder, os.environ)
-        self._script = ScriptProcess(plan.command, environment, plan.folder)
-
-    def start(self, stdout: int | None, stderr: int | None) -> None:
-        """Start the command. Raises UsageError."""
-        self._script.start(stdout, stderr)
-
-    def poll(self) -> RunResult | None:
-        """Report progress; return the result once the command and its processes have ended."""
-        exit_code = self._script.poll()
-        self._report()
-        if exit_code is None:
-            return None
-        self.end()
-        return read_result(self._folder, exit_code, time.monotonic() - self._started)
-
-    def ask_to_end(self) -> None:
-        """Send SIGTERM and do not wait, so that several can end at the same time."""
-        self._script.ask_to_end()
-
-    def end(self) -> None:
-        """End the command with all that it has started."""
-        self._script.end()
-
-    def _report(self) -> None:
-        path = self._folder / PROGRESS_FILE
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        for line in lines[self._reported :]:
-            step, allocated, reserved = map(int, line.split())
-            self._progress(RunProgress(step, self._plan.steps, allocated, reserved))
-        self._reported = len(lines)
-
-
-def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of `base` with the variables that run the command on its phantom GPUs.
-
-    The script publishes in `folder`, so that its ranks do not appear among those of the node.
-    """
-    removed = {*REMOVED_VARIABLES, *OUTPUT_VARIABLES}
-    if plan.alloc_conf is not None:
-        removed.add(OTHER_CONF_VARIABLE)
-    given = {**base, **dict(plan.environment)}
-    kept = {name: value for name, value in given.items() if name not in removed}
-    torch = cuda_build(plan.command, kept)
-    environment = phantom_environment(plan.gpu, plan.devices, folder / "gpus", kept, torch)
-    environment |= ChildConfig(folder, plan.steps, plan.placement).to_environment()
-    environment["PYTHONPATH"] = os.pathsep.join([str(STARTUP), environment["PYTHONPATH"]])
-    environment["TORCHMEM_RUN"] = run_label(plan)
-    environment[RUN_DIR_VARIABLE] = str(folder / "run")
-    if plan.alloc_conf is not None:
-        environment["PYTORCH_CUDA_ALLOC_CONF"] = plan.alloc_conf
-    return environment | (plan.placement.environment() if plan.placement else {})
-
-
-def run_label(plan: RunPlan) -> str:
-    """Return the label `run`, which marks the run as a phantom."""
-    words = (part for word in plan.command for part in word.split())  # also those of a shell
-    script = next((word for word in words if word.endswith(".py")), plan.command[0])
-    return f"{plan.run or Path(script).stem} (phantom)"
-
-
 class ScriptProcess:
     """A command in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
@@ -185,7 +108,7 @@ class ScriptProcess:
                 f"cannot run {self._command[0]!r} ({error.strerror}): give a program after --."
             ) from error
 
-    def poll(self) -> int | None:
+    def exit_code(self) -> int | None:
         """Return the exit code, or None if the process is running or was never started.
 
         An interrupt inside `Popen.poll` would leave its lock held, and a later wait would hang.
@@ -194,8 +117,11 @@ class ScriptProcess:
             return self._process.poll() if self._process else None
 
     def ask_to_end(self) -> None:
-        """Send SIGTERM, unless the process was never started or has ended."""
-        if self.poll() is None and self._process is not None:
+        """Send SIGTERM and do not wait, so that several can end at the same time.
+
+        Does nothing if the process was never started or has ended.
+        """
+        if self.exit_code() is None and self._process is not None:
             _signal_group(self._process.pid, signal.SIGTERM)
 
     def end(self) -> None:
@@ -215,11 +141,76 @@ class ScriptProcess:
 
     def _wait(self, deferred: DeferredSignals) -> None:
         deadline = time.monotonic() + GRACE_SECONDS
-        while self.poll() is None and not deferred.received:
+        while self.exit_code() is None and not deferred.received:
             if time.monotonic() > deadline:
                 print("torchmem: the script ignores SIGTERM and is killed.", file=sys.stderr)
                 return
             time.sleep(POLL_SECONDS)
+
+
+class RunningScript(ScriptProcess):
+    """One run of a plan, for a caller that waits for several at once.
+
+    folder, progress: as for `run`.
+
+    Raises:
+        UsageError: the phantom GPU cannot be built.
+    """
+
+    def __init__(
+        self, plan: RunPlan, folder: Path, progress: Callable[[RunProgress], None]
+    ) -> None:
+        self._started = time.monotonic()
+        super().__init__(plan.command, child_environment(plan, folder, os.environ), plan.folder)
+        self._scratch = folder
+        self._progress = progress
+        self._total_steps = plan.steps
+        self._reported = 0
+
+    def poll(self) -> RunResult | None:
+        """Report progress; return the result once the command and its processes have ended."""
+        exit_code = self.exit_code()
+        self._report()
+        if exit_code is None:
+            return None
+        self.end()
+        return read_result(self._scratch, exit_code, time.monotonic() - self._started)
+
+    def _report(self) -> None:
+        path = self._scratch / PROGRESS_FILE
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        for line in lines[self._reported :]:
+            step, allocated, reserved = map(int, line.split())
+            self._progress(RunProgress(step, self._total_steps, allocated, reserved))
+        self._reported = len(lines)
+
+
+def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """Return a copy of `base` with the variables that run the command on its phantom GPUs.
+
+    The script publishes in `folder`, so that its ranks do not appear among those of the node.
+    """
+    removed = {*REMOVED_VARIABLES, *OUTPUT_VARIABLES}
+    if plan.alloc_conf is not None:
+        removed.add(OTHER_CONF_VARIABLE)
+    given = {**base, **dict(plan.environment)}
+    kept = {name: value for name, value in given.items() if name not in removed}
+    torch = cuda_build(plan.command, kept)
+    environment = phantom_environment(plan.gpu, plan.devices, folder / "gpus", kept, torch)
+    environment |= ChildConfig(folder, plan.steps, plan.placement).to_environment()
+    environment["PHANTOM_HOOK"] = HOOK
+    environment["TORCHMEM_RUN"] = run_label(plan)
+    environment[RUN_DIR_VARIABLE] = str(folder / "run")
+    if plan.alloc_conf is not None:
+        environment["PYTORCH_CUDA_ALLOC_CONF"] = plan.alloc_conf
+    return environment | (plan.placement.environment() if plan.placement else {})
+
+
+def run_label(plan: RunPlan) -> str:
+    """Return the label `run`, which marks the run as a phantom."""
+    words = (part for word in plan.command for part in word.split())  # also those of a shell
+    script = next((word for word in words if word.endswith(".py")), plan.command[0])
+    return f"{plan.run or Path(script).stem} (phantom)"
 
 
 class DeferredSignals:

@@ -6,15 +6,17 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, Protocol
 
 from torchmem.allocator.sizes import format_size
-from torchmem.output.terminal import PLAIN_INTERVAL_SECONDS, StatusLine, share_done
+from torchmem.output.terminal import PLAIN_INTERVAL_SECONDS, StatusLine
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunProgress, RunResult
 
 LINE_SECONDS = 2.0
+"""The time between lines of progress on a terminal to which the script writes, too."""
 
 
 class RunFunction(Protocol):
@@ -64,7 +66,12 @@ class Runner:
     def run_visible(self, plan: RunPlan) -> RunResult:
         """Run the plan and pass the script's output through."""
         stdout = sys.stderr.fileno() if self.json else None
-        return self.run(plan, self._new_folder(), _ProgressLines(), stdout=stdout)
+        status = StatusLine(plain_seconds=LINE_SECONDS)
+
+        def progress(now: RunProgress) -> None:
+            _show(status, f"preflight (phantom): step {now.step:,} of {now.total_steps:,}", now)
+
+        return self.run(plan, self._new_folder(), progress, stdout=stdout)
 
     def run_captured(self, plan: RunPlan, label: str) -> RunResult:
         """Run the plan and show the script's output, on stderr, only if it ends with an error.
@@ -75,7 +82,8 @@ class Runner:
         self._announce(label)
         with (folder.parent / f"{folder.name}.output").open("w+b") as output:
             descriptor = output.fileno()
-            with _ProgressBar(label) as progress:
+            with StatusLine() as status:
+                progress = partial(_show, status, label)
                 result = self.run(plan, folder, progress, stdout=descriptor, stderr=descriptor)
             if result.ended in {"error", "unsupported"}:
                 _copy_to_stderr(output)
@@ -96,48 +104,13 @@ class Runner:
         return folder
 
 
-class _ProgressBar(StatusLine):
-    """The progress of a script whose output is captured."""
-
-    def __init__(
-        self, label: str, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(stream, clock)
-        self._label = label
-
-    def __call__(self, progress: RunProgress) -> None:
-        """Show the progress if an update is due."""
-        self.show(
-            lambda: f"{self._label}, {_memory(progress)}", progress.step, progress.total_steps
-        )
-
-
-class _ProgressLines:
-    """Lines of progress, for a script that writes to the same stream."""
-
-    def __init__(
-        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._stream = sys.stderr if stream is None else stream
-        self._clock = clock
-        self._started = clock()
-        is_terminal = self._stream.isatty()
-        self._interval = LINE_SECONDS if is_terminal else PLAIN_INTERVAL_SECONDS
-        self._next = self._started + self._interval
-
-    def __call__(self, progress: RunProgress) -> None:
-        """Write a line if one is due."""
-        now = self._clock()
-        if now >= self._next:
-            self._next = now + self._interval
-            label = f"preflight (phantom): step {progress.step:,} of {progress.total_steps:,}, "
-            steps, seconds = (progress.step, progress.total_steps), now - self._started
-            self._stream.write(share_done(label + _memory(progress), *steps, seconds) + "\n")
-            self._stream.flush()
-
-
-def _memory(progress: RunProgress) -> str:
-    return f"{format_size(progress.peak_reserved)} reserved so far"
+def _show(status: StatusLine, label: str, progress: RunProgress) -> None:
+    """Show the progress of a run if an update is due."""
+    status.show(
+        lambda: f"{label}, {format_size(progress.peak_reserved)} reserved so far",
+        progress.step,
+        progress.total_steps,
+    )
 
 
 def _copy_to_stderr(output: BinaryIO) -> None:

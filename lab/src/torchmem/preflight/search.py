@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchmem.preflight.growth import deciding_growth
+from torchmem.preflight.judged_run import JudgedRun
 from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.result import RunResult, no_verdict_error
 from torchmem.preflight.runner import Runner
 from torchmem.preflight.script_options import option_of, with_value
-from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.errors import UsageError
 
 MAX_VALUE = (1 << 31) - 1
 MIN_CONFIRMED_STEPS = 20
@@ -100,24 +101,10 @@ class SearchResult:
 
 
 @dataclass(frozen=True, slots=True)
-class RankResult:
-    """The run of one rank. error: why there is no verdict."""
+class RankResult(JudgedRun):
+    """The run of one rank."""
 
     placement: Placement
-    result: RunResult
-    error: TorchmemError | None
-
-    @property
-    def fits(self) -> bool | None:
-        """Whether memory suffices, also if it grows; None if there is no verdict."""
-        return fits_gpu(self.result, self.error)
-
-
-def fits_gpu(result: RunResult, error: TorchmemError | None) -> bool | None:
-    """Return whether memory suffices, also if it grows; None if there is no verdict."""
-    if error:
-        return None
-    return result.ended != "oom" and deciding_growth(result) is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +113,6 @@ class SweepResult:
 
     plan: RunPlan
     ranks: tuple[RankResult, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """1 if a rank does not fit, else 2 if a rank has no verdict, else 0."""
-        if any(rank.fits is False for rank in self.ranks):
-            return 1
-        return next((rank.error.exit_code for rank in self.ranks if rank.error), 0)
 
 
 def find_batch(plan: RunPlan, search: SearchRange, runner: Runner) -> SearchResult:
@@ -195,7 +175,7 @@ def sweep(plan: RunPlan, placements: Sequence[Placement], runner: Runner) -> Swe
     for placement in placements:
         label = f"phantom, rank {placement.rank} of {placement.world_size:,}"
         result = runner.run_captured(replace(plan, placement=placement), label)
-        ranks.append(RankResult(placement, result, no_verdict_error(result)))
+        ranks.append(RankResult(result, placement))
     return SweepResult(plan, tuple(ranks))
 
 

@@ -12,6 +12,7 @@ from torchmem.output.terminal import aligned, counted, joined, wrapped
 from torchmem.phantom.gpus import CATALOG, GpuModel
 from torchmem.preflight.comparison import GpuModelRow, PreflightComparison
 from torchmem.preflight.growth import deciding_growth, kept_per_step, needed_per_step
+from torchmem.preflight.judged_run import JudgedRun
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import (
     PHANTOM_NOTE,
@@ -60,22 +61,17 @@ def search_page(result: SearchResult) -> str:
         ("  " + option, "steps", *TABLE_COLUMNS),
         *(_search_row(run, result) for run in result.runs),
     ]
-    total = total_line([run.result for run in result.runs])
-    steps = (
-        f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}, and the "
-        f"largest value that fits is confirmed in a longer one. {total}"
-    )
-    return table_page(what, result.plan, steps, rows, search_sentence(result))
+    longer = ", and the largest value that fits is confirmed in a longer one"
+    steps = steps_of_each(result.plan, longer, result.runs)
+    return table_page(table_title(result.plan, what), steps, rows, search_sentence(result))
 
 
 def sweep_page(result: SweepResult) -> str:
     """Return the table of a sweep."""
     rows = [("  rank", "of", *TABLE_COLUMNS), *map(_rank_row, result.ranks)]
-    steps = (
-        f"Each run is stopped after {counted(result.plan.steps, 'optimizer step')}. "
-        f"{total_line([rank.result for rank in result.ranks])}"
-    )
-    return table_page("one run per rank", result.plan, steps, rows, sweep_sentence(result))
+    steps = steps_of_each(result.plan, "", result.ranks)
+    title = table_title(result.plan, "one run per rank")
+    return table_page(title, steps, rows, sweep_sentence(result))
 
 
 def search_sentence(result: SearchResult) -> str:
@@ -85,7 +81,7 @@ def search_sentence(result: SearchResult) -> str:
         return f"No value fits: {option} {search.low:,} already runs out of memory."
     device = best.result.fullest_device
     headroom = f"{format_size(device.headroom)} of headroom ({device.headroom / device.total:.0%})"
-    retries = f" and {_retries(device.retries)}" if device.retries else ""
+    retries = f" and {counted(device.retries, 'retry', 'retries')}" if device.retries else ""
     limit = (
         f"{best.value + 1:,} does not fit"
         if best.value < search.high
@@ -169,7 +165,7 @@ def _device_figures(device: GpuMemory, result: RunResult) -> dict[str, str]:
         **in_phases,
         "peak reserved": format_size(device.peak_reserved),
         "outside PyTorch (estimate)": format_size(device.outside),
-        **({} if result.ended == "oom" else {"headroom": _signed_size(device.headroom)}),
+        **({} if result.ended == "oom" else {"headroom": format_size(device.headroom)}),
         "stranded at worst": format_size(device.stranded),
         f"growth per {step}": _growth(device, step),
         **_peak_growth(device, step),
@@ -194,10 +190,6 @@ def _peak_growth(device: GpuMemory, step: str) -> dict[str, str]:
     size = needed_per_step(device.steps) or 0
     kept = kept_per_step(device.steps) or 0
     return {f"growth of peaks per {step}": format_size(size)} if size > 2 * kept else {}
-
-
-def _signed_size(size: int) -> str:
-    return format_size(size) if size >= 0 else f"-{format_size(-size)}"
 
 
 def _comparison(report: PreflightReport) -> Iterator[list[str]]:
@@ -253,32 +245,34 @@ def _gpu_figures(report: PreflightReport, row: GpuModelRow) -> list[str]:
         return [memory, "", "", "", "unknown"]
     if result.oom:
         return [memory, "", "", "", "does not fit"]
-    sizes = format_size(result.peak_reserved), _signed_size(row.headroom)
+    sizes = format_size(result.peak_reserved), format_size(row.headroom)
     grows = growth_on(report, row)
     word = f"full after {grows.steps_left:,} more" if grows else "fits"
     return [memory, *sizes, f"{result.retries:,}", word]
 
 
-def total_line(results: Sequence[RunResult]) -> str:
-    """Return how long the runs took, and how many there were."""
-    seconds = format_seconds(sum(result.seconds for result in results))
-    return f"It took {seconds} in all, with {counted(len(results), 'run')} of the script."
+def table_title(plan: RunPlan, what: str) -> str:
+    """Return the title of several runs on one GPU model."""
+    gpu = f"{phantom_name(plan.gpu)} ({format_size(plan.gpu.memory_bytes)})"
+    return f"Preflight on a {gpu}, {what}: {sanitize_text(shlex.join(plan.command))}"
+
+
+def steps_of_each(plan: RunPlan, end: str, runs: Sequence[JudgedRun | SearchRun]) -> str:
+    """Return after which steps each run is stopped, and how long all took; `end` is between."""
+    seconds = format_seconds(sum(run.result.seconds for run in runs))
+    return (
+        f"Each run is stopped after {counted(plan.steps, 'optimizer step')}{end}. It took "
+        f"{seconds} in all, with {counted(len(runs), 'run')} of the script."
+    )
 
 
 def table_page(
-    what: str,
-    plan: RunPlan,
-    steps: str,
-    rows: Sequence[Sequence[str]],
-    conclusion: str,
-    *details: str,
+    title: str, steps: str, rows: Sequence[Sequence[str]], conclusion: str, *details: str
 ) -> str:
-    """Return the page of several runs on one GPU model; details are lines after the conclusion."""
-    command = sanitize_text(shlex.join(plan.command))
-    gpu = f"{phantom_name(plan.gpu)} ({format_size(plan.gpu.memory_bytes)})"
+    """Return the page of several runs; details are lines after the conclusion."""
     return joined(
         [
-            [*wrapped(f"Preflight on a {gpu}, {what}: {command}"), *wrapped(steps)],
+            [*wrapped(title), *wrapped(steps)],
             list(aligned(rows)),
             wrapped(conclusion),
             details,
@@ -314,13 +308,9 @@ def table_figures(result: RunResult, word: str) -> tuple[str, ...]:
     if not result.devices:
         return "", "", "", "", seconds, word
     device = result.fullest_device
-    headroom = "" if result.ended == "oom" else _signed_size(device.headroom)
+    headroom = "" if result.ended == "oom" else format_size(device.headroom)
     sizes = format_size(device.peak_allocated), format_size(device.peak_reserved)
     return (*sizes, headroom, f"{device.retries:,}", seconds, word)
-
-
-def _retries(number: int) -> str:
-    return f"{number:,} retr{'ies' if number != 1 else 'y'}"
 
 
 def _without_retries(result: SearchResult) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from torchmem.allocator.sizes import format_size, parse_size
-from torchmem.compare.usage import Usage
+from torchmem.compare.peak_memory import PeakMemory
 from torchmem.sample.errors import UsageError, did_you_mean
 
 EXAMPLE = '@pytest.mark.gpu_memory(peak="6 GiB")'
@@ -57,16 +57,16 @@ class MemoryLimits:
                 "world_size=8, rank=0."
             )
 
-    def leaks(self, usage: Usage) -> bool:
+    def leaks(self, memory: PeakMemory) -> bool:
         """Whether more is left than allowed."""
-        return self.leak is not None and (usage.leaked or 0) > self.leak
+        return self.leak is not None and (memory.leaked or 0) > self.leak
 
-    def problems(self, usage: Usage) -> Iterator[str]:
+    def problems(self, memory: PeakMemory) -> Iterator[str]:
         """Yield a sentence for each limit that is exceeded."""
         rows = (
-            ("peak allocated", usage.peak_allocated, self.peak),
-            ("peak reserved", usage.peak_reserved, self.reserved),
-            ("leaked", usage.leaked, self.leak),
+            ("peak allocated", memory.peak_allocated, self.peak),
+            ("peak reserved", memory.peak_reserved, self.reserved),
+            ("leaked", memory.leaked, self.leak),
         )
         for name, size, limit in rows:
             if size is not None and limit is not None and size > limit:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from torchmem.compare.usage import Usage, usage_of, usage_values
+from torchmem.compare.peak_memory import PeakMemory, peak_of, peak_values
 from torchmem.sample.untrusted import convert
 
 ATTRIBUTE = "gpu_memory"
@@ -33,21 +33,21 @@ class MeasuredTest:
     """What a test used on each GPU, by PyTorch's index. left: what was leaked, if that matters."""
 
     conditions: Conditions
-    usages: Mapping[int, Usage]
-    left: Mapping[int, Usage] = field(default_factory=dict)
+    devices: Mapping[int, PeakMemory]
+    left: Mapping[int, PeakMemory] = field(default_factory=dict)
 
     @property
-    def fullest(self) -> Usage | None:
-        """The usage with the highest peak; None if the test used no GPU memory."""
-        return max(self.usages.values(), key=lambda each: each.peak_allocated or 0, default=None)
+    def fullest(self) -> PeakMemory | None:
+        """The GPU's memory with the highest peak; None if the test used no GPU memory."""
+        return max(self.devices.values(), key=lambda each: each.peak_allocated or 0, default=None)
 
     def values(self) -> dict[str, Any]:
         """Return the JSON object."""
-        usages = {str(device): usage_values(usage) for device, usage in self.usages.items()}
-        return {"conditions": asdict(self.conditions), "usages": usages}
+        devices = {str(device): peak_values(memory) for device, memory in self.devices.items()}
+        return {"conditions": asdict(self.conditions), "devices": devices}
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> MeasuredTest:
         """Return what `values` returned. Raises ValueError."""
-        usages = {int(device): usage_of(usage) for device, usage in values["usages"].items()}
-        return cls(convert(values["conditions"], Conditions), usages)
+        devices = {int(device): peak_of(memory) for device, memory in values["devices"].items()}
+        return cls(convert(values["conditions"], Conditions), devices)

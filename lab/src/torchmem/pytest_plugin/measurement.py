@@ -14,15 +14,17 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchmem.compare.usage import Usage
+from torchmem.compare.peak_memory import PeakMemory
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import CATALOG
+from torchmem.preflight.child.exit import values_read
+from torchmem.preflight.child.marks import TraceMarks
+from torchmem.preflight.child.phases import PhaseTracker
+from torchmem.preflight.child.uses import SourceLines, with_rounding
 from torchmem.pytest_plugin.measured import Conditions, MeasuredTest
 from torchmem.startup.torch_import import after_torch_import
 
 if TYPE_CHECKING:
-    from torchmem.preflight.child.moments import Moments
-    from torchmem.preflight.child.phases import PhaseTracker
     from torchmem.preflight.child.torch_hooks import WatchedBackend
     from torchmem.preflight.result import Phase
 
@@ -45,7 +47,7 @@ class PeakWindow:
             known[device] = max(known.get(device, 0), peak)
 
 
-class UsageMeasurement:
+class MemoryMeasurement:
     """One test, from its setup on. Calls are ignored until the test has imported torch."""
 
     def __init__(self, root: Path) -> None:
@@ -70,7 +72,7 @@ class UsageMeasurement:
 
     def positions(self) -> Mapping[int, int]:
         """Return each device's position in the trace."""
-        return self._torch.moments.positions() if self._torch else {}
+        return self._torch.marks.positions() if self._torch else {}
 
     def open_window(self) -> tuple[PeakWindow, Mapping[int, int]]:
         """Begin another window within the test; return it and its position in the trace."""
@@ -82,9 +84,9 @@ class UsageMeasurement:
         self, window: PeakWindow, since: Mapping[int, int], before: Mapping[int, int]
     ) -> MeasuredTest:
         """Return what was used in a window. before: the bytes allocated at its beginning."""
-        usages = self._usages(window, since)
+        devices = self._peaks(window, since)
         self._windows.remove(window)
-        return self._measured(usages, before)
+        return self._measured(devices, before)
 
     def end(
         self, before: Mapping[int, int], since: Mapping[int, int], leak: int | None
@@ -95,10 +97,12 @@ class UsageMeasurement:
         there is more, what it is is added.
         """
         self._has_ended = True
-        usages = self._usages(self._windows[0], {})
-        measured = self._measured(usages, before)
-        if leak is not None and any((each.leaked or 0) > leak for each in measured.usages.values()):
-            measured = replace(measured, left=self._left(measured.usages, since))
+        devices = self._peaks(self._windows[0], {})
+        measured = self._measured(devices, before)
+        if leak is not None and any(
+            (each.leaked or 0) > leak for each in measured.devices.values()
+        ):
+            measured = replace(measured, left=self._left(measured.devices, since))
         if self._torch is not None:
             self._torch.end()
         return measured
@@ -121,30 +125,34 @@ class UsageMeasurement:
                 window.add(device, stats)
             self._torch.backend.reset_peaks(device)
 
-    def _usages(self, window: PeakWindow, since: Mapping[int, int]) -> dict[int, Usage]:
+    def _peaks(self, window: PeakWindow, since: Mapping[int, int]) -> dict[int, PeakMemory]:
         """Return the peaks of a window less what was allocated before the test."""
         self._fold()
         if self._torch is None or not window.allocated:
             return {}
-        usages = {
-            device: Usage(max(0, peak - self._before.get(device, 0)), window.reserved[device])
+        devices = {
+            device: PeakMemory(max(0, peak - self._before.get(device, 0)), window.reserved[device])
             for device, peak in window.allocated.items()
         }
-        return self._torch.with_uses(usages, self._root, since)
+        return self._torch.with_uses(devices, self._root, since)
 
-    def _measured(self, usages: Mapping[int, Usage], before: Mapping[int, int]) -> MeasuredTest:
+    def _measured(
+        self, devices: Mapping[int, PeakMemory], before: Mapping[int, int]
+    ) -> MeasuredTest:
         now = self.allocated()
         leaked = {
-            device: replace(usage, leaked=max(0, now.get(device, 0) - before.get(device, 0)))
-            for device, usage in usages.items()
+            device: replace(memory, leaked=max(0, now.get(device, 0) - before.get(device, 0)))
+            for device, memory in devices.items()
         }
         return MeasuredTest(self._conditions(), leaked)
 
-    def _left(self, usages: Mapping[int, Usage], since: Mapping[int, int]) -> dict[int, Usage]:
+    def _left(
+        self, devices: Mapping[int, PeakMemory], since: Mapping[int, int]
+    ) -> dict[int, PeakMemory]:
         if self._torch is None:
             return {}
         return self._torch.left(
-            {device: each.leaked or 0 for device, each in usages.items()}, self._root, since
+            {device: each.leaked or 0 for device, each in devices.items()}, self._root, since
         )
 
     def _conditions(self) -> Conditions:
@@ -164,18 +172,18 @@ class _Torch:
         self.clear_workspaces = torch_hooks.clear_cublas_workspaces
         self._gpu_name = torch_hooks.gpu_name
         self._on_forward = torch_hooks.on_forward
-        self._current: UsageMeasurement | None = None
-        self._new_moments()
+        self._current: MemoryMeasurement | None = None
+        self._new_marks()
         self.backend.on_step(self._optimizer_stepped)
         torch_hooks.on_optimizer(self._optimizer_begins)
         torch_hooks.around_backward(self._backward_begins, self._backward_ended)
         if is_on_phantom():
             torch_hooks.pass_distribution_checks()
 
-    def begin(self, measurement: UsageMeasurement) -> None:
+    def begin(self, measurement: MemoryMeasurement) -> None:
         """Measure another test."""
         self._current = measurement
-        self._new_moments()
+        self._new_marks()
         self._on_forward(self._phases.forward, lambda: False)
         self.backend.on_init(lambda: self._cuda_initialized(measurement))
 
@@ -202,50 +210,45 @@ class _Torch:
         }
 
     def with_uses(
-        self, usages: Mapping[int, Usage], root: Path, since: Mapping[int, int]
-    ) -> dict[int, Usage]:
-        """Return the usages with what was allocated at each peak, if it is recorded."""
-        from torchmem.preflight.child.uses import SourceLines, with_rounding
-
-        self.moments.note_tensors()
-        snapshot = self.backend.full_snapshot(traces=True) if self.backend.owns_history() else None
+        self, devices: Mapping[int, PeakMemory], root: Path, since: Mapping[int, int]
+    ) -> dict[int, PeakMemory]:
+        """Return the peaks with what was allocated at each peak, if it is recorded."""
+        snapshot = self._snapshot()
         if snapshot is None:
-            return dict(usages)
+            return dict(devices)
         lines, found = SourceLines(root), {}
-        for device, usage in usages.items():
-            peak = self.moments.peak(snapshot, device, lines, since.get(device, 0))
+        for device, memory in devices.items():
+            peak = self.marks.peak(snapshot, device, lines, since.get(device, 0))
             # The test may have reset PyTorch's own peak.
-            allocated = max(usage.peak_allocated or 0, peak.rounded if peak else 0)
+            allocated = max(memory.peak_allocated or 0, peak.rounded if peak else 0)
             uses = with_rounding(peak.uses, allocated) if peak else ()
-            found[device] = replace(usage, peak_allocated=allocated, uses=uses)
+            found[device] = replace(memory, peak_allocated=allocated, uses=uses)
         return found
 
     def left(
         self, leaked: Mapping[int, int], root: Path, since: Mapping[int, int]
-    ) -> dict[int, Usage]:
+    ) -> dict[int, PeakMemory]:
         """Return what was allocated since each position and is still in use."""
-        from torchmem.preflight.child.uses import SourceLines
-
-        self.moments.note_tensors()
-        snapshot = self.backend.full_snapshot(traces=True) if self.backend.owns_history() else None
+        snapshot = self._snapshot()
         if snapshot is None:
             return {}
         lines = SourceLines(root)
         return {
-            device: Usage(
-                size, uses=self.moments.left(snapshot, device, lines, since.get(device, 0))
+            device: PeakMemory(
+                size, uses=self.marks.left(snapshot, device, lines, since.get(device, 0))
             )
             for device, size in leaked.items()
         }
 
+    def _snapshot(self) -> Mapping[str, Any] | None:
+        """Return the snapshot with the trace, if this is what records it."""
+        self.marks.note_tensors()
+        return self.backend.full_snapshot(traces=True) if self.backend.owns_history() else None
+
     def conditions(self) -> Conditions:
         """Return where the test ran."""
         is_phantom = is_on_phantom()
-        read = 0
-        if is_phantom:
-            from torchmem.preflight.child.exit import values_read
-
-            read = values_read()
+        read = values_read() if is_phantom else 0
         version = self.backend.versions().get("torch", "")
         return Conditions(self._gpu_model(), version, is_phantom, values_read=read)
 
@@ -258,26 +261,23 @@ class _Torch:
         product = self._gpu_name(0)
         return next((model.name for model in CATALOG if model.product == product), product)
 
-    def _new_moments(self) -> None:
-        from torchmem.preflight.child.moments import Moments
-        from torchmem.preflight.child.phases import PhaseTracker
+    def _new_marks(self) -> None:
+        self.marks = TraceMarks(self.backend, self.clear_workspaces)
+        self._phases = PhaseTracker(self._phase_ended)
 
-        moments = Moments(self.backend, self.clear_workspaces)
-        self.moments: Moments = moments
-        self._phases: PhaseTracker = PhaseTracker(self._phase_ended)
-
-    def _cuda_initialized(self, measurement: UsageMeasurement) -> None:
+    def _cuda_initialized(self, measurement: MemoryMeasurement) -> None:
         if measurement is self._current:
             self.backend.start_history(MAX_TRACE_EVENTS)
-            self.moments.began()
+            self.marks.began()
             measurement.cuda_initialized(self.allocated())
             for device in self.stats():
                 self.backend.reset_peaks(device)
 
     def _phase_ended(self, _: Phase) -> None:
         if self._current is not None:
-            self.moments.phase_begins(self._phases.phase)
+            self.marks.phase_begins(self._phases.phase)
 
+    # Each test has phases of its own, so these are no methods of one tracker.
     def _backward_begins(self) -> None:
         self._phases.backward_begins()
 
@@ -287,14 +287,14 @@ class _Torch:
     def _backward_ended(self) -> None:
         self._phases.backward_ends()
         if self._current is not None and not self._phases.in_backward:
-            self.moments.backward_ended()
+            self.marks.backward_ended()
 
     def _optimizer_stepped(self, optimizer: Any) -> None:
         if self._current is not None:
-            self.moments.optimizer_stepped(optimizer)
+            self.marks.optimizer_stepped(optimizer)
             if not self._phases.in_backward:
                 self._phases.forward()
-                self.moments.step_ended()
+                self.marks.step_ended()
 
 
 @cache

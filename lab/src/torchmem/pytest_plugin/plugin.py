@@ -16,8 +16,8 @@ from torchmem.compare.baseline_flags import BASELINE_FLAGS
 from torchmem.pytest_plugin.marker import DEFAULT_GPU_MODEL, NAME
 
 if TYPE_CHECKING:
+    from torchmem.pytest_plugin.block_memory import BlockMemory
     from torchmem.pytest_plugin.session import MemorySession
-    from torchmem.pytest_plugin.used import Used
 
 MARKER = (
     "gpu_memory(peak=None, reserved=None, leak=None, gpu_model=None, world_size=None, rank=0): "
@@ -90,7 +90,7 @@ class GpuMemoryFixture:
         return is_on_phantom()
 
     @contextmanager
-    def __call__(self, **limits: Any) -> Iterator[Used]:
+    def __call__(self, **limits: Any) -> Iterator[BlockMemory]:
         """Measure a block and limit it; afterwards, what it used is in the object.
 
         limits: peak, reserved and leak, in bytes or as "2 GiB". Fails the test if a limit is

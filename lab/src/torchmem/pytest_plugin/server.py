@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -48,40 +49,35 @@ class PhantomServer:
         Raises:
             UsageError: the phantom GPU cannot be used here, or the tests cannot be collected.
         """
-        self._scratch = tempfile.TemporaryDirectory(prefix="torchmem-pytest-")
         self._runs = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        try:
+        with ExitStack() as stack:
+            scratch = tempfile.TemporaryDirectory(prefix="torchmem-pytest-")
+            self._scratch = Path(stack.enter_context(scratch))
             environment = self._environment(gpu_model)
-            self._output = Path(self._scratch.name, "output").open("w+")  # noqa: SIM115 - until `close`
-            self._socket, theirs = socket.socketpair()
+            self._output = stack.enter_context((self._scratch / "output").open("w+"))
+            ours, theirs = socket.socketpair()
             with theirs:
-                command = [
-                    sys.executable,
-                    "-m",
-                    "torchmem.pytest_plugin.child",
-                    str(theirs.fileno()),
-                ]
+                module, number = "torchmem.pytest_plugin.child", str(theirs.fileno())
                 self._process = subprocess.Popen(
-                    command,
+                    [sys.executable, "-m", module, number],
                     env=environment,
                     stdin=subprocess.DEVNULL,
                     stdout=self._output,
                     stderr=self._output,
                     pass_fds=[theirs.fileno()],
                 )
-            self._requests: TextIO = self._socket.makefile("w")
-            self._answers: TextIO = self._socket.makefile("r")
+            stack.callback(self._wait_for_end)
+            self._requests, self._answers = ours.makefile("w"), ours.makefile("r")
+            for stream in (ours, self._answers, self._requests):
+                stack.callback(_close, stream)
             self._send({**asdict(start), "path": sys.path})
             self._wait_until_ready()
-        except BaseException:
-            self.close()
-            raise
+            self._open = stack.pop_all()
 
     def run(self, nodeid: str, placement: Placement | None) -> Iterator[Mapping[str, Any]]:
         """Run a test; yield the messages of the child, at last how the test's process ended."""
         self._runs += 1
-        state = Path(self._scratch.name, str(self._runs))
+        state = self._scratch / str(self._runs)
         place = asdict(placement) if placement else None
         try:
             self._send({"nodeid": nodeid, "state": str(state), "placement": place})
@@ -97,40 +93,30 @@ class PhantomServer:
     @property
     def is_alive(self) -> bool:
         """Whether the process still runs."""
-        return self._process is not None and self._process.poll() is None
+        return self._process.poll() is None
 
     def close(self) -> None:
         """End the process, and remove its files."""
-        for name in ("_requests", "_answers", "_socket"):
-            stream = getattr(self, name, None)
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:  # the process has ended before it read everything
-                    continue
-        if self._process is not None:
-            try:
-                self._process.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        output = getattr(self, "_output", None)
-        if output is not None:
-            output.close()
-        self._scratch.cleanup()
+        self._open.close()
+
+    def _wait_for_end(self) -> None:
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def _environment(self, gpu_model: str) -> dict[str, str]:
         removed = {*REMOVED_VARIABLES, *OUTPUT_VARIABLES}
         base = {name: value for name, value in os.environ.items() if name not in removed}
         torch = checked_build(find_torch(sys.executable, base), sys.executable)
-        state = Path(self._scratch.name, "0")
         gpu = parse_usable_gpu_model(gpu_model)
         own = {
-            RUN_DIR_VARIABLE: str(Path(self._scratch.name, "run")),
+            RUN_DIR_VARIABLE: str(self._scratch / "run"),
             # Counting GPUs at the import of a test would otherwise initialize CUDA's driver.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         }
-        return phantom_environment(gpu, 1, state, base, torch) | own
+        return phantom_environment(gpu, 1, self._scratch / "0", base, torch) | own
 
     def _wait_until_ready(self) -> None:
         for message in self._messages():
@@ -160,6 +146,11 @@ class PhantomServer:
                 yield json.loads(line)
         except (OSError, ValueError):  # it has died
             return
+
+
+def _close(stream: socket.socket | TextIO) -> None:
+    with suppress(OSError):  # the process has ended before it read everything
+        stream.close()
 
 
 def ending(exit_code: int | None) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,21 @@ import pytest
 
 from torchmem.compare import baseline as files
 from torchmem.compare import markdown
-from torchmem.compare.baseline import Baseline, BaselineEntry, Compared
-from torchmem.compare.usage import Usage
+from torchmem.compare.baseline import BaselineEntry, BaselineOptions, Compared
+from torchmem.compare.peak_memory import PeakMemory
 from torchmem.preflight.options import check_machine
 from torchmem.pytest_plugin import text
+from torchmem.pytest_plugin.block_memory import BlockMemory
 from torchmem.pytest_plugin.limits import MemoryLimits
 from torchmem.pytest_plugin.marker import DEFAULT_GPU_MODEL, NAME, is_measured
 from torchmem.pytest_plugin.measured import ATTRIBUTE, MeasuredTest
-from torchmem.pytest_plugin.measurement import UsageMeasurement
+from torchmem.pytest_plugin.measurement import MemoryMeasurement
 from torchmem.pytest_plugin.phantom_tests import PhantomTests
-from torchmem.pytest_plugin.used import Used
 from torchmem.sample.errors import UsageError
 
-_MEASUREMENT = pytest.StashKey[UsageMeasurement]()
+_MEASUREMENT = pytest.StashKey[MemoryMeasurement]()
 _RESULT = pytest.StashKey[MeasuredTest]()
 _AT_IMPORT = re.compile(r"is_available|device_count|allow_module_level")
-
-
-class GpuMemoryWarning(pytest.PytestWarning):
-    """A test whose figures need a word: it was not compared, or used no GPU memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +37,7 @@ class Options:
 
     report: bool
     gpu_model: str
-    save: Path | None
-    baseline: Baseline | None
-    tolerance: float
-    markdown: Path | None
+    baseline: BaselineOptions
 
 
 def options_of(config: pytest.Config) -> Options:
@@ -56,18 +49,16 @@ def options_of(config: pytest.Config) -> Options:
 
     written = (config.getoption(f"{NAME}_{name}") for name in ("save_baseline", "markdown"))
     save, page = (Path(path) if path else None for path in written)
-    for path in (save, page):
-        files.check_output(path)
-    known, tolerance = value("baseline"), value("tolerance")
+    known = value("baseline")
     if known and config.getini(f"{NAME}_baseline") == known:
         known = str(config.rootpath / known)
+    compared = Path(known) if known and not save else None
+    checked = BaselineOptions.checked(save, compared, value("tolerance"), page)
     return Options(
         report=config.getoption(f"{NAME}_report"),
         gpu_model=value("gpu_model") or DEFAULT_GPU_MODEL,
-        save=save.absolute() if save else None,
-        baseline=files.load(Path(known)) if known and not save else None,
-        tolerance=files.parse_tolerance(tolerance) if tolerance else files.DEFAULT_TOLERANCE,
-        markdown=page.absolute() if page else None,
+        # A test may change the folder.
+        baseline=replace(checked, save=save and save.absolute(), markdown=page and page.absolute()),
     )
 
 
@@ -100,7 +91,7 @@ class MemorySession:
 
     def __init__(self, options: Options, config: pytest.Config) -> None:
         self.needs_phantom = not has_gpu()
-        self._options = options
+        self._options, self._baseline = options, options.baseline
         self._root = config.rootpath
         self._phantom = PhantomTests(options.gpu_model, config)
         self._results: dict[str, tuple[MeasuredTest, MemoryLimits]] = {}
@@ -135,7 +126,7 @@ class MemorySession:
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
         """Begin to measure before the fixtures of a test."""
         if is_measured(item):
-            measurement = item.stash[_MEASUREMENT] = UsageMeasurement(self._root)
+            measurement = item.stash[_MEASUREMENT] = MemoryMeasurement(self._root)
             measurement.begin()
         return (yield)
 
@@ -187,14 +178,15 @@ class MemorySession:
             self._compared[compared.name] = compared
 
     @contextmanager
-    def block(self, item: pytest.Item, keywords: Mapping[str, Any]) -> Iterator[Used]:
+    def block(self, item: pytest.Item, keywords: Mapping[str, Any]) -> Iterator[BlockMemory]:
         """Measure a block of a test, see `plugin.GpuMemoryFixture`."""
-        limits, measurement, used = MemoryLimits.of(keywords), item.stash[_MEASUREMENT], Used()
+        limits, used = MemoryLimits.of(keywords), BlockMemory()
+        measurement = item.stash[_MEASUREMENT]
         before = measurement.allocated()
         window, since = measurement.open_window()
         yield used
         measured = measurement.close_window(window, since, before)
-        used.usage = measured.fullest or Usage()
+        used.memory = measured.fullest or PeakMemory()
         failure = text.limit_failure(measured, limits)
         if failure:
             pytest.fail(failure, pytrace=False)
@@ -219,12 +211,12 @@ class MemorySession:
         self._phantom.close()
         if hasattr(session.config, "workerinput"):
             return
-        if self._options.save:
-            files.save(self._options.save, self._entries())
-        if self._options.markdown:
+        if self._baseline.save:
+            files.save(self._baseline.save, self._entries())
+        if self._baseline.markdown:
             is_phantom = any(each.conditions.is_phantom for each, _ in self._results.values())
             page = markdown.page(list(self._compared.values()), phantom=is_phantom)
-            self._options.markdown.write_text(page)
+            self._baseline.markdown.write_text(page)
 
     def _entries(self) -> dict[str, BaselineEntry]:
         return {
@@ -234,13 +226,7 @@ class MemorySession:
         }
 
     def _compare(self, nodeid: str, measured: MeasuredTest) -> list[Compared]:
-        known = self._options.baseline
-        if known is None:
-            return []
-        return [
-            known.compare(name, entry, self._options.tolerance)
-            for name, entry in entries(nodeid, measured).items()
-        ]
+        return self._baseline.compare(entries(nodeid, measured))
 
     def _judge(self, nodeid: str, measured: MeasuredTest, report: pytest.TestReport) -> None:
         """Fail a test that passed and uses more than in the baseline."""
@@ -259,7 +245,7 @@ class MemorySession:
         measured = MeasuredTest.of(values)
         self._judge(item.nodeid, measured, report)
         is_more = any(each.outcome == "more" for each in self._compare(item.nodeid, measured))
-        if is_more or (self._options.save and report.passed):
+        if is_more or (self._baseline.save and report.passed):
             self._repeat(item, limits, report, measured, times=2 if is_more else 1)
 
     def _repeat(
@@ -274,8 +260,8 @@ class MemorySession:
         """Run a test again, and say by how much its peak varies."""
         again = [self._phantom.measured_again(item, limits) for _ in range(times)]
         runs = [measured, *(each for each in again if each)]
-        peaks = [(each.fullest or Usage()).peak_allocated or 0 for each in runs]
-        varies = files.variation(peaks, self._options.tolerance) if min(peaks) else None
+        peaks = [(each.fullest or PeakMemory()).peak_allocated or 0 for each in runs]
+        varies = files.variation(peaks, self._baseline.tolerance) if min(peaks) else None
         if varies and report.failed:
             report.longrepr = f"{report.longrepr}\nGPU memory: {varies}"
         elif varies:
@@ -297,11 +283,5 @@ def _check_limits(item: pytest.Item) -> None:
 
 def entries(nodeid: str, measured: MeasuredTest) -> dict[str, BaselineEntry]:
     """Return what a test used, by its id and, if there are several, by GPU."""
-    several = len(measured.usages) > 1
     place = measured.conditions
-    return {
-        f"{nodeid} on cuda:{device}" if several else nodeid: BaselineEntry(
-            usage, place.gpu_model, place.torch
-        )
-        for device, usage in measured.usages.items()
-    }
+    return files.entries(nodeid, measured.devices, place.gpu_model, place.torch)

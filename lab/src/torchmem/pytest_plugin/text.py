@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
 from torchmem.compare.baseline import Compared
+from torchmem.compare.peak_memory import PeakMemory
 from torchmem.compare.text import (
     change_lines,
     headline,
@@ -14,7 +15,7 @@ from torchmem.compare.text import (
     signed,
     words,
 )
-from torchmem.compare.usage import Usage
+from torchmem.output.terminal import counted
 from torchmem.phantom.gpus import CATALOG
 from torchmem.pytest_plugin.limits import MemoryLimits
 from torchmem.pytest_plugin.measured import Conditions, MeasuredTest
@@ -35,16 +36,16 @@ NO_MEMORY = "the test used no GPU memory: move its model and its inputs to the G
 
 def limit_failure(measured: MeasuredTest, limits: MemoryLimits) -> str | None:
     """Return why a test exceeds its limits, and what held the memory; None if it does not."""
-    for device, usage in measured.usages.items():
-        problems = list(limits.problems(usage))
+    for device, memory in measured.devices.items():
+        problems = list(limits.problems(memory))
         if problems:
-            where = f" on cuda:{device}" if len(measured.usages) > 1 else ""
+            where = f" on cuda:{device}" if len(measured.devices) > 1 else ""
             head = [f"{HEAD}{where}: {problem}" for problem in problems]
-            left = measured.left.get(device) if limits.leaks(usage) else None
+            left = measured.left.get(device) if limits.leaks(memory) else None
             held = held_lines(left, LEFT) if left else ()
-            is_peak = len(problems) > limits.leaks(usage)
+            is_peak = len(problems) > limits.leaks(memory)
             lines = [*head, _place(measured.conditions), *held]
-            peak = [*held_lines(usage), *kept_lines(usage)] if is_peak else []
+            peak = [*held_lines(memory), *kept_lines(memory)] if is_peak else []
             return "\n".join([*lines, *peak])
     return None
 
@@ -54,17 +55,17 @@ def baseline_failure(compared: Compared, conditions: Conditions) -> str:
     grown = headline(compared.diff) if compared.diff else None
     head = f"{HEAD}: {compared.sentence}" + (f" {grown}." if grown else "")
     changes = change_lines(compared.diff) if compared.diff else ()
-    return "\n".join([head, _place(conditions), *changes, *held_lines(compared.entry.usage)])
+    return "\n".join([head, _place(conditions), *changes, *held_lines(compared.entry.memory)])
 
 
 def remark(measured: MeasuredTest, *, failed: bool) -> str | None:
     """Return what to know about a test's result on these conditions, in one sentence."""
     conditions = measured.conditions
     if failed and conditions.values_read:
-        return VALUES.format(_counted(conditions.values_read, "value"))
+        return VALUES.format(counted(conditions.values_read, "value"))
     if measured.fullest is None or not measured.fullest.peak_allocated:
         if conditions.processes:
-            return PROCESSES.format(_counted(conditions.processes, "process", "processes"))
+            return PROCESSES.format(counted(conditions.processes, "process", "processes"))
         return None if failed else NO_MEMORY
     return None
 
@@ -84,14 +85,14 @@ def table(rows: Iterable[tuple[str, MeasuredTest, MemoryLimits, Compared | None]
 def _cells(
     name: str, measured: MeasuredTest, limits: MemoryLimits, compared: Compared | None
 ) -> tuple[str, ...]:
-    usage = measured.fullest or Usage()
-    component, size = max(usage.by_component.items(), key=lambda each: each[1], default=("", 0))
+    memory = measured.fullest or PeakMemory()
+    component, size = max(memory.by_component.items(), key=lambda each: each[1], default=("", 0))
     change = compared.diff.peak_allocated if compared and compared.diff else None
     return (
-        _size(usage.peak_allocated),
+        _size(memory.peak_allocated),
         _size(limits.peak),
         "" if change is None else signed(change) if change else "same",
-        _size(usage.peak_reserved),
+        _size(memory.peak_reserved),
         f"{words(component)} {format_size(size)}" if component else "",
         f"{measured.conditions.values_read:,}" if measured.conditions.is_phantom else "",
         name,
@@ -114,13 +115,9 @@ def _place(conditions: Conditions) -> str:
     return f"Measured on a {kind}{version}."
 
 
-def _counted(number: int, one: str, several: str | None = None) -> str:
-    return f"{number:,} {one if number == 1 else several or one + 's'}"
-
-
 def _size(size: int | None) -> str:
     return "" if size is None else format_size(size)
 
 
-def _peak(usage: Usage | None) -> int:
-    return (usage.peak_allocated or 0) if usage else 0
+def _peak(memory: PeakMemory | None) -> int:
+    return (memory.peak_allocated or 0) if memory else 0

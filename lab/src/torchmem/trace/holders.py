@@ -86,7 +86,10 @@ class LineFinder:
         self._known: dict[int, tuple[HolderLine, str]] = {}
 
     def line(self, number: int, *, is_before: bool = False) -> HolderLine:
-        """Return the innermost line of the user's program; a Line without a number if unknown."""
+        """Return the innermost line of the user's program.
+
+        If it is unknown, the result has a description as its file, and no number.
+        """
         if number == NO_STACK and is_before:
             return HolderLine(BEFORE_RECORDING)
         return self._of(number)[0]

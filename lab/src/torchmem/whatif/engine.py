@@ -21,10 +21,10 @@ from torchmem.whatif.mid_run import decide as decide_mid_run
 from torchmem.whatif.mid_run import is_switch, restart_all, switch_all
 from torchmem.whatif.program import Program
 from torchmem.whatif.recommendation import decide, no_recommendation
-from torchmem.whatif.recorded_run import RecordedRun, recorded_run
 from torchmem.whatif.replay import Replayer
 from torchmem.whatif.reproduction import Reproduction
 from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start, WhatIf
+from torchmem.whatif.run_facts import RunFacts, run_facts
 from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed, torch_versions
 
 UNKNOWN_VERSIONS: Mapping[str, str] = MappingProxyType({})
@@ -64,7 +64,7 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
         UsageError: the snapshot has settings that no PyTorch writes, a size is not positive, or
             there is nothing to replay.
     """
-    run = recorded_run(recording, gpu_bytes, total_bytes, versions)
+    run = run_facts(recording, gpu_bytes, total_bytes, versions)
     candidates = _candidates(run, settings)
     rounds = 2 if run.before.segments else 1
     replays = ReplayProgress(progress, max(1, run.events), 2 + rounds * len(candidates))
@@ -89,7 +89,7 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
 
 def _with_replays(  # noqa: PLR0913, PLR0917 - one step of what_if
     answer: WhatIf,
-    run: RecordedRun,
+    run: RunFacts,
     program: Program,
     inference: Inference,
     candidates: Sequence[Candidate],
@@ -119,12 +119,12 @@ def _with_replays(  # noqa: PLR0913, PLR0917 - one step of what_if
     )
 
 
-def _is_limited(run: RecordedRun) -> bool:
+def _is_limited(run: RunFacts) -> bool:
     """Return whether the GPU limits replays: not if the earlier memory exceeds it."""
     return run.fits_gpu or not run.before.segments
 
 
-def _candidates(run: RecordedRun, settings: Sequence[str] | None) -> list[Candidate]:
+def _candidates(run: RunFacts, settings: Sequence[str] | None) -> list[Candidate]:
     gpu_known = run.gpu_bytes is not None
     if settings is None:
         return grid(run.recording, run.settings, gpu_known=gpu_known)
@@ -133,14 +133,14 @@ def _candidates(run: RecordedRun, settings: Sequence[str] | None) -> list[Candid
     ]
 
 
-def _recorded(run: RecordedRun, reproduction: Reproduction) -> ReplayResult:
+def _recorded(run: RunFacts, reproduction: Reproduction) -> ReplayResult:
     start: Start = "recorded" if run.before.segments else "empty"
     settings = run.settings
     return reproduction.executor.result(settings.name, settings.conf, start, run.events)
 
 
 def _replay_all(
-    run: RecordedRun,
+    run: RunFacts,
     replayer: Replayer,
     candidates: Sequence[Candidate],
     recorded: ReplayResult,
@@ -209,7 +209,7 @@ def on_gpus(
     Args:
         recording: one device of one snapshot.
         own: the GPU that it was recorded on.
-        GPUs: the GPUs to replay it on.
+        gpus: the GPUs to replay it on.
         answer: the answer of `what_if` for the same recording, with a trusted fidelity.
         progress: called a few hundred times for each replay.
 
@@ -219,7 +219,7 @@ def on_gpus(
     Raises:
         UsageError: as `what_if`.
     """
-    run = recorded_run(recording, own.obtainable, own.total, UNKNOWN_VERSIONS)
+    run = run_facts(recording, own.obtainable, own.total, UNKNOWN_VERSIONS)
     replays = ReplayProgress(progress, max(1, run.events), 1 + len(gpus))
     reproduced: tuple[Reproduction, Fidelity, Inference] | None = None
     unlimited, results = answer.outcomes[0], dict[str, ReplayResult]()
@@ -237,7 +237,7 @@ def on_gpus(
 
 def _replay_on(
     gpu: SimulatedGpuMemory,
-    run: RecordedRun,
+    run: RunFacts,
     program: Program,
     progress: ReplayProgress,
     inference: Inference,

@@ -11,9 +11,9 @@ from torchmem.sample.errors import UsageError
 from torchmem.simulator.blocks import BlockOrder
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.recommendation import PEAK_MARGIN
-from torchmem.whatif.recorded_run import RecordedRun, met_limit
 from torchmem.whatif.reproduction import Reproduction, reproduce
 from torchmem.whatif.result import Fidelity
+from torchmem.whatif.run_facts import RunFacts, met_limit
 
 MIN_SHARE = 0.95
 """The smallest share of allocations on their recorded address that is trusted.
@@ -71,7 +71,7 @@ class ReplayProgress:
 
 
 def reproduce_best(
-    run: RecordedRun, progress: ReplayProgress
+    run: RunFacts, progress: ReplayProgress
 ) -> tuple[Reproduction, Fidelity, Inference]:
     """Reproduce a recording by the best explanation, and if that fails, by the others.
 
@@ -101,7 +101,7 @@ def reproduce_best(
     return reproduction, judge(run, reproduction, order), inference
 
 
-def judge(run: RecordedRun, reproduction: Reproduction, order: BlockOrder | None) -> Fidelity:
+def judge(run: RunFacts, reproduction: Reproduction, order: BlockOrder | None) -> Fidelity:
     """Return the fidelity of a reproduction under this order; None if several match equally."""
     fidelity = Fidelity(
         allocations=reproduction.allocations,
@@ -135,7 +135,7 @@ def _distrust(fidelity: Fidelity) -> str | None:
 
 
 def caveats(
-    run: RecordedRun, reproduction: Reproduction, inference: Inference, fidelity: Fidelity
+    run: RunFacts, reproduction: Reproduction, inference: Inference, fidelity: Fidelity
 ) -> tuple[str, ...]:
     """Return the limitations of the answer as sentences, the most serious first."""
     return (
@@ -146,7 +146,7 @@ def caveats(
     )
 
 
-def _gpu_caveats(run: RecordedRun, reproduction: Reproduction) -> Iterator[str]:
+def _gpu_caveats(run: RunFacts, reproduction: Reproduction) -> Iterator[str]:
     gpu, peak = run.gpu_bytes, run.peak_reserved
     if gpu is None:
         yield (
@@ -173,11 +173,11 @@ def _gpu_caveats(run: RecordedRun, reproduction: Reproduction) -> Iterator[str]:
         )
 
 
-def _was_limited(run: RecordedRun) -> bool:
+def _was_limited(run: RunFacts) -> bool:
     return any(event.action == "oom" and met_limit(event) for event in run.recording.events)
 
 
-def _start_caveats(run: RecordedRun, inference: Inference) -> Iterator[str]:
+def _start_caveats(run: RunFacts, inference: Inference) -> Iterator[str]:
     segments = run.before.segments
     if segments:
         active = format_size(sum(segment["active_size"] for segment in segments))

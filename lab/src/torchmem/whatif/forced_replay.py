@@ -31,7 +31,7 @@ PlaceKey = tuple[PoolId, int, bool]
 
 
 @dataclass(slots=True, eq=False)
-class Piece:
+class PlacedBlock:
     """A block; `prev` and `next` are its neighbors in its segment.
 
     `segment` and `number` are the ages of its segment and of its `Block` object, counted from 1 in
@@ -46,52 +46,52 @@ class Piece:
     number: int
     free: bool = True
     is_initial: bool = False
-    prev: Piece | None = None
-    next: Piece | None = None
+    prev: PlacedBlock | None = None
+    next: PlacedBlock | None = None
 
 
 class Observer(Protocol):
     """Learns from the choices of the recorded allocator."""
 
-    def on_choice(self, chosen: Piece, rivals: Iterable[Piece]) -> None:
+    def on_choice(self, chosen: PlacedBlock, rivals: Iterable[PlacedBlock]) -> None:
         """Take note of a free block that was preferred to others of equal size."""
 
 
 @dataclass(slots=True)
-class FreePieces:
+class FreeBlocksBySize:
     """The free blocks of one place by size, then by address; `sizes` are the sizes in order."""
 
-    by_size: dict[int, dict[int, Piece]] = field(default_factory=dict)
+    by_size: dict[int, dict[int, PlacedBlock]] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
 
-    def add(self, piece: Piece) -> None:
+    def add(self, block: PlacedBlock) -> None:
         """Add a free block."""
-        equal = self.by_size.get(piece.size)
+        equal = self.by_size.get(block.size)
         if equal is None:
-            equal = self.by_size[piece.size] = {}
-            insort(self.sizes, piece.size)
-        equal[piece.address] = piece
+            equal = self.by_size[block.size] = {}
+            insort(self.sizes, block.size)
+        equal[block.address] = block
 
-    def remove(self, piece: Piece) -> None:
+    def remove(self, block: PlacedBlock) -> None:
         """Remove a free block."""
-        equal = self.by_size[piece.size]
-        del equal[piece.address]
+        equal = self.by_size[block.size]
+        del equal[block.address]
         if not equal:
-            del self.by_size[piece.size]
-            del self.sizes[bisect_left(self.sizes, piece.size)]
+            del self.by_size[block.size]
+            del self.sizes[bisect_left(self.sizes, block.size)]
 
-    def between(self, least: int, below: int) -> Iterator[Piece]:
+    def between(self, least: int, below: int) -> Iterator[PlacedBlock]:
         """Yield the blocks of `least` bytes or more, but fewer than `below`."""
         for size in self.sizes[bisect_left(self.sizes, least) : bisect_left(self.sizes, below)]:
             yield from list(self.by_size[size].values())
 
-    def rivals(self, chosen: Piece) -> list[Piece]:
+    def rivals(self, chosen: PlacedBlock) -> list[PlacedBlock]:
         """Return the other free blocks of its size."""
         equal = self.by_size[chosen.size]
         if len(equal) == 1:
             return []
-        first = (piece for _, piece in zip(range(MAX_RIVALS + 1), equal.values(), strict=False))
-        return [piece for piece in first if piece is not chosen]
+        first = (block for _, block in zip(range(MAX_RIVALS + 1), equal.values(), strict=False))
+        return [block for block in first if block is not chosen]
 
 
 class ForcedReplay:
@@ -113,8 +113,8 @@ class ForcedReplay:
         self._config = config
         self._max_split_size = config.max_split_size or 1 << 63
         self._observers = observers
-        self._pieces: dict[int, Piece] = {}
-        self._free = defaultdict[PlaceKey, FreePieces](FreePieces)
+        self._blocks: dict[int, PlacedBlock] = {}
+        self._free = defaultdict[PlaceKey, FreeBlocksBySize](FreeBlocksBySize)
         self._segment_numbers, self._numbers = count(1), count(1)
         self._is_new = False
         for segment in segments:
@@ -142,41 +142,41 @@ class ForcedReplay:
         age = -1 - len(self.initial_segments)
         self.initial_segments[age] = segment["address"]
         key = segment["segment_pool_id"], segment["stream"], segment["segment_type"] == "small"
-        pieces = []
-        for block in segment["blocks"]:
+        blocks = []
+        for info in segment["blocks"]:
             number = -1 - len(self.initial_blocks)
-            self.initial_blocks[number] = block["address"]
-            in_use = block["state"] != "inactive"
-            piece = Piece(
-                block["address"], block["size"], key, age, number, not in_use, is_initial=in_use
+            self.initial_blocks[number] = info["address"]
+            in_use = info["state"] != "inactive"
+            block = PlacedBlock(
+                info["address"], info["size"], key, age, number, not in_use, is_initial=in_use
             )
-            pieces.append(piece)
-            self._pieces[piece.address] = piece
-            if piece.free:
-                self._free[key].add(piece)
-        for left, right in pairwise(pieces):
+            blocks.append(block)
+            self._blocks[block.address] = block
+            if block.free:
+                self._free[key].add(block)
+        for left, right in pairwise(blocks):
             left.next, right.prev = right, left
 
     def _add_segment(self, event: Event) -> None:
         key = event.pool, event.stream, event.size == SMALL_BUFFER
-        piece = Piece(
+        block = PlacedBlock(
             event.address, event.size, key, next(self._segment_numbers), next(self._numbers)
         )
-        if event.address not in self._pieces:
-            self._pieces[piece.address] = piece
-            self._free[key].add(piece)
+        if event.address not in self._blocks:
+            self._blocks[block.address] = block
+            self._free[key].add(block)
         self._is_new = True
 
     def _drop_segment(self, address: int) -> None:
-        piece = self._pieces.get(address)
-        if piece is not None and piece.free and piece.prev is None and piece.next is None:
-            self._free[piece.key].remove(piece)
-            del self._pieces[address]
+        block = self._blocks.get(address)
+        if block is not None and block.free and block.prev is None and block.next is None:
+            self._free[block.key].remove(block)
+            del self._blocks[address]
 
     def _alloc(self, event: Event) -> None:
         size, is_new = self._config.round_size(event.size), self._is_new
         self._is_new = False
-        chosen = self._pieces.get(event.address)
+        chosen = self._blocks.get(event.address)
         if chosen is None:
             chosen = self._behind_slack(event.address, size)
         if chosen is None or not chosen.free or chosen.size < size:
@@ -186,7 +186,7 @@ class ForcedReplay:
             self._learn(chosen, size)
         self._take(chosen, size)
 
-    def _learn(self, chosen: Piece, size: int) -> None:
+    def _learn(self, chosen: PlacedBlock, size: int) -> None:
         """Draw conclusions from the choice of a free block; a new segment is not a choice."""
         free = self._free[chosen.key]
         if chosen.size > size and self._config.max_split_size is None and not chosen.key[2]:
@@ -197,79 +197,79 @@ class ForcedReplay:
             for observer in self._observers:
                 observer.on_choice(chosen, rivals)
 
-    def _behind_slack(self, address: int, size: int) -> Piece | None:
+    def _behind_slack(self, address: int, size: int) -> PlacedBlock | None:
         """Return the free block that starts at `address` if the block before it is longer."""
         for free in self._free.values():
-            for piece in free.between(size, 1 << 63):
-                if piece.address < address < piece.address + piece.size and not piece.key[2]:
-                    self._shorten(piece, address - piece.address)
-                    return self._pieces.get(address)
+            for block in free.between(size, 1 << 63):
+                if block.address < address < block.address + block.size and not block.key[2]:
+                    self._shorten(block, address - block.address)
+                    return self._blocks.get(address)
         return None
 
-    def _shorten(self, piece: Piece, size: int) -> None:
+    def _shorten(self, block: PlacedBlock, size: int) -> None:
         """Give the first bytes of a free block to the block before it, if that may have them."""
-        before = piece.prev
+        before = block.prev
         if before is None or not before.is_initial or before.free:
             return
         slack = self.slack.get(before.address, 0) + size
-        if slack > MAX_SLACK or size >= piece.size:
+        if slack > MAX_SLACK or size >= block.size:
             return
         self.slack[before.address] = slack
-        self._free[piece.key].remove(piece)
-        del self._pieces[piece.address]
+        self._free[block.key].remove(block)
+        del self._blocks[block.address]
         before.size += size
-        piece.address += size
-        piece.size -= size
-        self._pieces[piece.address] = piece
-        self._free[piece.key].add(piece)
+        block.address += size
+        block.size -= size
+        self._blocks[block.address] = block
+        self._free[block.key].add(block)
 
-    def _take(self, piece: Piece, size: int) -> None:
+    def _take(self, block: PlacedBlock, size: int) -> None:
         """Put a block of `size` bytes into a free block; the rest stays free if it is split off."""
-        self._free[piece.key].remove(piece)
-        if self._is_split(piece, size):
-            head = Piece(
-                piece.address, size, piece.key, piece.segment, next(self._numbers), free=False
+        self._free[block.key].remove(block)
+        if self._is_split(block, size):
+            head = PlacedBlock(
+                block.address, size, block.key, block.segment, next(self._numbers), free=False
             )
-            head.prev, head.next = piece.prev, piece
-            if piece.prev is not None:
-                piece.prev.next = head
-            piece.prev = head
-            piece.address += size
-            piece.size -= size
-            self._pieces[head.address] = head
-            self._pieces[piece.address] = piece
-            self._free[piece.key].add(piece)
+            head.prev, head.next = block.prev, block
+            if block.prev is not None:
+                block.prev.next = head
+            block.prev = head
+            block.address += size
+            block.size -= size
+            self._blocks[head.address] = head
+            self._blocks[block.address] = block
+            self._free[block.key].add(block)
         else:
-            piece.free = False
+            block.free = False
 
-    def _is_split(self, piece: Piece, size: int) -> bool:
+    def _is_split(self, block: PlacedBlock, size: int) -> bool:
         """Return whether the rest becomes a block; see `torchmem.simulator.blocks.should_split`."""
-        remaining = piece.size - size
-        if piece.key[2] or self._config.expandable_segments:
+        remaining = block.size - size
+        if block.key[2] or self._config.expandable_segments:
             return remaining >= MIN_BLOCK_SIZE
         return remaining > SMALL_SIZE and size < self._max_split_size
 
     def _free_block(self, address: int) -> None:
         """Free a block; its object outlives those of the free neighbors that it merges with."""
-        piece = self._pieces.get(address)
-        if piece is None or piece.free:
+        block = self._blocks.get(address)
+        if block is None or block.free:
             return
-        piece.free, piece.is_initial = True, False
-        before, behind = piece.prev, piece.next
+        block.free, block.is_initial = True, False
+        before, behind = block.prev, block.next
         if before is not None and before.free:
-            self._free[piece.key].remove(before)
-            del self._pieces[piece.address]
-            piece.address = before.address
-            piece.size += before.size
-            piece.prev = before.prev
-            if piece.prev is not None:
-                piece.prev.next = piece
-            self._pieces[piece.address] = piece
+            self._free[block.key].remove(before)
+            del self._blocks[block.address]
+            block.address = before.address
+            block.size += before.size
+            block.prev = before.prev
+            if block.prev is not None:
+                block.prev.next = block
+            self._blocks[block.address] = block
         if behind is not None and behind.free:
-            self._free[piece.key].remove(behind)
-            del self._pieces[behind.address]
-            piece.size += behind.size
-            piece.next = behind.next
-            if piece.next is not None:
-                piece.next.prev = piece
-        self._free[piece.key].add(piece)
+            self._free[block.key].remove(behind)
+            del self._blocks[behind.address]
+            block.size += behind.size
+            block.next = behind.next
+            if block.next is not None:
+                block.next.prev = block
+        self._free[block.key].add(block)

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from torchmem.allocator.settings import AllocatorConfig
 from torchmem.simulator.blocks import BlockOrder
 from torchmem.trace.recording import Recording
-from torchmem.whatif.forced_replay import ForcedReplay, Piece
+from torchmem.whatif.forced_replay import ForcedReplay, PlacedBlock
 from torchmem.whatif.initial_memory import InitialMemory, rebuild
 
 MAX_ROUNDS = 4
@@ -46,7 +46,7 @@ class AddressEvidence:
     observations: int = 0
     contradictions: int = 0
 
-    def on_choice(self, chosen: Piece, rivals: Iterable[Piece]) -> None:
+    def on_choice(self, chosen: PlacedBlock, rivals: Iterable[PlacedBlock]) -> None:
         """Compare addresses."""
         for rival in rivals:
             self.observations += 1
@@ -57,7 +57,7 @@ class AddressEvidence:
 class AgeEvidence:
     """Pairs of ages, the older one first, and how often they were seen.
 
-    Ages are those of `Piece.segment`, or of `Piece.number` if `of_blocks`.
+    Ages are those of `PlacedBlock.segment`, or of `PlacedBlock.number` if `of_blocks`.
     """
 
     of_blocks: bool
@@ -65,7 +65,7 @@ class AgeEvidence:
     contradictions: int = 0
     pairs: Counter[tuple[int, int]] = field(default_factory=Counter)
 
-    def on_choice(self, chosen: Piece, rivals: Iterable[Piece]) -> None:
+    def on_choice(self, chosen: PlacedBlock, rivals: Iterable[PlacedBlock]) -> None:
         """Compare ages: those from before the trace are older than those within it."""
         older = chosen.number if self.of_blocks else chosen.segment
         for rival in rivals:

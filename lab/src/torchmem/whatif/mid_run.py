@@ -22,7 +22,6 @@ from torchmem.whatif.recommendation import (
     keep,
     no_recommendation,
 )
-from torchmem.whatif.recorded_run import RecordedRun
 from torchmem.whatif.replay import Replayer
 from torchmem.whatif.result import (
     Direction,
@@ -32,6 +31,7 @@ from torchmem.whatif.result import (
     Restart,
     WhatIf,
 )
+from torchmem.whatif.run_facts import RunFacts
 from torchmem.whatif.settings import Candidate
 
 ESTIMATE_MARGIN = 0.1
@@ -39,7 +39,7 @@ ESTIMATE_MARGIN = 0.1
 
 
 def switch_all(
-    run: RecordedRun, replayer: Replayer, candidates: Sequence[Candidate]
+    run: RunFacts, replayer: Replayer, candidates: Sequence[Candidate]
 ) -> Iterator[ReplayResult]:
     """Return what each setting would have done, one by one, switched where the trace begins."""
     calls = []
@@ -103,7 +103,7 @@ class RestartReplays:
 
 
 def restart_all(
-    run: RecordedRun, replayer: Replayer, candidates: Sequence[Candidate], recorded: ReplayResult
+    run: RunFacts, replayer: Replayer, candidates: Sequence[Candidate], recorded: ReplayResult
 ) -> Iterator[Restart | None]:
     """Return what is known about a restart under each setting; None where nothing is."""
     settings = run.settings

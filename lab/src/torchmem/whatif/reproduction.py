@@ -23,8 +23,8 @@ from torchmem.trace.recording import Event, Recording
 from torchmem.whatif.executor import Executor, ReplayEndedError
 from torchmem.whatif.inference import Inference
 from torchmem.whatif.program import Operation, Program
-from torchmem.whatif.recorded_run import RecordedRun
 from torchmem.whatif.replay import UNLIMITED_BYTES, NewGpu
+from torchmem.whatif.run_facts import RunFacts
 
 DRIVER_ALLOCS = frozenset({"segment_alloc", "segment_map"})
 DRIVER_FREES = frozenset({"segment_free", "segment_unmap"})
@@ -325,7 +325,7 @@ class Reproduction:
 
 
 def reproduce(
-    run: RecordedRun,
+    run: RunFacts,
     inference: Inference,
     *,
     max_misses: int,
@@ -355,7 +355,7 @@ def reproduce(
     return reproduction
 
 
-def _restore(run: RecordedRun, inference: Inference, executor: Executor, gpu: RecordedGpu) -> None:
+def _restore(run: RunFacts, inference: Inference, executor: Executor, gpu: RecordedGpu) -> None:
     """Load the memory before the trace."""
     recording, before = run.recording, inference.before
     pools = {event.pool for event in recording.events}

@@ -20,7 +20,8 @@ from torchmem.compare.baseline_flags import BASELINE_FLAGS
 from torchmem.sample.errors import TorchmemError
 
 if TYPE_CHECKING:
-    from torchmem.preflight.baseline import BaselineOptions, BaselineResult
+    from torchmem.compare.baseline import BaselineOptions
+    from torchmem.preflight.baseline import BaselineResult
     from torchmem.preflight.matrix import Matrix
     from torchmem.preflight.matrix_runs import Start
     from torchmem.preflight.options import PreflightOptions
@@ -265,14 +266,14 @@ def _bisect(options: PreflightOptions, commits: str, runner: Runner) -> int:
 
 def _sweep(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:
     from torchmem.output.terminal import write_out
-    from torchmem.preflight import baseline, document, search, text
+    from torchmem.preflight import baseline, document, judged_run, search, text
 
     result = search.sweep(options.plan, options.sweep, runner)
     runs = [(replace(options.plan, placement=rank.placement), rank.result) for rank in result.ranks]
     against = baseline.check(compared, runs, runner) if compared else None
     page = document.sweep_document(result, against) if options.json else text.sweep_page(result)
     write_out(page)
-    return _closed(options, result.exit_code, against)
+    return _closed(options, judged_run.exit_code(result.ranks), against)
 
 
 def _matrix(
@@ -283,7 +284,7 @@ def _matrix(
     clock: Callable[[], float],
 ) -> int:
     from torchmem.output.terminal import write_out
-    from torchmem.preflight import matrix_text
+    from torchmem.preflight import judged_run, matrix_text
     from torchmem.preflight.matrix_runs import MatrixRuns
 
     runs = MatrixRuns(matrix, scratch, arguments.jobs, arguments.resume, clock)
@@ -292,7 +293,7 @@ def _matrix(
         write_out(matrix_text.document(result))
     else:
         write_out(matrix_text.table(result) if arguments.csv else matrix_text.page(result))
-    return result.exit_code
+    return judged_run.exit_code(result.cells)
 
 
 def _single_run(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:

@@ -2,8 +2,9 @@
 
 The phantom GPU's library is built for one PyTorch. A wrapper (a shell, uv, conda) can start a
 Python with another one. This restarts such a process with the library for its own PyTorch, before
-it has run anything. It runs in every Python of the run, also in those without torchmem, and in
-those that are too old for it.
+it has run anything. Then it installs what measures the program, if PHANTOM_HOOK names a module for
+that. It runs in every Python of the run, also in those without torchmem, and in those that are too
+old for it.
 """
 
 import os
@@ -49,6 +50,12 @@ def torchmem_startup():
         ):
             restart()
     except Exception:  # noqa: BLE001, S110 - the program must start
+        pass
+    try:
+        if "PHANTOM_HOOK" in os.environ:
+            __import__(os.environ["PHANTOM_HOOK"])  # importlib would stay in sys.modules
+            sys.modules[os.environ["PHANTOM_HOOK"]].install()
+    except Exception:  # noqa: BLE001, S110 - what started the program sees that nothing is measured
         pass
     finally:
         torchmem_hands_on()

@@ -34,7 +34,7 @@ def begin() -> None:
     session = sdk.instrument(backend=backend)
     watcher = StepWatcher(backend, session, config)
     backend.on_init(watcher.cuda_initialized)
-    backend.on_step(watcher.moments.optimizer_stepped)
+    backend.on_step(watcher.marks.optimizer_stepped)
     backend.on_step(watcher.optimizer_stepped)
     session.lifetime.loop.after_step = watcher.step_called
     torch_hooks.on_forward(watcher.phases.forward, watcher.forward_ended)

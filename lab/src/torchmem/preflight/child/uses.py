@@ -15,7 +15,7 @@ from typing import Any
 
 from torchmem.allocator.sizes import round_size
 from torchmem.allocator.snapshot import FrameInfo
-from torchmem.compare.usage import SourceLine, Use, merged
+from torchmem.compare.peak_memory import SourceLine, Use, merged
 from torchmem.explain.lines import recorded_line
 from torchmem.preflight.result import Phase
 from torchmem.sample.untrusted import sanitize_text
@@ -33,7 +33,7 @@ Owners = Mapping[int, Mapping[int, Owner]]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TraceMark:
     """What begins or is known at a position of each device's trace.
 
     phase: the phase that begins. begins_step: whether a step begins. frames: the Python stack of
@@ -61,21 +61,21 @@ class _Allocation:
     end: int | None = None
     owner: Owner | None = None
 
-    def is_in_use(self, moment: int) -> bool:
+    def is_in_use(self, events: int) -> bool:
         """Whether it is in use after this number of events."""
-        return self.start < moment and (self.end is None or self.end >= moment)
+        return self.start < events and (self.end is None or self.end >= events)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What PyTorch has recorded on one device, and the moments noted meanwhile.
+    """What PyTorch has recorded on one device, and the marks noted meanwhile.
 
     start, end: the device's positions when the recording began and when the trace was taken.
     since: the position from which on the peak counts.
     """
 
     events: Iterable[Mapping[str, Any]]
-    moments: Iterable[Moment]
+    marks: Iterable[TraceMark]
     start: int
     end: int
     since: int
@@ -131,7 +131,7 @@ def trace_peak(
     trace: Trace, device: int, module_of: ModuleOf, lines: SourceLines
 ) -> TracePeak | None:
     """Return the peak of one device's trace; None if the trace is not complete."""
-    read = _Reading(trace, device)
+    read = _AllocationHistory(trace, device)
     if len(read.levels) != trace.end - trace.start + 1:
         return None
     peak = max(range(trace.since - trace.start, len(read.levels)), key=read.levels.__getitem__)
@@ -145,7 +145,7 @@ def uses_left(
     trace: Trace, device: int, module_of: ModuleOf, lines: SourceLines
 ) -> tuple[Use, ...]:
     """Return what was allocated after `since` and is still in use at the end of a trace."""
-    read = _Reading(trace, device)
+    read = _AllocationHistory(trace, device)
     since = trace.since - trace.start
     left = (each for each in read.allocations if each.end is None and each.start >= since)
     return merged(_use(each, 0, module_of, lines) for each in left)
@@ -159,7 +159,7 @@ def with_rounding(uses: tuple[Use, ...], peak_allocated: int) -> tuple[Use, ...]
     return merged([*uses, Use("rounding", rest)] if rest else uses)
 
 
-class _Reading:
+class _AllocationHistory:
     """The allocations of one trace, and the rounded bytes after each of its counted events."""
 
     def __init__(self, trace: Trace, device: int) -> None:
@@ -171,22 +171,22 @@ class _Reading:
         self._step = 0
         self._backward: Sequence[FrameInfo] = ()
         self._frees: Owner | None = None
-        left = _by_position(trace.moments, device, trace.start)
+        left = _by_position(trace.marks, device, trace.start)
         for event in trace.events:
             if event["action"] in _COUNTED:
                 self._pass(left)
                 self._count(event)
         self._pass(left)
 
-    def _pass(self, left: list[tuple[int, Moment]]) -> None:
-        """Take the moments up to the current position."""
+    def _pass(self, left: list[tuple[int, TraceMark]]) -> None:
+        """Take the marks up to the current position."""
         while left and left[-1][0] < len(self.levels):
-            moment = left.pop()[1]
-            self._step += moment.begins_step
-            self._phase = moment.phase or self._phase
-            self._backward = moment.frames or self._backward
-            self._frees = moment.frees
-            for address, owner in moment.owners.get(self._device, {}).items():
+            mark = left.pop()[1]
+            self._step += mark.begins_step
+            self._phase = mark.phase or self._phase
+            self._backward = mark.frames or self._backward
+            self._frees = mark.frees
+            for address, owner in mark.owners.get(self._device, {}).items():
                 if address in self._live:
                     self._live[address].owner = owner
 
@@ -212,9 +212,11 @@ class _Reading:
         return self._backward if self._phase == "backward" else ()
 
 
-def _by_position(moments: Iterable[Moment], device: int, start: int) -> list[tuple[int, Moment]]:
-    """Return the moments with their positions in the trace, the last one first."""
-    placed = [(max(0, each.positions.get(device, start) - start), each) for each in moments]
+def _by_position(
+    marks: Iterable[TraceMark], device: int, start: int
+) -> list[tuple[int, TraceMark]]:
+    """Return the marks with their positions in the trace, the last one first."""
+    placed = [(max(0, each.positions.get(device, start) - start), each) for each in marks]
     return sorted(placed, key=lambda pair: pair[0])[::-1]
 
 

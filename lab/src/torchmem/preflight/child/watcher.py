@@ -24,8 +24,8 @@ from torchmem.preflight.child.exit import (
     write_report,
     write_trace,
 )
+from torchmem.preflight.child.marks import TraceMarks
 from torchmem.preflight.child.meter import DeviceMeter
-from torchmem.preflight.child.moments import Moments
 from torchmem.preflight.child.phases import PhaseTracker, StepCounter
 from torchmem.preflight.child.torch_hooks import (
     WatchedBackend,
@@ -49,7 +49,7 @@ class StepWatcher:
 
     def __init__(self, backend: WatchedBackend, session: Session, config: ChildConfig) -> None:
         self.phases = PhaseTracker(self._phase_changed)
-        self.moments = Moments(backend, clear_cublas_workspaces)
+        self.marks = TraceMarks(backend, clear_cublas_workspaces)
         self._backend = backend
         self._session = session
         self._config = config
@@ -121,7 +121,7 @@ class StepWatcher:
         """Handle the end of a backward pass, which may be an inner one."""
         self.phases.backward_ends()
         if self._is_own_process and not self.phases.in_backward:
-            self.moments.backward_ended()
+            self.marks.backward_ended()
         if self._stepped_in_backward and not self.phases.in_backward:
             self._stepped_in_backward = False
             self._end_step_if_complete()
@@ -161,7 +161,7 @@ class StepWatcher:
     def _end_step(self) -> None:
         self._step = self._counter.count
         self.phases.forward()
-        self.moments.step_ended()
+        self.marks.step_ended()
         self._measure(self._counter.count)
         self._write_progress()
         self._step += 1
@@ -173,7 +173,7 @@ class StepWatcher:
     def _phase_changed(self, ended: Phase) -> None:
         self._phase_ended(ended)
         if self._is_own_process:
-            self.moments.phase_begins(self.phases.phase)
+            self.marks.phase_begins(self.phases.phase)
 
     def _phase_ended(self, phase: Phase) -> None:
         if not (self._is_own_process and self._backend.is_initialized()):
@@ -217,7 +217,7 @@ class StepWatcher:
 
     def _write(self, *, stopped: bool) -> None:
         """Write the trace, and then the report, which includes the RAM that the trace took."""
-        self.moments.note_tensors()
+        self.marks.note_tensors()
         snapshot = self._backend.full_snapshot(traces=True) if self._has_trace else None
         if snapshot is not None:
             write_trace(self._config.folder, snapshot)
@@ -251,7 +251,7 @@ class StepWatcher:
         """Return the figures with what was allocated at the peak, if this process has the trace."""
         if snapshot is None or not self._has_own_trace:
             return device
-        peak = self.moments.peak(snapshot, device.device, SourceLines(repository(Path.cwd())))
+        peak = self.marks.peak(snapshot, device.device, SourceLines(repository(Path.cwd())))
         uses = with_rounding(peak.uses, device.peak_allocated) if peak else ()
         return replace(device, uses=uses)
 

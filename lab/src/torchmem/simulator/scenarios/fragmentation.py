@@ -40,7 +40,7 @@ REPLACED_AFTER = 0.3
 """The share of the growth after which every kept statistic has been replaced."""
 HALVED_FROM = 0.8
 """The share of the growth from which the last rank's statistics have half the size."""
-HURRY = 6
+LATE_KEPT_FACTOR = 6
 """How many times as many of these are kept in each step."""
 LATE_POWER = 6
 """After its end, the growth is this power of the progress: a run of few steps must fail, too."""
@@ -115,7 +115,7 @@ class Statistics:
     def add(self) -> list[Block]:
         """Allocate one tensor; return it unless it is kept."""
         tensor = self._allocator.malloc(STATISTICS_BYTES // (2 if self.are_halved else 1))
-        if self._rng.random() >= self._share_kept * (HURRY if self.are_halved else 1):
+        if self._rng.random() >= self._share_kept * (LATE_KEPT_FACTOR if self.are_halved else 1):
             return [tensor]
         self._kept.append(tensor)
         self._excess += tensor.requested_size

@@ -231,7 +231,9 @@ class UncaughtErrors(Part):
         if threading.excepthook is self._thread_hook:
             threading.excepthook = self._previous_thread_hook
         self._exits.remove()
-        self._monitor = self._add_details = None  # a hook that wraps one of these keeps this object
+        # A hook that was set after these and calls them keeps this object alive, and would keep the
+        # monitor alive, too.
+        self._monitor = self._add_details = None
 
     def in_main(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
         """Be `sys.excepthook`."""

@@ -16,7 +16,7 @@ from torchmem.whatif.settings import Candidate, recorded_settings
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedRun:
+class RunFacts:
     """A recording with its settings, what it tells of the memory before it, and the GPU.
 
     `inferences` are possible explanations of the recording, the best first; they agree on the
@@ -53,12 +53,12 @@ class RecordedRun:
         return max(reserved_over_time(self.recording, self.before))
 
 
-def recorded_run(
+def run_facts(
     recording: Recording,
     gpu_bytes: int | None,
     total_bytes: int | None,
     versions: Mapping[str, str],
-) -> RecordedRun:
+) -> RunFacts:
     """Return what is known about a recording. Arguments and errors are those of `what_if`."""
     if any(size is not None and size <= 0 for size in (gpu_bytes, total_bytes)):
         raise UsageError("the memory of the GPU must be more than 0 bytes.")
@@ -78,7 +78,7 @@ def recorded_run(
     peak = max(reserved_over_time(recording, before))
     fits_gpu = gpu is not None and (source == "oom" or gpu >= peak)
     limit = _collection_limit(recording, gpu if fits_gpu else None)
-    return RecordedRun(recording, settings, inferences, gpu, total_bytes, source, fits_gpu, limit)
+    return RunFacts(recording, settings, inferences, gpu, total_bytes, source, fits_gpu, limit)
 
 
 def _collection_limit(recording: Recording, gpu_bytes: int | None) -> int | None:

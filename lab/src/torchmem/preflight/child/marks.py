@@ -1,6 +1,6 @@
 """Notes during a run what its memory is for, so that the trace can be divided afterwards.
 
-A moment is a position in the allocator's own trace: the number of allocations and of requested
+A mark is a position in the allocator's own trace: the number of allocations and of requested
 frees so far, which PyTorch counts. Only addresses, sizes and names are kept, and no tensor and no
 module, so that nothing of the script lives longer than without.
 """
@@ -16,13 +16,13 @@ from weakref import ref
 
 from torchmem.allocator.backend import Backend, Modules, Storages
 from torchmem.allocator.snapshot import FrameInfo
-from torchmem.compare.usage import Use
+from torchmem.compare.peak_memory import Use
 from torchmem.preflight.child.uses import (
-    Moment,
     Owner,
     Owners,
     SourceLines,
     Trace,
+    TraceMark,
     TracePeak,
     trace_peak,
     uses_left,
@@ -30,7 +30,7 @@ from torchmem.preflight.child.uses import (
 from torchmem.preflight.result import Phase
 from torchmem.sdk.oom.module_names import ModuleNames
 
-MAX_MOMENTS = 20_000
+MAX_MARKS = 20_000
 """Later steps are not divided; no test and no preflight has so many."""
 
 WORKSPACES: Owner = ("workspaces", None)
@@ -41,12 +41,12 @@ _OWN = ("torchmem.preflight.", "torchmem.pytest_plugin.")
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-class Moments:
-    """The moments of one process, noted through PyTorch's hooks in the script's threads."""
+class TraceMarks:
+    """The marks of one process, noted through PyTorch's hooks in the script's threads."""
 
     def __init__(self, backend: Backend, clear_workspaces: Callable[[], None]) -> None:
         """`clear_workspaces`: frees what PyTorch keeps for cuBLAS, which shows what it is."""
-        self.noted: list[Moment] = []
+        self.noted: list[TraceMark] = []
         self._backend = backend
         self._clear_workspaces = clear_workspaces
         self._counter = backend.tensor_counter()
@@ -63,34 +63,34 @@ class Moments:
         positions = self.positions()
         if phase == "backward" and self._after_backward is not None:
             # The pass before it was not followed by an optimizer: another step began there.
-            self._add(Moment(self._after_backward, begins_step=True))
+            self._add(TraceMark(self._after_backward, begins_step=True))
         self._after_backward = None
         frames = _stack() if phase == "backward" else ()
         owners = self._gradients() if phase == "optimizer" else self._model()
-        self._add(Moment(positions, phase, frames=frames, owners=owners))
+        self._add(TraceMark(positions, phase, frames=frames, owners=owners))
 
     def backward_ended(self) -> None:
         """Note the gradients after an outermost backward pass."""
         self._after_backward = self.positions()
-        self._add(Moment(self._after_backward, owners=self._gradients()))
+        self._add(TraceMark(self._after_backward, owners=self._gradients()))
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """Note the state of an optimizer after its step."""
-        self._add(Moment(self.positions(), owners=self._states(optimizer)))
+        self._add(TraceMark(self.positions(), owners=self._states(optimizer)))
 
     def step_ended(self) -> None:
         """Note that another step begins."""
         self._after_backward = None
-        self._add(Moment(self.positions(), begins_step=True))
+        self._add(TraceMark(self.positions(), begins_step=True))
 
     def note_tensors(self) -> None:
         """Note which parameters and gradients exist now, before a snapshot is taken."""
         self._looks = 0
         owners = _joined(self._model(), self._gradients())
-        self._add(Moment(self.positions(), owners=owners, frees=WORKSPACES))
+        self._add(TraceMark(self.positions(), owners=owners, frees=WORKSPACES))
         if self._backend.is_initialized():
             self._clear_workspaces()
-        self._add(Moment(self.positions()), is_last=True)
+        self._add(TraceMark(self.positions()), is_last=True)
 
     def began(self) -> None:
         """Note where the trace begins; without this call, it is CUDA's initialization."""
@@ -125,9 +125,9 @@ class Moments:
         found = (names.of(frames) for names in reversed(self._names))
         return next((name for name in found if name is not None), None)
 
-    def _add(self, moment: Moment, *, is_last: bool = False) -> None:
-        if len(self.noted) < MAX_MOMENTS or is_last:
-            self.noted.append(moment)
+    def _add(self, mark: TraceMark, *, is_last: bool = False) -> None:
+        if len(self.noted) < MAX_MARKS or is_last:
+            self.noted.append(mark)
 
     def positions(self) -> Mapping[int, int]:
         """Return the `position` of each device with a context."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torchmem.compare.usage import Usage
+from torchmem.compare.peak_memory import PeakMemory
 
 
 @dataclass(slots=True)
-class Used:
+class BlockMemory:
     """What a block has used, known after its end; sizes in bytes on the fullest GPU.
 
     Raises RuntimeError before the end of the block.
     """
 
-    usage: Usage | None = None
+    memory: PeakMemory | None = None
 
     @property
     def peak(self) -> int:
@@ -47,10 +47,10 @@ class Used:
         return _sums((use.line and use.line.place, use.bytes) for use in self._known.uses)
 
     @property
-    def _known(self) -> Usage:
-        if self.usage is None:
+    def _known(self) -> PeakMemory:
+        if self.memory is None:
             raise RuntimeError("what a block used is known after its end: read it below the block")
-        return self.usage
+        return self.memory
 
 
 def _sums(pairs: object) -> dict[str, int]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torchmem.sample.untrusted import convert
 
 MIN_SHARE = 1 / 1000
-"""Uses below this share of the peak are added up per component: see `Usage.condensed`."""
+"""Uses below this share of the peak are added up per component: see `PeakMemory.condensed`."""
 
 COMPONENT_ORDER = (
     "parameters",
@@ -82,7 +82,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class PeakMemory:
     """What a run, or a part of one, used on one GPU.
 
     peak_allocated, peak_reserved: as `torch.cuda.max_memory_allocated` and `max_memory_reserved`
@@ -101,7 +101,7 @@ class Usage:
         sums = _sums(self.uses, lambda use: use.component)
         return {name: sums[name] for name in sorted(sums, key=_order)}
 
-    def condensed(self, share: float = MIN_SHARE) -> Usage:
+    def condensed(self, share: float = MIN_SHARE) -> PeakMemory:
         """Return the same with uses below this share of the peak added up per component."""
         limit = share * (self.peak_allocated or 0)
         small = (replace(use, module=None, line=None) for use in self.uses if use.bytes < limit)
@@ -111,7 +111,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The bytes of one component, module or line in two usages; None where it is not divided so."""
+    """The bytes of one component, module or line in two peaks; None where it is not divided so."""
 
     before: int
     after: int
@@ -126,16 +126,16 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageDiff:
-    """What changed from one usage to another.
+class PeakDiff:
+    """What changed from one peak to another.
 
     Each tuple has what differs, the largest growth first and the largest decrease last. by_module
     is by component and module, by_line by component, module and line; both are without what has no
     known module or line. An edited line is one line, see `_edited`.
     """
 
-    before: Usage
-    after: Usage
+    before: PeakMemory
+    after: PeakMemory
     by_component: tuple[Change, ...] = ()
     by_module: tuple[Change, ...] = ()
     by_line: tuple[Change, ...] = ()
@@ -157,12 +157,12 @@ class UsageDiff:
         return _difference(self.before.peak_reserved, self.after.peak_reserved)
 
 
-def diff(before: Usage, after: Usage) -> UsageDiff:
-    """Return what changed. Parts are compared only if both usages have them."""
+def diff(before: PeakMemory, after: PeakMemory) -> PeakDiff:
+    """Return what changed. Parts are compared only if both peaks have them."""
     if not (before.uses and after.uses):
-        return UsageDiff(before, after)
+        return PeakDiff(before, after)
 
-    return UsageDiff(
+    return PeakDiff(
         before,
         after,
         by_component=_changes(before, after, lambda use: Use(use.component, 0)),
@@ -186,24 +186,24 @@ def exceeds(before: int, after: int, tolerance: float) -> bool:
     return after > before * (1 + tolerance)
 
 
-def usage_values(usage: Usage) -> dict[str, Any]:
-    """Return the JSON object of a usage, without what is unknown."""
+def peak_values(memory: PeakMemory) -> dict[str, Any]:
+    """Return the JSON object of a peak, without what is unknown."""
     values = {
-        "peak_allocated": usage.peak_allocated,
-        "peak_reserved": usage.peak_reserved,
-        "leaked": usage.leaked,
+        "peak_allocated": memory.peak_allocated,
+        "peak_reserved": memory.peak_reserved,
+        "leaked": memory.leaked,
     }
     known: dict[str, Any] = {name: size for name, size in values.items() if size is not None}
-    return known | ({"uses": [_use_values(use) for use in usage.uses]} if usage.uses else {})
+    return known | ({"uses": [_use_values(use) for use in memory.uses]} if memory.uses else {})
 
 
-def usage_of(values: Any) -> Usage:
-    """Return the usage of a JSON object. Raises ValueError if it is none."""
-    usage = convert(values, Usage)
-    sizes = (usage.peak_allocated, usage.peak_reserved, *(use.bytes for use in usage.uses))
+def peak_of(values: Any) -> PeakMemory:
+    """Return the peak of a JSON object. Raises ValueError if it is none."""
+    memory = convert(values, PeakMemory)
+    sizes = (memory.peak_allocated, memory.peak_reserved, *(use.bytes for use in memory.uses))
     if any(size is not None and size < 0 for size in sizes):
         raise ValueError("a size is negative")
-    return usage
+    return memory
 
 
 def _use_values(use: Use) -> dict[str, Any]:
@@ -233,13 +233,13 @@ def _of_line(use: Use) -> Use | None:
 
 
 def _changes(
-    before: Usage, after: Usage, part_of: Callable[[Use], Use | None]
+    before: PeakMemory, after: PeakMemory, part_of: Callable[[Use], Use | None]
 ) -> tuple[Change, ...]:
     """Return the parts that differ. `part_of` returns the part of a use, None without one."""
     sums: dict[tuple[Any, ...], tuple[int, int]] = {}
     parts: dict[tuple[Any, ...], Use] = {}
-    for place, usage in enumerate((before, after)):
-        for use in usage.uses:
+    for place, memory in enumerate((before, after)):
+        for use in memory.uses:
             part = part_of(use)
             if part is not None:
                 key = part.component, part.module, part.line and part.line.key

@@ -7,22 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from torchmem.compare.usage import (
+from torchmem.compare.peak_memory import (
     Change,
+    PeakMemory,
     SourceLine,
-    Usage,
     Use,
     diff,
     exceeds,
     merged,
-    usage_of,
-    usage_values,
+    peak_of,
+    peak_values,
 )
 
 MIB = 1 << 20
 ATTENTION = SourceLine("model.py", 31, "forward", "weights = scores.softmax(-1)")
 UP = SourceLine("model.py", 40, "forward", "x = self.up(x)")
-USAGE = Usage(
+USAGE = PeakMemory(
     peak_allocated=100 * MIB,
     peak_reserved=120 * MIB,
     leaked=0,
@@ -36,20 +36,20 @@ USAGE = Usage(
 
 
 def test_json_keeps_all() -> None:
-    """A usage is the same after a round trip through JSON, which leaves out what is unknown."""
-    text = json.dumps(usage_values(USAGE))
-    assert usage_of(json.loads(text)) == USAGE
-    assert usage_values(Usage(peak_reserved=5)) == {"peak_reserved": 5}
-    assert usage_of({}) == Usage()
+    """A peak is the same after a round trip through JSON, which leaves out what is unknown."""
+    text = json.dumps(peak_values(USAGE))
+    assert peak_of(json.loads(text)) == USAGE
+    assert peak_values(PeakMemory(peak_reserved=5)) == {"peak_reserved": 5}
+    assert peak_of({}) == PeakMemory()
 
 
 @pytest.mark.parametrize(
     "values", [[], {"peak_allocated": "6 GiB"}, {"peak_reserved": -1}, {"uses": [{"bytes": 1}]}]
 )
 def test_json_refused(values: object) -> None:
-    """A value that does not describe usage is rejected."""
+    """A value that does not describe a peak is rejected."""
     with pytest.raises(ValueError, match=r"\w"):
-        usage_of(values)
+        peak_of(values)
 
 
 def test_by_component() -> None:
@@ -63,7 +63,7 @@ def test_by_component() -> None:
 
 
 def test_growth_is_named_by_component_module_and_line() -> None:
-    """The difference names what grew most first, with the place it has in the second usage."""
+    """The difference names what grew most first, with the place it has in the second peak."""
     moved = replace(ATTENTION, line=35)
     grown = replace(USAGE.uses[1], bytes=80 * MIB, line=moved)
     shrunk = replace(USAGE.uses[2], bytes=19 * MIB)
