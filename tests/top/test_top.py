@@ -19,10 +19,12 @@ from pathlib import Path
 from struct import pack
 
 import pytest
+from rich.console import Console
 from support.publishing import own_sample, publish
 from support.samples import UUID
+from support.stack import free_port
 
-from torchmem.cli.exporter import AwayError, ask
+from torchmem.cli.exporter import AwayError, SilentError, ask
 from torchmem.cli.http import HttpAnswer, exporter_url
 from torchmem.cli.main import main
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
@@ -31,6 +33,8 @@ from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.top.screen import Screen, page
+from torchmem.top.source import ScreenSource
 
 GIB = 1 << 30
 TIMEOUT_SECONDS = 60.0
@@ -205,13 +209,50 @@ def test_it_waits_for_the_exporter(tmp_path: Path) -> None:
         assert terminal.process.wait(TIMEOUT_SECONDS) == 0
 
 
-@pytest.mark.parametrize("flag", [[], ["--exporter"]], ids=["as before", "flag"])
+def test_the_run_directory_until_an_exporter_runs(tmp_path: Path) -> None:
+    """Without an exporter, the user's ranks are there, explained, under a line that says so."""
+    publish(tmp_path / "run", own_sample())
+    url = f"http://127.0.0.1:{free_port()}"
+    source = ScreenSource(url, tmp_path / "run")
+    alone = source.node()
+    ((gpu,), (rank,)) = alone.gpus, alone.gpus[0].ranks
+    why = source.why((gpu.uuid, rank.id))
+    text = page(Screen(alone, url), Console(width=200)).plain
+    with exporter(tmp_path / "run", int(url.rpartition(":")[2])):
+        served = source.node()
+
+    assert alone.missing is not None
+    assert alone.missing.startswith(f"No exporter at {url}: these are ")
+    assert text.splitlines()[1] == alone.missing
+    assert "NVML" not in text
+    assert (rank.run, gpu.temperature_celsius, gpu.index) == ("night", None, None)
+    assert why is not None
+    assert why.heading[0].startswith("run night")
+    assert (served.missing, served.gpus[0].index) == (None, 0)
+
+
+@pytest.mark.parametrize("ranks", [0, 1])
+def test_the_address_of_an_exporter_that_is_away(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who names an exporter sees no other ranks, and a run directory without ranks is no node."""
+    if ranks:
+        publish(tmp_path, own_sample())
+    monkeypatch.setenv("TORCHMEM_RUN_DIR", str(tmp_path))
+    url = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(SilentError, match="does not respond"):
+        ScreenSource(url, None if ranks else tmp_path).node()
+
+    assert main(["top", "--once", "--exporter", url]) == 1
+    assert capsys.readouterr().err.startswith(f"torchmem: {url} does not respond: ")
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
-def test_without_a_terminal_it_prints_once(tmp_path: Path, encoding: str, flag: list[str]) -> None:
+def test_without_a_terminal_it_prints_once(tmp_path: Path, encoding: str) -> None:
     """In a pipe of any encoding it prints one screen of plain text, and ends."""
     with exporter(tmp_path / "run") as server:
         done = subprocess.run(
-            [*COMMAND, *flag, server.url],
+            [*COMMAND, "--exporter", server.url],
             capture_output=True,
             encoding=encoding,
             timeout=60,
@@ -256,9 +297,17 @@ def test_the_address_of_prometheus() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
-        (["--once", "127.0.0.1:1"], 1, "does not respond: Connection refused. Start it:"),
+        (
+            ["--once", "--exporter", "127.0.0.1:1"],
+            1,
+            "Connection refused. Start it:",
+        ),
         (["--exporter", "ftp://node17"], 2, "write http://HOST:9847"),
-        (["http://u:secret@node17:port"], 2, "http://node17:port is not the URL of an exporter"),
+        (
+            ["--exporter", "http://u:secret@node17:port"],
+            2,
+            "http://node17:port is not the URL of",
+        ),
         (["--interval", "0"], 2, "--interval must be between 0.2 and 3600 seconds, not 0."),
         (["--interval", "nan"], 2, "--interval must be between"),
     ],

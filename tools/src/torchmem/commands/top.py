@@ -1,4 +1,7 @@
-"""`torchmem top`: the memory of a node in a terminal, as its exporter sees it."""
+"""`torchmem top`: the memory of a node in a terminal, as its exporter sees it.
+
+Without an exporter on this machine, it shows the ranks of the run directory.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,7 @@ DEFAULT_INTERVAL_SECONDS = 1.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
-    add_exporter(parser)
-    hidden = argparse.SUPPRESS  # the address without the flag, as in earlier versions
-    add("exporter", nargs="?", metavar="URL", default=hidden, help=hidden)
+    add_exporter(parser, None)
     add("--once", action="store_true", help="print one screen and exit")
     add(
         "--interval",

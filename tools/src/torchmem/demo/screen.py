@@ -22,6 +22,7 @@ from torchmem.top.keyboard import keyboard
 from torchmem.top.loop import plain_console
 from torchmem.top.screen import Screen, picture, ratio
 from torchmem.top.signs import only_ascii
+from torchmem.top.source import ScreenSource
 from torchmem.top.view import is_live, out_of_memory
 from torchmem.top.viewer import Viewer
 
@@ -64,7 +65,7 @@ def _print(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
 def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str, note: str) -> None:
     started = time.monotonic()
     with ExitStack() as stack:
-        asking = stack.enter_context(closing(Asking(url, REFRESH_SECONDS)))
+        asking = stack.enter_context(closing(Asking(ScreenSource(url), REFRESH_SECONDS)))
         keys = stack.enter_context(keyboard(sys.stdin.fileno())) if sys.stdin.isatty() else None
         live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
         viewer = Viewer(live, url)
@@ -85,13 +86,13 @@ def last_picture(url: str, console: Console, lines: int) -> Text | None:
     exporter may notice a moment later.
     """
     until = time.monotonic() + MAX_END_SECONDS
-    while (newest := asked(url, Newest(), None)).node and time.monotonic() < until:
+    while (newest := asked(ScreenSource(url), Newest(), None)).node and time.monotonic() < until:
         if not any(is_live(rank) for gpu in newest.node.gpus for rank in gpu.ranks):
             break
         time.sleep(KEY_SECONDS)
     failed = out_of_memory(newest.node) if newest.node else []
     if failed:
-        newest = asked(url, newest, failed[0])
+        newest = asked(ScreenSource(url), newest, failed[0])
     if newest.node is None:
         return None
     is_ascii = only_ascii(console, os.environ)

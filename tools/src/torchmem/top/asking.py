@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from torchmem.cli.exporter import AwayError, SilentError, ask, ask_rank
+from torchmem.cli.exporter import AwayError, SilentError
 from torchmem.node.state import NodeState, RankWhy
+from torchmem.top.source import ScreenSource
 from torchmem.top.view import RankKey
 
 
@@ -35,8 +36,8 @@ class Newest:
 class Asking:
     """Asks in a daemon thread, so that keys work while the exporter does not."""
 
-    def __init__(self, url: str, interval: float) -> None:
-        self._url, self._interval = url, interval
+    def __init__(self, source: ScreenSource, interval: float) -> None:
+        self._source, self._interval = source, interval
         self._wanted: RankKey | None = None
         self._wake, self._is_closed = threading.Event(), False
         self.newest = Newest()
@@ -56,21 +57,21 @@ class Asking:
     def _run(self) -> None:
         while not self._is_closed:
             self._wake.clear()
-            self.newest = asked(self._url, self.newest, self._wanted)
+            self.newest = asked(self._source, self.newest, self._wanted)
             self._wake.wait(self._interval)
 
 
 def asked(
-    url: str, before: Newest, rank: RankKey | None, now: Callable[[], float] = time.time
+    source: ScreenSource, before: Newest, rank: RankKey | None, now: Callable[[], float] = time.time
 ) -> Newest:
-    """Return the answers of the exporter at `url`, after those of `before`."""
+    """Return the answers of the source, after those of `before`."""
     try:
-        node = ask(url)
+        node = source.node()
     except AwayError as error:
         since = min(before.since, time.monotonic())
         is_silent = isinstance(error, SilentError)
         return replace(before, away=str(error), since=since, is_silent=is_silent)
-    answer = ask_rank(url, *rank) if rank else None
+    answer = source.why(rank) if rank else None
     kept = before.answers.get(rank) if rank else None
     known = answer or kept
     return Newest(node, {rank: known} if rank and known else {}, seen=now())

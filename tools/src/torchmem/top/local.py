@@ -26,7 +26,7 @@ from torchmem.exporter.thresholds import load
 from torchmem.host.process_table import ProcessStatus, process_state
 from torchmem.node.gpu_indices import gpu_indices
 from torchmem.node.ranks import TrainingProcess, training_processes
-from torchmem.node.state import NodeState, RankWhy
+from torchmem.node.state import NodeState, NvmlState, RankWhy
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.sample import decode
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted
@@ -40,7 +40,7 @@ class LocalRanks:
 
     def node(self) -> NodeState:
         """Return the state of the node. Raise UsageError if the directory cannot be read."""
-        return node_state(self._found)
+        return replace(node_state(self._found), nvml=NvmlState())  # which was not asked
 
     def why(self, gpu: str, id_: str) -> RankWhy | None:
         """Return why the memory of a rank is as it is; None if there is no such rank."""

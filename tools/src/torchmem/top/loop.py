@@ -12,14 +12,17 @@ from contextlib import closing
 from rich.console import Console
 from rich.live import Live
 
-from torchmem.cli.exporter import AwayError, SilentError, ask, ask_rank
+from torchmem.cli.exporter import AwayError, SilentError
+from torchmem.cli.flags import DEFAULT_EXPORTER
 from torchmem.cli.http import exporter_url, without_credentials
 from torchmem.output.terminal import interrupted_by
 from torchmem.sample.errors import TorchmemError, UsageError
+from torchmem.sample.run_directory import run_directory
 from torchmem.top.asking import Asking
 from torchmem.top.keyboard import Keyboard, keyboard
 from torchmem.top.screen import Screen, page
 from torchmem.top.signs import only_ascii
+from torchmem.top.source import ScreenSource
 from torchmem.top.start import START
 from torchmem.top.view import out_of_memory
 from torchmem.top.viewer import Viewer
@@ -34,16 +37,17 @@ MAX_EXPLAINED = 8
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the node until the user ends it. Raise UsageError, or TorchmemError with --once."""
-    url, interval = exporter_url(arguments.exporter), arguments.interval
+    url, interval = exporter_url(arguments.exporter or DEFAULT_EXPORTER), arguments.interval
     if not MIN_INTERVAL_SECONDS <= interval <= MAX_INTERVAL_SECONDS:
         bounds = f"{MIN_INTERVAL_SECONDS:g} and {MAX_INTERVAL_SECONDS:g}"
         raise UsageError(f"--interval must be between {bounds} seconds, not {interval:g}.")
-    console = plain_console()
+    source = ScreenSource(url, None if arguments.exporter else run_directory(os.environ))
+    console, shown = plain_console(), without_credentials(url)
     is_interactive = console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty()
     if arguments.once or not is_interactive:
-        _print(console, url)
+        _print(console, source, shown)
     else:
-        _follow(console, url, interval)
+        _follow(console, source, shown, interval)
     return 0
 
 
@@ -54,28 +58,27 @@ def plain_console() -> Console:
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def _print(console: Console, url: str) -> None:
-    shown = without_credentials(url)
+def _print(console: Console, source: ScreenSource, url: str) -> None:
     try:
-        node = ask(url)
+        node = source.node()
     except AwayError as error:
         start = f" {START}" if isinstance(error, SilentError) else ""
-        raise TorchmemError(f"{shown} {error}.{start}") from None
-    failed = {key: ask_rank(url, *key) for key in out_of_memory(node)[:MAX_EXPLAINED]}
+        raise TorchmemError(f"{url} {error}.{start}") from None
+    failed = {key: source.why(key) for key in out_of_memory(node)[:MAX_EXPLAINED]}
     answers = {key: answer for key, answer in failed.items() if answer}
-    screen = Screen(node, shown, answers=answers, is_ascii=only_ascii(console, os.environ))
+    screen = Screen(node, url, answers=answers, is_ascii=only_ascii(console, os.environ))
     console.print(page(screen, console), end="")
 
 
-def _follow(console: Console, url: str, interval: float) -> None:
+def _follow(console: Console, source: ScreenSource, url: str, interval: float) -> None:
     try:
         with (
             interrupted_by(signal.SIGTERM, signal.SIGHUP),
-            closing(Asking(url, interval)) as asking,
+            closing(Asking(source, interval)) as asking,
             keyboard(sys.stdin.fileno()) as typed,
             Live(console=console, screen=True, auto_refresh=False) as live,
         ):
-            _until_ended(asking, typed, Viewer(live, without_credentials(url)))
+            _until_ended(asking, typed, Viewer(live, url))
     except (KeyboardInterrupt, EOFError, OSError):
         pass  # EOFError and OSError: the terminal is gone
 
