@@ -77,7 +77,7 @@ def test_a_program_ends_with_two_lines(tmp_path: Path) -> None:
     assert code == 0
     assert len(screen) == 2, screen
     assert re.match(PEAK, screen[0]), screen
-    match = re.fullmatch(r"torchmem: `torchmem (report .*)` shows the rest", screen[1])
+    match = re.fullmatch(r"torchmem: `torchmem (why .*)` shows the rest", screen[1])
     assert match, screen
     shown = subprocess.run(
         [sys.executable, "-m", "torchmem.cli", *match[1].split()],
