@@ -1,6 +1,6 @@
 """Measure how often the verdict on an OutOfMemoryError is right, and what its advice is worth.
 
-    PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict               # the published
+    PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict               # the table
     PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict --seeds tune  # while changing it
     PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict --kinds hook window
 
