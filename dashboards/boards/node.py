@@ -42,7 +42,6 @@ from dashboards.panels import (
     Column,
     Panel,
     Query,
-    Text,
     Unit,
     joined_table,
     stat_panel,
@@ -70,51 +69,38 @@ _DRIVERS = f"count by (driver_version, cuda_version) ({value('driver_info')})"
 _NVML_DOWN = f"count by (reason) ({select(catalog.NVML_UP)} == 0)"
 NUMBERS: list[Panel] = [
     stat_panel(
-        Text("GPUs", "How many GPUs does the driver reach on the selected nodes?", "0"),
-        Query(f"sum({select(catalog.NVML_GPU_UP)})"),
-        Unit.NUMBER,
+        "GPUs", Query(f"sum({select(catalog.NVML_GPU_UP)})"), Unit.NUMBER, empty="0"
+    ).description("How many GPUs does the driver reach on the selected nodes?"),
+    stat_panel(
+        "Unhealthy GPUs", Query(SICK_GPUS), Unit.COUNT, levels=ANY_HAS_FAILED, empty="0"
+    ).description(
+        "How many GPUs are lost, or need a reset or a replacement? The table says what each "
+        "of them needs."
     ),
     stat_panel(
-        Text(
-            "Unhealthy GPUs",
-            "How many GPUs are lost, or need a reset or a replacement? The table says what each "
-            "of them needs.",
-            "0",
-        ),
-        Query(SICK_GPUS),
-        Unit.COUNT,
-        levels=ANY_HAS_FAILED,
+        "XID errors", Query(f"sum({_SHIPPED_XIDS})"), Unit.COUNT, levels=ANY_IS_WRONG, empty="0"
+    ).description(
+        "How many errors did the driver report in the selected time range, including those "
+        "caused by programs? The row Errors lists and explains them."
     ),
     stat_panel(
-        Text(
-            "XID errors",
-            "How many errors did the driver report in the selected time range, including those "
-            "caused by programs? The row Errors lists and explains them.",
-            "0",
-        ),
-        Query(f"sum({_SHIPPED_XIDS})"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-    ),
+        "Power", Query(f"sum({value('power_watts')})"), Unit.WATTS, empty=NOTHING
+    ).description("How much power do the selected GPUs draw together?"),
     stat_panel(
-        Text("Power", "How much power do the selected GPUs draw together?", NOTHING),
-        Query(f"sum({value('power_watts')})"),
-        Unit.WATTS,
-    ),
-    stat_panel(
-        Text(
-            "Nodes by driver",
-            "Which versions of the driver and CUDA are installed, on how many nodes, and where "
-            "does the driver not respond? Several versions may mean that an upgrade is "
-            "incomplete. All values of GPUs are missing while NVML is down.",
-            "No exporter matches the selection",
-        ),
+        "Nodes by driver",
         [
             Query(_DRIVERS, "driver {{driver_version}}, CUDA {{cuda_version}}", GOOD),
             Query(_NVML_DOWN, "NVML is down: {{reason}}", ATTENTION),
         ],
         Unit.COUNT,
-    ).span(8),
+        empty="No exporter matches the selection",
+    )
+    .description(
+        "Which versions of the driver and CUDA are installed, on how many nodes, and where "
+        "does the driver not respond? Several versions may mean that an upgrade is "
+        "incomplete. All values of GPUs are missing while NVML is down."
+    )
+    .span(8),
 ]
 
 
@@ -171,17 +157,6 @@ def _words(
 
 
 def _gpus() -> Panel:
-    text = Text(
-        "GPUs now",
-        "Which GPU is faulty, idle or slow? State: what the driver recommends. Stranded: the "
-        "share of the memory that PyTorch holds but can neither use nor return. Power: the share "
-        "of the limit. Throttled: what lowers the clocks; a power cap is usual under load, heat "
-        "points to the cooling. ECC: memory errors since the driver was loaded that ECC could not "
-        "correct. XID: the newest error within the time range. Run: the run of the rank "
-        "with most memory.",
-        "No GPU here: NVML reports none, or is not available (see Driver). Values of ranks on this "
-        "node are on the dashboard Training memory.",
-    )
     names, health = _rows()
     rank = _largest_rank()
     columns = [
@@ -194,7 +169,18 @@ def _gpus() -> Panel:
         LAUNCH_OF_LINKS,
         Column("Rank", rank, label="rank", width=60),
     ]
-    return joined_table(text, columns, sort="GPU", hidden=GPU_ROW).height(11).min_width(80)
+    table = joined_table("GPUs now", columns, sort="GPU", hidden=GPU_ROW)
+    table.description(
+        "Which GPU is faulty, idle or slow? State: what the driver recommends. Stranded: the share "
+        "of the memory that PyTorch holds but can neither use nor return. Power: the share of the "
+        "limit. Throttled: what lowers the clocks; a power cap is usual under load, heat points to "
+        "the cooling. ECC: memory errors since the driver was loaded that ECC could not correct. "
+        "XID: the newest error within the time range. Run: the run of the rank with most memory."
+    ).no_value(
+        "No GPU here: NVML reports none, or is not available (see Driver). Values of ranks on this "
+        "node are on the dashboard Training memory."
+    )
+    return table.height(11).min_width(80)
 
 
 def _bars() -> list[Column]:
@@ -236,15 +222,6 @@ def _errors() -> list[Column]:
 
 
 def _processes() -> Panel:
-    text = Text(
-        "Processes",
-        "Which processes hold the memory? The table lists every process on every GPU, whether it "
-        "uses PyTorch or not. Run and rank are known for processes with torchmem's SDK. PyTorch is "
-        "what the allocator holds; outside is what the process holds in addition: CUDA context, "
-        "NCCL, other libraries. Names are known if the exporter can see the host's processes. The "
-        "pid other stands for all processes beyond the largest ones.",
-        NO_PROCESS,
-    )
     facts = row(PROCESS_ROW, _with_owner(value("process_info")), *PROCESS_FACTS)
     memory = row(PROCESS_ROW, select(catalog.NVML_PROCESS_MEMORY))
     # The rank and NVML are not read at the same moment: the lowest of a few scrapes fits best.
@@ -269,7 +246,14 @@ def _processes() -> Panel:
         Column("Outside", outside, unit=Unit.BYTES),
         Column("Utilization", busy, unit=Unit.RATIO, bar=True, levels=GPU_UTILIZATION),
     ]
-    table = joined_table(text, columns, sort="Memory", descending=True, hidden=GPU_ROW)
+    table = joined_table("Processes", columns, sort="Memory", descending=True, hidden=GPU_ROW)
+    table.description(
+        "Which processes hold the memory? The table lists every process on every GPU, whether it "
+        "uses PyTorch or not. Run and rank are known for processes with torchmem's SDK. PyTorch is "
+        "what the allocator holds; outside is what the process holds in addition: CUDA context, "
+        "NCCL, other libraries. Names are known if the exporter can see the host's processes. The "
+        "pid other stands for all processes beyond the largest ones."
+    ).no_value(NO_PROCESS)
     return table.height(9).min_width(80)
 
 
