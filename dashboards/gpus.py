@@ -93,5 +93,5 @@ def gpu_lines(
     """
     per_gpu = row(GPU_ROW, expression)
     line = Query(named(worst(per_gpu, GPU_ROW, lowest=lowest)), NAME)
-    panel = lines_in_band(title, line, per_gpu, unit, mark)
+    panel = lines_in_band(title, line, per_gpu, unit, mark).no_value(NO_GPU)
     return lowest_first(panel) if lowest else panel

@@ -115,7 +115,7 @@ def stat_panel(
     empty: str = NO_RANK,
 ) -> stat.Panel:
     """Return one number per series: in the color of its query, or of `levels`, or neutral."""
-    queries = [query] if isinstance(query, Query) else query
+    queries = _listed(query)
     named = any(query.legend for query in queries)
     mode = models.BigValueTextMode.VALUE_AND_NAME if named else models.BigValueTextMode.AUTO
     panel = (
@@ -136,6 +136,10 @@ def stat_panel(
     return panel.decimals(1) if unit == Unit.RATIO else panel
 
 
+def _listed(query: Query | Sequence[Query]) -> Sequence[Query]:
+    return [query] if isinstance(query, Query) else query
+
+
 def _no_value(empty: str) -> dashboard_models.SpecialValueMap:
     """Return the mapping without which no value has the color of the lowest, good or bad."""
     result = dashboard_models.ValueMappingResult(text=empty, color=NEUTRAL)
@@ -146,7 +150,7 @@ def _no_value(empty: str) -> dashboard_models.SpecialValueMap:
 
 def lines(
     title: str,
-    queries: Sequence[Query],
+    query: Query | Sequence[Query],
     unit: str,
     *,
     mark: Levels | None = None,
@@ -170,9 +174,9 @@ def lines(
     )
     # The message without data is for the panel; a line that has ended has no last value.
     panel.override_by_regexp(".*", [dashboard_models.DynamicConfigValue("noValue", "–")])
-    for index, query in enumerate(queries):
-        panel.with_target(_target(query, index))
-        _colored(panel, query, index)
+    for index, each in enumerate(_listed(query)):
+        panel.with_target(_target(each, index))
+        _colored(panel, each, index)
     return _marked(panel, mark) if mark else panel
 
 

@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
+from dashboards import board, recorded
 from dashboards import colors as levels
-from dashboards import recorded
-from dashboards.board import (
-    ALL_VARIABLES,
-    FLEET,
-    LINK_TO_LAUNCH,
-    LINK_TO_NODE,
-    LINK_TO_RANK,
-    LINK_TO_RUNBOOK,
-    OOM_MARK,
-    PRICE,
-    PRICE_VARIABLE,
-    Board,
-    Row,
-)
 from dashboards.boards import fleet_report
 from dashboards.boards.fleet_subjects import NODES, OVER_TIME
 from dashboards.panels import (
@@ -108,7 +95,7 @@ NUMBERS: list[Panel] = [
     .decimals(1),
     stat_panel(
         "Cost of the waste",
-        Query(f"{WASTED_GPU_HOURS} * {PRICE} > 0"),
+        Query(f"{WASTED_GPU_HOURS} * {board.PRICE} > 0"),
         Unit.DOLLARS,
         empty="No price",
     )
@@ -132,11 +119,11 @@ def _alerts() -> Panel:
     colors = {place: SEVERITIES[severity] for place, severity in ranked.items()}
     columns = [
         Column("Severity", _severity(), names=ranked, colors=colors, width=90, centered=True),
-        Column("Alert", label="alertname", link=LINK_TO_RUNBOOK, width=240),
-        Column("Run", label="run", link=LINK_TO_RANK),
+        Column("Alert", label="alertname", link=board.LINK_TO_RUNBOOK, width=240),
+        Column("Run", label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", label="rank", width=60),
-        Column("Node", label="instance", link=LINK_TO_NODE),
+        Column("Node", label="instance", link=board.LINK_TO_NODE),
         Column("GPU", label="gpu", width=60),
         Column("Since", FIRING_SINCE_MILLISECONDS, unit=Unit.AGO, width=150),
     ]
@@ -161,10 +148,10 @@ def _least_headroom() -> Panel:
     listed = f"(bottomk({MAX_RANKS}, {share}) or {exhaustion})"
     stranded = row(DEVICE_ROW, STRANDED_SHARE)
     columns = [
-        Column("Run", label="run", link=LINK_TO_RANK),
+        Column("Run", label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", label="rank", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE),
+        Column("Node", label="instance", link=board.LINK_TO_NODE),
         _bar("Headroom", among(DEVICE_ROW, share, listed), levels.HEADROOM, width=95),
         Column("OOM in", exhaustion, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=75),
         _bar("Stranded", among(DEVICE_ROW, stranded, listed), levels.STRANDED, width=90),
@@ -204,7 +191,7 @@ def _wasteful() -> Panel:
         ),
         _bar("Wasted", now, levels.STRANDED, width=90),
         Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2, width=110),
-        Column("Cost", f"{hours} * {PRICE} > 0", unit=Unit.DOLLARS, decimals=2, width=60),
+        Column("Cost", f"{hours} * {board.PRICE} > 0", unit=Unit.DOLLARS, decimals=2, width=60),
         Column("Run", holder, label="run"),
         Column("User", holder, label="user"),
     ]
@@ -242,7 +229,7 @@ def _runs() -> Panel:
     ooms = f"sum by (run, launch) ({ooms_in_range()})"
     retries = f"60 * {_of_run(recorded.RUN_RETRIES)}"
     columns = [
-        Column("Run", label="run", link=LINK_TO_LAUNCH),
+        Column("Run", label="run", link=board.LINK_TO_LAUNCH),
         Column("Launch", label="launch", width=130),
         Column("Alive", _ranks_in("running|stalled"), width=80),
         Column("Failed", f"{failed} or 0 * {known}", levels=levels.ANY_HAS_FAILED, width=80),
@@ -268,21 +255,21 @@ def _runs() -> Panel:
     return table.height(6).min_width(80)
 
 
-BOARD = Board(
-    FLEET,
+BOARD = board.Board(
+    board.FLEET,
     "Fleet",
     "All nodes and runs: who is in trouble, which rank will run out of GPU memory first, and what "
     "is wasted.",
-    (*ALL_VARIABLES, PRICE_VARIABLE),
+    (*board.ALL_VARIABLES, board.PRICE_VARIABLE),
     (
-        Row("Who is in trouble?", [*NUMBERS, _alerts(), _states()]),
-        Row(
+        board.Row("Who is in trouble?", [*NUMBERS, _alerts(), _states()]),
+        board.Row(
             "What runs out, and what is wasted?",
             [_least_headroom(), _wasteful(), _runs()],
         ),
-        Row(fleet_report.TITLE, fleet_report.PANELS, collapsed=True),
-        Row("Nodes", NODES, collapsed=True),
-        Row("Over time", OVER_TIME, collapsed=True),
+        board.Row(fleet_report.TITLE, fleet_report.PANELS, collapsed=True),
+        board.Row("Nodes", NODES, collapsed=True),
+        board.Row("Over time", OVER_TIME, collapsed=True),
     ),
-    (OOM_MARK,),
+    (board.OOM_MARK,),
 )

@@ -69,7 +69,7 @@ OVER_TIME: list[Panel] = [
     .no_value(NO_NVML),
     lines(
         "Reserved by run",
-        [Query(worst(row(RUN_ROW, select(recorded.RUN_RESERVED)), RUN_ROW), "{{run}}")],
+        Query(worst(row(RUN_ROW, select(recorded.RUN_RESERVED)), RUN_ROW), "{{run}}"),
         Unit.BYTES,
     )
     .description(
@@ -80,7 +80,7 @@ OVER_TIME: list[Panel] = [
     .height(9),
     lines(
         "Wasted GPUs by node",
-        [Query(worst(row(NODE_ROW, select(recorded.NODE_WASTED)), NODE_ROW), "{{instance}}")],
+        Query(worst(row(NODE_ROW, select(recorded.NODE_WASTED)), NODE_ROW), "{{instance}}"),
         Unit.COUNT,
     )
     .description(
@@ -105,7 +105,7 @@ OVER_TIME: list[Panel] = [
     .height(9),
     lines(
         "Power by node",
-        [Query(worst(row(NODE_ROW, select(recorded.NODE_POWER)), NODE_ROW), "{{instance}}")],
+        Query(worst(row(NODE_ROW, select(recorded.NODE_POWER)), NODE_ROW), "{{instance}}"),
         Unit.WATTS,
     )
     .description(

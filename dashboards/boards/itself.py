@@ -17,7 +17,7 @@ from dashboards.panels import (
     state_timeline,
 )
 from dashboards.queries import live, of_ranks, prepend_matcher, rate, row, select, worst
-from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.builders import stat, timeseries
 
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
@@ -44,8 +44,6 @@ def _new(spec: MetricSpec) -> str:
 
 EXPORTERS_KNOWN = _scraped(recorded.UP)
 DOWN = f"{EXPORTERS_KNOWN} == 0"
-NONE = f"0 * count({EXPORTERS_KNOWN})"
-"""0, unless there is no exporter that could have reported something."""
 NVML_DOWN = f"{select(catalog.NVML_UP)} == 0"
 # Without NVML all collectors of GPUs fail, which is one problem.
 COLLECTORS_FAILED = f"{select(catalog.COLLECTOR_SUCCESS)} == 0 unless on (instance) ({NVML_DOWN})"
@@ -58,48 +56,29 @@ SDK_STAGE_ERRORS = (
 )
 HOOKS_DROPPED = _new(catalog.HOOKS_DROPPED)
 
+
+def _count(title: str, of: str, levels: Levels = ANY_IS_WRONG) -> stat.Panel:
+    """Return a number that is 0, unless there is no exporter that could have reported something."""
+    query = Query(f"{of} or 0 * count({EXPORTERS_KNOWN})")
+    return stat_panel(title, query, Unit.COUNT, levels=levels, empty=NO_EXPORTERS)
+
+
 NUMBERS: list[Panel] = [
-    stat_panel(
-        "Exporters down",
-        Query(f"count({DOWN}) or {NONE}"),
-        Unit.COUNT,
-        levels=ANY_HAS_FAILED,
-        empty=NO_EXPORTERS,
-    ).description("How many exporters can Prometheus not scrape? Their nodes are not monitored."),
-    stat_panel(
-        "NVML down",
-        Query(f"count({NVML_DOWN}) or {NONE}"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-        empty=NO_EXPORTERS,
-    ).description(
+    _count("Exporters down", f"count({DOWN})", ANY_HAS_FAILED).description(
+        "How many exporters can Prometheus not scrape? Their nodes are not monitored."
+    ),
+    _count("NVML down", f"count({NVML_DOWN})").description(
         "On how many nodes is the driver not available? All nvml_ metrics of these nodes are "
         "missing; the metrics of their ranks are not affected."
     ),
-    stat_panel(
-        "Collectors failed",
-        Query(f"count({COLLECTORS_FAILED}) or {NONE}"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-        empty=NO_EXPORTERS,
-    ).description(
+    _count("Collectors failed", f"count({COLLECTORS_FAILED})").description(
         "How many collectors failed in the newest scrape? Their metrics are missing; the "
         "exporter's log contains the errors. Collectors on nodes without NVML do not count."
     ),
-    stat_panel(
-        "Files rejected",
-        Query(f"sum({REJECTED}) or {NONE}"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-        empty=NO_EXPORTERS,
-    ).description("How many files in run directories did the exporters reject in the time range?"),
-    stat_panel(
-        "SDK errors",
-        Query(f"sum({SDK_ERRORS}) or {NONE}"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-        empty=NO_EXPORTERS,
-    ).description(
+    _count("Files rejected", f"sum({REJECTED})").description(
+        "How many files in run directories did the exporters reject in the time range?"
+    ),
+    _count("SDK errors", f"sum({SDK_ERRORS})").description(
         "How many errors did the SDK catch in the selected time range? Training continues, "
         "but some values may be missing."
     ),
@@ -156,11 +135,9 @@ def _problems() -> Panel:
     return table.height(7).min_width(80)
 
 
-def _lines(
-    title: str, queries: list[Query], unit: str, mark: Levels | None = None
-) -> timeseries.Panel:
+def _lines(title: str, query: Query, unit: str, mark: Levels | None = None) -> timeseries.Panel:
     """Return lines with room for ten of them in the legend."""
-    return lines(title, queries, unit, mark=mark).height(9)
+    return lines(title, query, unit, mark=mark).height(9).no_value(NO_EXPORTER)
 
 
 def _worst_nodes(expression: str) -> Query:
@@ -176,33 +153,27 @@ _COLLECTOR_ROW = ("instance", "collector")
 _COLLECTOR = "{{instance}}: {{collector}}"
 _FAILED_ONCE = f"min_over_time({select(catalog.COLLECTOR_SUCCESS, over='$__range')} @ end()) == 0"
 EXPORTERS: list[Panel] = [
-    _lines("Scrape duration", [_worst_nodes(_scraped(recorded.SCRAPE_DURATION))], Unit.SECONDS)
-    .description(
+    _lines(
+        "Scrape duration", _worst_nodes(_scraped(recorded.SCRAPE_DURATION)), Unit.SECONDS
+    ).description(
         "How long does Prometheus wait for each exporter? The shipped timeout is 8 s. A "
         "driver that responds slowly shows up here first."
-    )
-    .no_value(NO_EXPORTER),
-    _lines("Scrape size", [_worst_nodes(_scraped(recorded.SCRAPE_SAMPLES))], Unit.COUNT)
-    .description(
+    ),
+    _lines("Scrape size", _worst_nodes(_scraped(recorded.SCRAPE_SAMPLES)), Unit.COUNT).description(
         "How many samples does each exporter expose? The number grows with GPUs, ranks and "
         "processes, and so does Prometheus' memory."
-    )
-    .no_value(NO_EXPORTER),
+    ),
     _lines(
         "Collector duration",
-        [
-            Query(
-                worst(row(_COLLECTOR_ROW, select(catalog.COLLECTOR_DURATION)), _COLLECTOR_ROW),
-                _COLLECTOR,
-            )
-        ],
+        Query(
+            worst(row(_COLLECTOR_ROW, select(catalog.COLLECTOR_DURATION)), _COLLECTOR_ROW),
+            _COLLECTOR,
+        ),
         Unit.SECONDS,
-    )
-    .description("Which collector takes most of a scrape?")
-    .no_value(NO_EXPORTER),
+    ).description("Which collector takes most of a scrape?"),
     _lines(
         "Ranks per exporter",
-        [_worst_nodes(f"count by (instance) ({select(catalog.SAMPLE_TIMESTAMP)})")],
+        _worst_nodes(f"count by (instance) ({select(catalog.SAMPLE_TIMESTAMP)})"),
         Unit.COUNT,
     )
     .description(
@@ -249,34 +220,28 @@ def _fullest(expression: str) -> str:
 
 
 RUN_DIRECTORIES: list[Panel] = [
-    _lines("Room for files", [Query(_fullest(_FREE_BYTES), "{{instance}}")], Unit.BYTES)
-    .description(
+    _lines("Room for files", Query(_fullest(_FREE_BYTES), "{{instance}}"), Unit.BYTES).description(
         "How much can users still write to the run directory? When it is full, ranks cannot "
         "publish and an OutOfMemoryError leaves no report."
-    )
-    .no_value(NO_EXPORTER),
+    ),
     _lines(
         "Room in the run directory",
-        [
-            Query(
-                _fullest(
-                    f"{_FREE_BYTES} / {_SIZE} < {_FREE_INODES} / {_INODES} or "
-                    f"{_FREE_INODES} / {_INODES} or {_FREE_BYTES} / {_SIZE}"
-                ),
-                "{{instance}}",
-            )
-        ],
+        Query(
+            _fullest(
+                f"{_FREE_BYTES} / {_SIZE} < {_FREE_INODES} / {_INODES} or "
+                f"{_FREE_INODES} / {_INODES} or {_FREE_BYTES} / {_SIZE}"
+            ),
+            "{{instance}}",
+        ),
         Unit.RATIO,
-    )
-    .description(
+    ).description(
         "Can ranks still write their files? The free share of the file system of the run "
         "directory, in bytes or in files, whichever is less. Without room, the values of all "
         "ranks of the node get stale."
-    )
-    .no_value(NO_EXPORTER),
+    ),
     _lines(
         "Files rejected per minute",
-        [Query(_REJECTED_RATE, "{{instance}}: {{reason}}")],
+        Query(_REJECTED_RATE, "{{instance}}: {{reason}}"),
         Unit.PER_MINUTE,
     )
     .description(
@@ -293,7 +258,7 @@ _AGE, _SNAPSHOT_AGE = (
 SDK: list[Panel] = [
     _lines(
         "CPU time of the SDK",
-        [_worst_ranks(rate(select(catalog.SDK_CPU)))],
+        _worst_ranks(rate(select(catalog.SDK_CPU))),
         Unit.RATIO,
         mark=SDK_COST,
     )
@@ -301,7 +266,7 @@ SDK: list[Panel] = [
     .no_value(NO_RANK),
     _lines(
         "Duration of a statistics read",
-        [_worst_ranks(select(catalog.SAMPLE_DURATION, kind="stats"))],
+        _worst_ranks(select(catalog.SAMPLE_DURATION, kind="stats")),
         Unit.SECONDS,
     )
     .description(
@@ -311,7 +276,7 @@ SDK: list[Panel] = [
     .no_value(NO_RANK),
     _lines(
         "Duration of a snapshot",
-        [_worst_ranks(select(catalog.SAMPLE_DURATION, kind="snapshot"))],
+        _worst_ranks(select(catalog.SAMPLE_DURATION, kind="snapshot")),
         Unit.SECONDS,
     )
     .description(
@@ -319,13 +284,13 @@ SDK: list[Panel] = [
         "number of blocks, and the interval between snapshots grows with it."
     )
     .no_value("No snapshot yet"),
-    _lines("Age of the sample", [_worst_ranks(_AGE)], Unit.SECONDS)
+    _lines("Age of the sample", _worst_ranks(_AGE), Unit.SECONDS)
     .description(
         "How old are the values of each rank? More than a few seconds for a running rank "
         "means that it finishes no steps, its sampler hangs, or the run directory is full."
     )
     .no_value(NO_RANK),
-    _lines("Age of the snapshot", [_worst_ranks(_SNAPSHOT_AGE)], Unit.SECONDS)
+    _lines("Age of the snapshot", _worst_ranks(_SNAPSHOT_AGE), Unit.SECONDS)
     .description(
         "How old are fragmentation and headroom? 10 s is usual. The age is higher if a "
         "snapshot takes long, or if the script records memory history itself."
@@ -333,12 +298,10 @@ SDK: list[Panel] = [
     .no_value("No snapshot yet"),
     _lines(
         "SDK errors by stage",
-        [
-            Query(
-                f"sum by (run, launch, rank, stage) ({select(catalog.SDK_STAGE_ERRORS)})",
-                f"{RUN_RANK}: {{{{stage}}}}",
-            )
-        ],
+        Query(
+            f"sum by (run, launch, rank, stage) ({select(catalog.SDK_STAGE_ERRORS)})",
+            f"{RUN_RANK}: {{{{stage}}}}",
+        ),
         Unit.COUNT,
     )
     .description(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dashboards import recorded
-from dashboards.board import LINK_TO_RANK, NODE, NODE_VARIABLES, Board, Mark, Row
+from dashboards import board, recorded
 from dashboards.boards.node_subjects import (
     ERRORS,
     INVENTORY,
@@ -165,7 +164,7 @@ def _gpus() -> Panel:
         *_bars(),
         _words("Throttled", throttling(), THROTTLING, width=110),
         *_errors(),
-        Column("Run", rank, label="run", link=LINK_TO_RANK, width=NAME_WIDTH),
+        Column("Run", rank, label="run", link=board.LINK_TO_RANK, width=NAME_WIDTH),
         LAUNCH_OF_LINKS,
         Column("Rank", rank, label="rank", width=60),
     ]
@@ -236,7 +235,7 @@ def _processes() -> Panel:
         Column("Pid", label="pid", width=90),
         Column("Name", facts, label="name"),
         Column("User", facts, label="user"),
-        Column("Run", facts, label="run", link=LINK_TO_RANK),
+        Column("Run", facts, label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", facts, label="rank", width=60),
         Column("Slurm job", facts, label="slurm_job_id"),
@@ -257,7 +256,7 @@ def _processes() -> Panel:
     return table.height(9).min_width(80)
 
 
-XID_MARK = Mark(
+XID_MARK = board.Mark(
     "XID",
     f"1000 * {value('xid_last_timestamp_seconds')}",
     "XID {{xid}} on {{instance}} GPU {{gpu}}",
@@ -265,23 +264,23 @@ XID_MARK = Mark(
     at_value=True,
 )
 
-BOARD = Board(
-    NODE,
+BOARD = board.Board(
+    board.NODE,
     "GPU node",
     "The GPUs of a node as the driver reports them: health, memory and the processes that hold "
     "it, utilization, power and temperature, errors, links, MIG.",
-    NODE_VARIABLES,
+    board.NODE_VARIABLES,
     (
-        Row("Which GPU needs attention?", [*NUMBERS, _gpus()]),
-        Row("Who holds the memory?", [_processes()]),
-        Row("Over time", OVER_TIME, collapsed=True),
-        Row("Memory", MEMORY, collapsed=True),
-        Row("Utilization by unit", UTILIZATION, collapsed=True),
-        Row("Clocks, throttling and limits", POWER_AND_CLOCKS, collapsed=True),
-        Row("Errors", ERRORS, collapsed=True),
-        Row("PCIe and NVLink", LINKS, collapsed=True),
-        Row("MIG and fans", SPECIAL, collapsed=True),
-        Row("Inventory", INVENTORY, collapsed=True),
+        board.Row("Which GPU needs attention?", [*NUMBERS, _gpus()]),
+        board.Row("Who holds the memory?", [_processes()]),
+        board.Row("Over time", OVER_TIME, collapsed=True),
+        board.Row("Memory", MEMORY, collapsed=True),
+        board.Row("Utilization by unit", UTILIZATION, collapsed=True),
+        board.Row("Clocks, throttling and limits", POWER_AND_CLOCKS, collapsed=True),
+        board.Row("Errors", ERRORS, collapsed=True),
+        board.Row("PCIe and NVLink", LINKS, collapsed=True),
+        board.Row("MIG and fans", SPECIAL, collapsed=True),
+        board.Row("Inventory", INVENTORY, collapsed=True),
     ),
     (XID_MARK,),
 )

@@ -64,9 +64,9 @@ GPU_UNITS = {
 }
 
 
-def _lines(title: str, queries: list[Query], unit: str) -> Panel:
+def _lines(title: str, query: Query | list[Query], unit: str) -> Panel:
     """Return lines as high as those of `gpu_lines`."""
-    return lines(title, queries, unit).height(9)
+    return lines(title, query, unit).height(9)
 
 
 def _named(expression: str, legend: str, labels: tuple[str, ...] = ()) -> Query:
@@ -80,13 +80,11 @@ OVER_TIME: list[Panel] = [
         "Is each GPU busy? The share of time in which at least one kernel ran. 100% does "
         "not mean that the kernel used the whole GPU."
     )
-    .no_value(NO_GPU)
     .max(1),
     gpu_lines(
         "Used memory", f"{value('memory_used_bytes')} / {value('memory_total_bytes')}", Unit.RATIO
     )
     .description("How full is each GPU? The value is the driver's, for all processes together.")
-    .no_value(NO_GPU)
     .max(1),
     gpu_lines(
         "Temperature",
@@ -97,15 +95,12 @@ OVER_TIME: list[Panel] = [
     .description(
         "How hot is each GPU? From the first dashed line on, many GPUs lower their clocks."
     )
-    .no_value(NO_GPU)
     .height(10),
     with_limit(
-        gpu_lines("Power by GPU", value("power_watts"), Unit.WATTS)
-        .description(
+        gpu_lines("Power by GPU", value("power_watts"), Unit.WATTS).description(
             "How much power does each GPU draw, and what is the highest limit in effect, "
             "the dashed line? At its limit, a GPU lowers its clocks."
-        )
-        .no_value(NO_GPU),
+        ),
         Query(f"max({value('power_limit_watts')})", "highest limit"),
     ).height(10),
 ]
@@ -120,14 +115,12 @@ MEMORY: list[Panel] = [
     .no_value(NO_GPU),
     _lines(
         "Memory by process",
-        [
-            _named(
-                f"{value('process_memory_bytes')} and on (instance, uuid, pid) topk(10, "
-                f"max_over_time({value('process_memory_bytes', '$__range')} @ end()))",
-                " pid {{pid}}",
-                ("pid",),
-            )
-        ],
+        _named(
+            f"{value('process_memory_bytes')} and on (instance, uuid, pid) topk(10, "
+            f"max_over_time({value('process_memory_bytes', '$__range')} @ end()))",
+            " pid {{pid}}",
+            ("pid",),
+        ),
         Unit.BYTES,
     )
     .description("Which process's memory grew, and when? The largest processes of the time range.")
@@ -155,17 +148,14 @@ UTILIZATION: list[Panel] = [
         "Is memory read or written? The share of time in which it was. If it is high while "
         "the tensor cores are mostly idle, the job is limited by memory bandwidth."
     )
-    .no_value(NO_GPU)
     .max(1),
     _lines(
         "Video and image engines",
-        [
-            _named(
-                append_matcher(value("utilization_ratio"), 'engine!~"gpu|memory"') + " > 0",
-                " {{engine}}",
-                ("engine",),
-            )
-        ],
+        _named(
+            append_matcher(value("utilization_ratio"), 'engine!~"gpu|memory"') + " > 0",
+            " {{engine}}",
+            ("engine",),
+        ),
         Unit.RATIO,
     )
     .description("Do decoders or encoders limit a data pipeline?")
@@ -244,7 +234,7 @@ ERRORS: list[Panel] = [
     _xids(),
     _lines(
         "Memory errors (ECC)",
-        [_named(f"{value('ecc_errors_total', scope='volatile')} > 0", " {{kind}}", ("kind",))],
+        _named(f"{value('ecc_errors_total', scope='volatile')} > 0", " {{kind}}", ("kind",)),
         Unit.COUNT,
     )
     .description(
@@ -254,7 +244,7 @@ ERRORS: list[Panel] = [
     .no_value("These GPUs have no ECC"),
     _lines(
         "NVLink errors per minute",
-        [_named(f"{_per_minute('nvlink_errors_total')} > 0", " {{kind}}", ("kind",))],
+        _named(f"{_per_minute('nvlink_errors_total')} > 0", " {{kind}}", ("kind",)),
         Unit.PER_MINUTE,
     )
     .description(
@@ -281,7 +271,7 @@ ERRORS: list[Panel] = [
     .span(14),
     _lines(
         "PCIe replays per minute",
-        [_named(f"{_per_minute('pcie_replays_total')} > 0", "")],
+        _named(f"{_per_minute('pcie_replays_total')} > 0", ""),
         Unit.PER_MINUTE,
     )
     .description(
@@ -399,7 +389,7 @@ def _mig() -> Panel:
 
 SPECIAL: list[Panel] = [
     _mig(),
-    _lines("Fans", [_named(value("fan_speed_ratio"), " fan {{fan}}", ("fan",))], Unit.RATIO)
+    _lines("Fans", _named(value("fan_speed_ratio"), " fan {{fan}}", ("fan",)), Unit.RATIO)
     .description("How fast are the fans? GPUs for servers have none.")
     .no_value("These GPUs have no fans"),
 ]

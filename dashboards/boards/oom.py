@@ -5,20 +5,8 @@ It also shows processes that have ended: the newest values within the time range
 
 from __future__ import annotations
 
+from dashboards import board, recorded
 from dashboards import colors as levels
-from dashboards import recorded
-from dashboards.board import (
-    END_MARK,
-    LINK_TO_NODE,
-    OOM,
-    OOM_MARK,
-    START_MARK,
-    TRAINING,
-    TRAINING_VARIABLES,
-    Board,
-    Row,
-    link,
-)
 from dashboards.panels import (
     LAUNCH_OF_LINKS,
     NAME_WIDTH,
@@ -116,7 +104,7 @@ def _lines(title: str, expression: str, unit: str, *, lowest: bool = False) -> t
     """Return one line per rank that ran out of memory, until its end; at most the worst ones."""
     ranks = of_ranks(expression, "min" if lowest else "max")
     query = Query(worst(ranks, lowest=lowest, only=_FAILED_RANKS), RANK)
-    return lines(title, [query], unit).height(10)
+    return lines(title, query, unit).height(10).no_value(NO_VALUES)
 
 
 _NEWEST = f"1000 * max({seen(catalog.LAST_OOM_TIMESTAMP)})"
@@ -209,11 +197,16 @@ _REMEDY = (
 )
 _LINE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, _LAST_SEEN, 'line')})"
 _TIME = f"({row(DEVICE_ROW, _OOM_MILLISECONDS)} or {_of_failed_rows(_LAST_SAMPLE)})"
-_STORY = link(
-    OOM, "the time around this error", at="When", run="Run", launches="Launch", rank="Rank"
+_STORY = board.link(
+    board.OOM, "the time around this error", at="When", run="Run", launches="Launch", rank="Rank"
 )
-_RANK = link(
-    TRAINING, "Training memory at this time", at="When", run="Run", launch="Launch", rank="Rank"
+_RANK = board.link(
+    board.TRAINING,
+    "Training memory at this time",
+    at="When",
+    run="Run",
+    launch="Launch",
+    rank="Rank",
 )
 
 
@@ -242,7 +235,7 @@ FAILED = (
             Column("Line", _LINE, label="line", width=NAME_WIDTH),
             _bytes("Request", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),
             Column("GPU", label="gpu", width=50),
-            Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
+            Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
         ],
         sort="When",
         descending=True,
@@ -307,30 +300,22 @@ def _states() -> Panel:
 
 
 BEFORE: list[Panel] = [
-    _lines("Reserved", sum_without_pool(catalog.RESERVED), Unit.BYTES)
-    .description(
+    _lines("Reserved", sum_without_pool(catalog.RESERVED), Unit.BYTES).description(
         "How much memory did PyTorch hold before the ranks ran out? Only ranks with an "
         f"OutOfMemoryError in this time range are shown. {NEWEST_RUN}"
-    )
-    .no_value(NO_VALUES),
-    _lines("Allocated", sum_without_pool(catalog.ALLOCATED), Unit.BYTES)
-    .description(
+    ),
+    _lines("Allocated", sum_without_pool(catalog.ALLOCATED), Unit.BYTES).description(
         "How much of it did tensors occupy between steps? A line that rises is a leak or "
         "longer inputs."
-    )
-    .no_value(NO_VALUES),
-    _lines("Stranded", select(catalog.FREE, state="stranded"), Unit.BYTES)
-    .description(
+    ),
+    _lines("Stranded", select(catalog.FREE, state="stranded"), Unit.BYTES).description(
         "Did fragmentation grow before the error? Stranded bytes are free bytes between "
         "live blocks."
-    )
-    .no_value(NO_VALUES),
-    _lines("Allocator retries", RETRIES_PER_MINUTE, Unit.PER_MINUTE)
-    .description(
+    ),
+    _lines("Allocator retries", RETRIES_PER_MINUTE, Unit.PER_MINUTE).description(
         "Was there a warning? A retry flushes the whole cache; retries often begin minutes "
         "before the error."
-    )
-    .no_value(NO_VALUES),
+    ),
 ]
 
 
@@ -351,18 +336,18 @@ def _settings() -> Panel:
     return table.height(7)
 
 
-BOARD = Board(
-    OOM,
+BOARD = board.Board(
+    board.OOM,
     "After an OOM",
     "Ranks that ran out of GPU memory in the selected time range: their last state, the cause, "
     "what to do, what was free, and what led to the error.",
-    TRAINING_VARIABLES,
+    board.TRAINING_VARIABLES,
     (
-        Row("What happened, and what helps?", [*NUMBERS, FAILED]),
-        Row("What led to it?", STORY),
-        Row("In what order did the ranks end?", [_states()], collapsed=True),
-        Row("How did memory develop?", BEFORE, collapsed=True),
-        Row("Which settings were in effect?", [_settings()], collapsed=True),
+        board.Row("What happened, and what helps?", [*NUMBERS, FAILED]),
+        board.Row("What led to it?", STORY),
+        board.Row("In what order did the ranks end?", [_states()], collapsed=True),
+        board.Row("How did memory develop?", BEFORE, collapsed=True),
+        board.Row("Which settings were in effect?", [_settings()], collapsed=True),
     ),
-    (OOM_MARK, START_MARK, END_MARK),
+    (board.OOM_MARK, board.START_MARK, board.END_MARK),
 )

@@ -80,7 +80,7 @@ def _table() -> Panel:
 
 def _both(title: str, question: str, spec: MetricSpec, unit: str) -> Panel:
     query = Query(row(RUN_ROW, _of_runs(spec, BOTH)), "{{run}}")
-    return lines(title, [query], unit).description(question)
+    return lines(title, query, unit).description(question)
 
 
 PANELS: list[Panel] = [

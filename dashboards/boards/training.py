@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
+from dashboards import board, recorded
 from dashboards import colors as levels
-from dashboards import recorded
-from dashboards.board import (
-    CHOSEN_LAUNCHES,
-    COMPARE,
-    LINK_TO_NODE,
-    LINK_TO_RUNBOOK,
-    MARKS_OF_RANKS,
-    ONE_RUN_VARIABLES,
-    OOM,
-    SHOWN_RANKS,
-    TRAINING,
-    Board,
-    Row,
-    link,
-)
 from dashboards.boards import run_comparison, training_memory, training_serving, training_speed
 from dashboards.panels import (
     LAUNCH_OF_LINKS,
@@ -204,11 +190,11 @@ DANGER = (
                 _REMEDY,
                 label="alertname",
                 names=ALERT_NAMES,
-                link=LINK_TO_RUNBOOK,
+                link=board.LINK_TO_RUNBOOK,
                 width=165,
             ),
             Column("GPU", label="gpu", width=50),
-            Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
+            Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
         ],
         sort="Of the GPU",
         hidden=("run", "launch", "pid"),
@@ -262,7 +248,7 @@ def _processes() -> Panel:
         Column("Rank", label="rank", width=60),
         LAUNCH_OF_LINKS,
         Column("State", row(DEVICE_ROW, joined, "state"), label="state", colors=STATES, width=80),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
+        Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
         Column("GPU", label="gpu", width=50),
         Column("Pid", label="pid", width=80),
         Column("Active peak", of_device(catalog.ACTIVE_PEAK), unit=Unit.BYTES),
@@ -273,7 +259,9 @@ def _processes() -> Panel:
             "Newest OOM",
             newest_oom,
             unit=Unit.AGO,
-            link=link(OOM, "After an OOM", at="Newest OOM", launches="Launch", rank="Rank"),
+            link=board.link(
+                board.OOM, "After an OOM", at="Newest OOM", launches="Launch", rank="Rank"
+            ),
         ),
         Column("Requested", of_device(catalog.LAST_OOM_REQUESTED), unit=Unit.BYTES),
     ]
@@ -315,22 +303,24 @@ SETTINGS = (
     .no_value("PyTorch reports its settings from version 2.1 on, and after CUDA is initialized")
 )
 
-BOARD = Board(
-    TRAINING,
+BOARD = board.Board(
+    board.TRAINING,
     "Training memory",
     "The GPU memory of one training run, rank by rank: will it run out, when, why, and what to do.",
-    (*ONE_RUN_VARIABLES, COMPARE, CHOSEN_LAUNCHES, SHOWN_RANKS),
+    (*board.ONE_RUN_VARIABLES, board.COMPARE, board.CHOSEN_LAUNCHES, board.SHOWN_RANKS),
     (
-        Row("Will it run out of memory?", ANSWER),
-        Row("Where is the memory?", training_memory.MEMORY, collapsed=True),
-        Row("Is it fragmented?", training_memory.FRAGMENTATION, collapsed=True),
-        Row("Does it grow?", training_memory.GROWTH, collapsed=True),
-        Row("Is training slow because of memory?", training_speed.PANELS, collapsed=True),
-        Row("Is the host out of memory?", training_memory.HOST, collapsed=True),
-        Row("Phases, CUDA graphs and MemPools", training_memory.SPECIAL, collapsed=True),
-        Row("Serving: is the engine's memory right?", training_serving.PANELS, collapsed=True),
-        Row("Processes and settings", [_processes(), SETTINGS], collapsed=True),
-        Row("Compared with another run", run_comparison.PANELS, collapsed=True),
+        board.Row("Will it run out of memory?", ANSWER),
+        board.Row("Where is the memory?", training_memory.MEMORY, collapsed=True),
+        board.Row("Is it fragmented?", training_memory.FRAGMENTATION, collapsed=True),
+        board.Row("Does it grow?", training_memory.GROWTH, collapsed=True),
+        board.Row("Is training slow because of memory?", training_speed.PANELS, collapsed=True),
+        board.Row("Is the host out of memory?", training_memory.HOST, collapsed=True),
+        board.Row("Phases, CUDA graphs and MemPools", training_memory.SPECIAL, collapsed=True),
+        board.Row(
+            "Serving: is the engine's memory right?", training_serving.PANELS, collapsed=True
+        ),
+        board.Row("Processes and settings", [_processes(), SETTINGS], collapsed=True),
+        board.Row("Compared with another run", run_comparison.PANELS, collapsed=True),
     ),
-    MARKS_OF_RANKS,
+    board.MARKS_OF_RANKS,
 )

@@ -177,7 +177,7 @@ FRAGMENTATION: list[Panel] = [
     ),
     lines(
         "Segments by pool",
-        [Query(f"sum by (pool) ({live(select(catalog.SEGMENTS))})", "{{pool}} pool")],
+        Query(f"sum by (pool) ({live(select(catalog.SEGMENTS))})", "{{pool}} pool"),
         Unit.COUNT,
     )
     .description(
@@ -283,7 +283,7 @@ SPECIAL: list[Panel] = [
     .span(8),
     lines(
         "Peak by phase",
-        [Query(f"max by (phase) ({live(select(catalog.PHASE_PEAK))})", "{{phase}}")],
+        Query(f"max by (phase) ({live(select(catalog.PHASE_PEAK))})", "{{phase}}"),
         Unit.BYTES,
     )
     .description(

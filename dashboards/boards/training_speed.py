@@ -48,7 +48,7 @@ PANELS: list[Panel] = [
         "vary or that something empties the cache. Before returning memory, they wait for all "
         "streams. The panel adds up all ranks."
     ),
-    lines("Slowest steps", [Query(_SLOWEST, "slowest 5%")], Unit.SECONDS)
+    lines("Slowest steps", Query(_SLOWEST, "slowest 5%"), Unit.SECONDS)
     .description(
         "How long do the slowest 5% of all steps take, over all ranks? If that is far above "
         "the mean, some steps wait for something, such as a flush of the cache."
@@ -56,7 +56,7 @@ PANELS: list[Panel] = [
     .no_value("No optimizer step yet"),
     lines(
         "Samples per second",
-        [Query(f"sum({rate(select(catalog.SAMPLES))})", "all ranks")],
+        Query(f"sum({rate(select(catalog.SAMPLES))})", "all ranks"),
         Unit.NUMBER,
     )
     .description(
@@ -66,7 +66,7 @@ PANELS: list[Panel] = [
     .no_value("The script reports no samples"),
     lines(
         "Memory released",
-        [Query(f"60 * sum by (tier) ({rate(select(catalog.RELEASED))})", "{{tier}}")],
+        Query(f"60 * sum by (tier) ({rate(select(catalog.RELEASED))})", "{{tier}}"),
         Unit.BYTES,
     )
     .description(
