@@ -45,14 +45,7 @@ from dashboards.panels import (
     joined_table,
     stat_panel,
 )
-from dashboards.queries import (
-    GPU_NAMES,
-    GPU_ROW,
-    SICK_GPUS,
-    live,
-    row,
-    select,
-)
+from dashboards.queries import GPU_NAMES, GPU_ROW, SICK_GPUS, live, row, select
 
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec

@@ -27,16 +27,7 @@ from dashboards.panels import (
     state_timeline,
     with_limit,
 )
-from dashboards.queries import (
-    GPU_NAMES,
-    GPU_ROW,
-    among,
-    append_matcher,
-    named,
-    rate,
-    row,
-    select,
-)
+from dashboards.queries import GPU_NAMES, GPU_ROW, among, append_matcher, named, rate, row, select
 
 from torchmem.sample.xids import XIDS
 

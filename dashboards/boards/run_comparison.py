@@ -6,19 +6,8 @@ One run is selected in the variable `run`, the other one in `compare`.
 from __future__ import annotations
 
 from dashboards import recorded
-from dashboards.panels import (
-    Column,
-    Panel,
-    Query,
-    Unit,
-    joined_table,
-    lines,
-)
-from dashboards.queries import (
-    RUN_ROW,
-    row,
-    select,
-)
+from dashboards.panels import Column, Panel, Query, Unit, joined_table, lines
+from dashboards.queries import RUN_ROW, row, select
 
 from torchmem.metrics.catalog import MetricSpec
 

@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from dashboards import colors as levels
 from dashboards import recorded
-from dashboards.panels import (
-    ASLEEP_TITLE,
-    Panel,
-    Query,
-    Unit,
-    areas_only,
-    lines,
-    pale,
-    rank_lines,
-)
+from dashboards.panels import ASLEEP_TITLE, Panel, Query, Unit, areas_only, lines, pale, rank_lines
 from dashboards.queries import append_matcher, live, of_ranks, rate, select
 
 from torchmem.metrics import catalog
