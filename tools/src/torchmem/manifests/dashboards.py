@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -103,16 +102,12 @@ def _url(text: str) -> str:
 
 def _token(file: Path | None) -> str:
     """Return the token. Raises UsageError."""
-    try:
-        text = file.read_text(encoding="ascii") if file else os.environ.get(TOKEN_VARIABLE, "")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the token from {file}: check --token-file.") from error
-    token = text.strip()
+    from torchmem.cli.http import bearer_token
+
+    token = bearer_token(file, TOKEN_VARIABLE)
     if not token:
         raise UsageError(
             f"there is no token: set {TOKEN_VARIABLE}, or give --token-file, with the token of a "
             "Grafana service account."
         )
-    if not token.isprintable() or not token.isascii() or " " in token:
-        raise UsageError("the token is not one line of ASCII characters: check where it is from.")
     return token
