@@ -72,7 +72,7 @@ def _device(report: OomReport, gpu: int | None, leaking: Sequence[Leak]) -> dict
             paragraph("What happened before", why.before),
         ],
         "advice": advice(why.advice),
-        "note": why.note or "",
+        "note": why.note,
         "memory": "Memory of the GPU",
         "parts": parts(memory_parts(report), report.steps.unread),
         "facts": [asdict(fact) for fact in (_time(report), *why.facts)],
