@@ -23,31 +23,24 @@ Examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
+    add = parser.add_argument
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--out", type=Path, metavar="DIR", help="the directory to write to")
     target.add_argument("--grafana", metavar="URL", help="the Grafana to save them in")
-    parser.add_argument(
-        "--grafana-com",
-        action="store_true",
-        help="with --out: in the form that grafana.com takes",
-    )
-    parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help=f"the token (default: {TOKEN_VARIABLE})"
-    )
-    parser.add_argument(
+    add("--grafana-com", action="store_true", help="with --out: in the form that grafana.com takes")
+    add("--token-file", type=Path, metavar="FILE", help=f"the token (default: {TOKEN_VARIABLE})")
+    add(
         "--folder",
         default=FOLDER,
         metavar="TITLE",
         help="the folder in Grafana, made if it is missing (default: %(default)s)",
     )
-    parser.add_argument(
+    add(
         "--datasource",
         metavar="NAME",
         help="name or UID of the Prometheus data source (default: Grafana's default)",
     )
-    parser.add_argument(
-        "--force", action="store_true", help="replace dashboards that you may have changed"
-    )
+    add("--force", action="store_true", help="replace dashboards that you may have changed")
 
 
 def run(arguments: argparse.Namespace) -> int:
