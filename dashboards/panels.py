@@ -108,7 +108,7 @@ NO_RANK = "No data: no rank matches the selection"
 
 def stat_panel(
     title: str,
-    query: Query | Sequence[Query],
+    query: str | Query | Sequence[Query],
     unit: str,
     *,
     levels: Levels | None = None,
@@ -136,7 +136,8 @@ def stat_panel(
     return panel.decimals(1) if unit == Unit.RATIO else panel
 
 
-def _listed(query: Query | Sequence[Query]) -> Sequence[Query]:
+def _listed(query: str | Query | Sequence[Query]) -> Sequence[Query]:
+    query = Query(query) if isinstance(query, str) else query
     return [query] if isinstance(query, Query) else query
 
 

@@ -116,11 +116,7 @@ def _ended(state: str) -> Query:
 
 NUMBERS: list[Panel] = [
     stat_panel(
-        "OutOfMemoryErrors",
-        Query(OOMS_IN_RANGE),
-        Unit.NUMBER,
-        levels=levels.ANY_HAS_FAILED,
-        empty="None",
+        "OutOfMemoryErrors", OOMS_IN_RANGE, Unit.NUMBER, levels=levels.ANY_HAS_FAILED, empty="None"
     ).description(
         "How often did processes run out of memory within this time range, whether the "
         "script caught the errors or not? Processes that have ended count too."
@@ -153,7 +149,7 @@ NUMBERS: list[Panel] = [
         "How many processes were ended by a signal? It may come from the kernel's OOM "
         "killer if the host's memory is full, the scheduler, or a user."
     ),
-    stat_panel("Newest", Query(_NEWEST), Unit.AGO, empty="None").description(
+    stat_panel("Newest", _NEWEST, Unit.AGO, empty="None").description(
         "When was the newest OutOfMemoryError?"
     ),
 ]

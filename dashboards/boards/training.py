@@ -96,7 +96,7 @@ NUMBERS: list[Panel] = [
     ),
     stat_panel(
         "Retries in 10 min",
-        Query(RETRIES_IN_10_MINUTES),
+        RETRIES_IN_10_MINUTES,
         Unit.COUNT,
         levels=levels.ANY_IS_WRONG,
         empty="None",
@@ -106,11 +106,7 @@ NUMBERS: list[Panel] = [
         "that have ended count too."
     ),
     stat_panel(
-        "OutOfMemoryErrors",
-        Query(OOMS_IN_RANGE),
-        Unit.COUNT,
-        levels=levels.ANY_HAS_FAILED,
-        empty="None",
+        "OutOfMemoryErrors", OOMS_IN_RANGE, Unit.COUNT, levels=levels.ANY_HAS_FAILED, empty="None"
     ).description(
         "How often did processes run out of memory within this time range, whether the script "
         "caught the errors or not? Processes that have ended count too. The dashboard After an "
