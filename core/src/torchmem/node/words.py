@@ -94,31 +94,6 @@ def _useless(report: OomReport) -> Iterator[str]:
         yield from wrapped(useless, "  ", WIDTH)
 
 
-def oom_table(reports: Iterable[tuple[Path, OomReport]]) -> str:
-    """Return a list of reports: the process and its request, the verdict, and the file."""
-    return "".join(f"{line}\n" for path, report in reports for line in _row(path, report))
-
-
-def _row(path: Path, report: OomReport) -> Iterator[str]:
-    process, oom = report.process, report.oom
-    who = f"{local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}"
-    return row_lines(who, oom.requested_bytes, headline(report), str(path))
-
-
-def row_lines(
-    who: str, requested_bytes: int | None, verdict: str, file: str | None
-) -> Iterator[str]:
-    """Yield an OutOfMemoryError as lists show it: the process, its request, the verdict, the file.
-
-    `who`: the time, and the process. `file`: the report, if there is one.
-    """
-    requested = "" if requested_bytes is None else f"  {format_size(requested_bytes):>10}"
-    yield f"{who}{requested}"
-    yield from wrapped(f"{verdict}.", "    ", WIDTH)
-    if file is not None:
-        yield f"    {sanitize_text(file)}"
-
-
 def local_time(timestamp: float) -> str:
     """Return the date and time in the local time zone."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))

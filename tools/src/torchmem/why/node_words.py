@@ -14,10 +14,10 @@ from torchmem.node.words import (
     fact_lines,
     local_time,
     memory_lines,
-    row_lines,
     trend_lines,
 )
 from torchmem.output.terminal import joined, wrapped
+from torchmem.sample.untrusted import sanitize_text
 from torchmem.top.reading import rank_lines, sound
 from torchmem.why.source import Explanation, FoundRank, OomRow, SnapshotFile
 
@@ -69,14 +69,17 @@ def _held(found: FoundRank, oom: OomWhy | None) -> Iterator[list[str]]:
 
 
 def oom_table(rows: Iterable[OomRow]) -> str:
-    """Return a list of OutOfMemoryErrors, as `torchmem why --list` prints it."""
+    """Return a list of OutOfMemoryErrors: the process and its request, the verdict, the file."""
     return "".join(f"{line}\n" for row in rows for line in _oom_lines(row))
 
 
 def _oom_lines(row: OomRow) -> Iterator[str]:
-    oom, rank = row.oom, "-" if row.rank is None else row.rank
-    who = f"{_time(oom.timestamp)}  {row.run:<16}  rank {rank:<4}"
-    return row_lines(who, oom.requested_bytes, row.headline, row.file)
+    size, rank = row.oom.requested_bytes, "-" if row.rank is None else row.rank
+    requested = "" if size is None else f"  {format_size(size):>10}"
+    yield f"{_time(row.oom.timestamp)}  {row.run:<16}  rank {rank:<4}{requested}"
+    yield from wrapped(f"{row.headline}.", "    ", WIDTH)
+    if row.file is not None:
+        yield f"    {sanitize_text(row.file)}"
 
 
 def oom_page(found: Explanation) -> str:
