@@ -11,7 +11,7 @@ from typing import Literal
 
 from torchmem.phantom.gpus import CATALOG, GpuModel
 from torchmem.preflight.options import PreflightOptions
-from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.result import RunResult
 from torchmem.preflight.runner import Runner
 from torchmem.sample.errors import UsageError
 from torchmem.trace import read
@@ -144,10 +144,8 @@ def _rerun_gpus(
     """Run the script once per GPU. Raises the error of a run that has no verdict."""
     rows = []
     for gpu in gpus:
-        result = runner.run_captured(replace(options.plan, gpu=gpu), f"phantom {gpu.name}")
-        error = no_verdict_error(result)
-        if error is not None:
-            raise error
+        plan = replace(options.plan, gpu=gpu)
+        result = runner.run_captured(plan, f"phantom {gpu.name}").checked()
         outside = result.fullest_device.outside if result.devices else gpu.context_bytes
         rows.append(GpuModelRow(gpu, _as_replay(gpu.name, "", result), outside))
     return tuple(rows)
@@ -196,11 +194,9 @@ def _rerun_setting(
         return replay.ReplayResult(setting.name, setting.conf, setting.refused)
     plan = replace(options.plan, alloc_conf=setting.conf)
     result = runner.run_captured(plan, f"phantom, {setting.name}")
-    error = no_verdict_error(result)
-    if error is not None:
-        return replay.ReplayResult(
-            setting.name, setting.conf, refused=f"With this setting: {error}"
-        )
+    if result.error is not None:
+        refused = f"With this setting: {result.error}"
+        return replay.ReplayResult(setting.name, setting.conf, refused)
     return _as_replay(setting.name, setting.conf, result)
 
 

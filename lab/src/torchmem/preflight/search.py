@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torchmem.preflight.growth import deciding_growth
 from torchmem.preflight.judged_run import JudgedRun
 from torchmem.preflight.plan import Placement, RunPlan
-from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.result import RunResult
 from torchmem.preflight.runner import Runner
 from torchmem.preflight.script_options import option_of, with_value
 from torchmem.sample.errors import UsageError
@@ -163,10 +163,7 @@ class _Runs:
         command = self._search.command_with(self._plan.command, value)
         planned = replace(self._plan, command=command, steps=steps)
         result = self._runner.run_captured(planned, f"phantom, {self._search.option} {value}")
-        error = no_verdict_error(result)
-        if error is not None:
-            raise error
-        return SearchRun(value, steps, result)
+        return SearchRun(value, steps, result.checked())
 
 
 def sweep(plan: RunPlan, placements: Sequence[Placement], runner: Runner) -> SweepResult:

@@ -18,10 +18,9 @@ from torchmem.compare.baseline import BaselineEntry, BaselineOptions, Compared
 from torchmem.compare.peak_memory import PeakMemory
 from torchmem.preflight.options import check_machine
 from torchmem.pytest_plugin import text
-from torchmem.pytest_plugin.block_memory import BlockMemory
 from torchmem.pytest_plugin.limits import MemoryLimits
 from torchmem.pytest_plugin.marker import DEFAULT_GPU_MODEL, NAME, is_measured
-from torchmem.pytest_plugin.measured import ATTRIBUTE, MeasuredTest
+from torchmem.pytest_plugin.measured import ATTRIBUTE, BlockMemory, MeasuredTest
 from torchmem.pytest_plugin.measurement import MemoryMeasurement
 from torchmem.pytest_plugin.phantom_tests import PhantomTests
 from torchmem.sample.errors import UsageError

@@ -228,26 +228,13 @@ def on_gpus(
             results[gpu.name] = replace(unlimited, name=gpu.name)
             continue
         reproduced = reproduced or reproduce_best(run, replays)
-        reproduction, _, inference = reproduced
-        result = _replay_on(gpu, run, reproduction.program, replays, inference)
+        program, memory = reproduced[0].program, (gpu.obtainable, gpu.total)
+        replayer = Replayer(program, reproduced[2], run.events, *memory, replays.on_sample)
+        result = replayer.replay(gpu.name, run.settings.conf, run.settings.config)
+        replays.finish_replay()
         results[gpu.name] = result
         unlimited = unlimited if _met_no_limit(unlimited) else result
     return tuple(results[gpu.name] for gpu in gpus)
-
-
-def _replay_on(
-    gpu: SimulatedGpuMemory,
-    run: RunFacts,
-    program: Program,
-    progress: ReplayProgress,
-    inference: Inference,
-) -> ReplayResult:
-    replayer = Replayer(
-        program, inference, run.events, gpu.obtainable, gpu.total, progress.on_sample
-    )
-    result = replayer.replay(gpu.name, run.settings.conf, run.settings.config)
-    progress.finish_replay()
-    return result
 
 
 def _is_same(unlimited: ReplayResult, config: AllocatorConfig, gpu: SimulatedGpuMemory) -> bool:
