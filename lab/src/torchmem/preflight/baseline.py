@@ -17,8 +17,8 @@ from typing import Any
 from torchmem.compare import baseline as files
 from torchmem.compare import markdown
 from torchmem.compare.baseline import BaselineEntry, BaselineOptions, Compared
+from torchmem.compare.peak_lines import change_lines, headline
 from torchmem.compare.peak_memory import peak_values
-from torchmem.compare.text import change_lines, headline
 from torchmem.output.terminal import wrapped
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult

@@ -18,15 +18,14 @@ from torchmem.trace import read
 from torchmem.trace.recording import Recording
 from torchmem.whatif import result as replay
 from torchmem.whatif.engine import SimulatedGpuMemory, line_to_type, on_gpus, what_if
+from torchmem.whatif.page import Progress
 from torchmem.whatif.recommendation import decide
 from torchmem.whatif.settings import (
     COMBINED_DIVISIONS,
     Candidate,
-    candidate,
-    grid,
+    candidates,
     recorded_settings,
 )
-from torchmem.whatif.text import Progress
 
 Method = Literal["replayed", "rerun"]
 MAX_NEARBY_GPU_MODELS = 3
@@ -161,8 +160,9 @@ def _rerun_settings(
     """Return what `what_if` would, from one run per setting. Its events are steps."""
     recorded = recorded_settings(recording)
     baseline = _as_replay("recorded", recorded.conf, requested)
-    candidates = _candidates(options, recording, recorded)
-    others = [_rerun_setting(options, each, runner) for each in candidates]
+    given, divisions = options.settings or None, COMBINED_DIVISIONS
+    tried = candidates(recording, recorded, given, gpu_known=True, divisions=divisions)
+    others = [_rerun_setting(options, each, runner) for each in tried]
     verdict = decide(replace(fidelity, reason=None), baseline, others)
     best = next((other for other in others if other.name == verdict.recommended), None)
     line = None if best is None else line_to_type(recording, best.conf, requested.versions)
@@ -177,14 +177,6 @@ def _rerun_settings(
         (baseline, *others),
         replace(verdict, line=line, reasons=()),
     )
-
-
-def _candidates(
-    options: PreflightOptions, recording: Recording, recorded: Candidate
-) -> list[Candidate]:
-    if options.settings:
-        return [candidate(text or "default", text) for text in dict.fromkeys(options.settings)]
-    return grid(recording, recorded, gpu_known=True, divisions=COMBINED_DIVISIONS)
 
 
 def _rerun_setting(
