@@ -1,7 +1,7 @@
 """Measure how often the verdict on an OutOfMemoryError is right, and what its advice is worth.
 
-    PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict             # the published table
-    PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict --seeds tune# while changing it
+    PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict               # the table
+    PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict --seeds tune  # while changing it
     PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict --kinds hook window
 
 Each job is a short training script on PyTorch's real allocator, on a phantom GPU. It runs until it

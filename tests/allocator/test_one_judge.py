@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.preflight_figures import gpu_of_steps
 from support.recordings import RecordedJob, write
 
 from torchmem.allocator.oom_cause import OomEvidence
@@ -17,7 +18,6 @@ from torchmem.allocator.sizes import GIB, MIB
 from torchmem.explain.growth import live_growth
 from torchmem.explain.verdict import Circumstances, judge
 from torchmem.preflight.growth import growth
-from torchmem.preflight.result import GpuMemory, StepMemory
 from torchmem.sample.run_history import RunHistory
 from torchmem.sdk.capture.pressure import StepPressure
 from torchmem.sdk.reading.run_history import RunHistoryRecorder
@@ -72,25 +72,8 @@ def told_after_an_oom(kept: Kept) -> float | None:
 
 def told_by_a_preflight(kept: Kept) -> float | None:
     """Return the pace in the report of a preflight that was stopped after the last step."""
-    ends = [BASE + size for size in kept]
-    peaks = [end + STEP for end in ends]
-    rows = zip(peaks, ends, strict=True)
-    gpu = GpuMemory(
-        device=0,
-        total=TOTAL,
-        outside=0,
-        peak_allocated=max(peaks),
-        peak_reserved=max(peaks),
-        peak_step=1,
-        peak_phase="backward",
-        stranded=0,
-        retries=0,
-        ooms=0,
-        device_allocs=9,
-        phase_peaks=(),
-        steps=tuple(StepMemory(step, peak, peak, end) for step, (peak, end) in enumerate(rows, 1)),
-    )
-    found = growth(gpu, TOTAL, max(peaks))
+    gpu = gpu_of_steps([BASE + size for size in kept], [STEP] * len(kept), TOTAL)
+    found = growth(gpu, TOTAL, gpu.peak_allocated)
     return found.bytes_per_step if found and found.decides and found.kind == "leak" else None
 
 

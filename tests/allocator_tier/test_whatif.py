@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 from support.phantom import run_on_phantom
+from support.whatif_results import counts
 
 from torchmem.allocator.sizes import MIB
 from torchmem.trace import read
 from torchmem.whatif.engine import what_if
-from torchmem.whatif.result import ReplayResult, WhatIf
+from torchmem.whatif.result import WhatIf
 
 pytestmark = pytest.mark.allocator
 
@@ -56,12 +57,6 @@ def predict(folder: Path, confs: tuple[str, ...]) -> WhatIf:
     return what_if(recording, gpu_bytes=gpu_bytes, total_bytes=GPU_BYTES, settings=confs)
 
 
-def predicted(replay: ReplayResult) -> Counts:
-    """Return the predicted statistics."""
-    names = ("peak_reserved", "peak_allocated", "retries", "ooms", "device_allocs", "device_frees")
-    return {name: getattr(replay, name) for name in names}
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_the_prediction_is_what_pytorch_does(case: str, tmp_path: Path) -> None:
     """A trace predicts peaks, retries, OOMs and driver calls under other settings, to the byte."""
@@ -70,12 +65,12 @@ def test_the_prediction_is_what_pytorch_does(case: str, tmp_path: Path) -> None:
     answer = predict(tmp_path, CONFS)
 
     assert answer.fidelity.share == 1.0
-    assert recorded == predicted(answer.outcomes[0])
+    assert recorded == counts(answer.outcomes[0])
     assert recorded["retries"]
     for replay in answer.outcomes[1:]:
         assert replay.refused is None
         real = run(tmp_path, replay.conf, "again", str(tmp_path))
-        assert (replay.conf, real) == (replay.conf, predicted(replay))
+        assert (replay.conf, real) == (replay.conf, counts(replay))
 
 
 def test_a_recording_with_waits_for_other_streams_is_reproduced(tmp_path: Path) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from pathlib import Path
 
 import pytest
+from support import promtool
 from support.dashboards import QUERIES, filled_in
 
 INFO = "torchmem_last_oom_info"
@@ -31,10 +30,4 @@ def test_of_several_errors_the_newest_line_is_shown(tmp_path: Path) -> None:
             }
         ],
     }
-    path = tmp_path / "test.yml"
-    path.write_text(json.dumps({"tests": [test]}))
-    done = subprocess.run(
-        ["promtool", "test", "rules", path], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool.passes(tmp_path, test)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from support import promtool
 from support.dashboards import QUERIES, filled_in
 
 pytestmark = pytest.mark.stack
@@ -30,13 +29,7 @@ def check(folder: Path, query: str, series: Mapping[str, str], rows: Mapping[str
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
         "promql_expr_test": [{"expr": query, "eval_time": "30m", "exp_samples": expected}],
     }
-    path = folder / "test.yml"
-    path.write_text(json.dumps({"tests": [test]}))
-    done = subprocess.run(
-        ["promtool", "test", "rules", path], capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
+    promtool.passes(folder, test)
 
 
 @pytest.mark.parametrize(

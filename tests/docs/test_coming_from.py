@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-import subprocess
 from pathlib import Path
 
 import promql_parser
 import pytest
 from support.dashboards import BOARDS, PANELS
 from support.promql import ROOT, RULES, problems
+from support.promtool import answers
 
 from torchmem.cli.main import command_line
 
@@ -48,39 +47,10 @@ def old_series(gpu: str) -> dict[str, str]:
     }
 
 
-def values(folder: Path, series: dict[str, str]) -> list[list[float]]:
-    """Return the values that promtool prints for each query of the page."""
-    test = {
-        "interval": "30s",
-        "input_series": [{"series": name, "values": f"{v}x6"} for name, v in series.items()],
-        "promql_expr_test": [
-            {
-                "expr": f'label_replace(({text}), "query", "{number}", "", "")',
-                "eval_time": "2m",
-                "exp_samples": [],
-            }
-            for number, text in enumerate(QUERIES)
-        ],
-    }
-    rules = [str(path) for path in RULES]
-    (folder / "test.yml").write_text(json.dumps({"rule_files": rules, "tests": [test]}))
-    done = subprocess.run(
-        ["promtool", "test", "rules", "test.yml"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0 or "got:" in output, output
-    found = re.findall(r'\bquery="(\d+)"[^}]*\} ([-+.eE\d]+)', output)
-    return [[float(v) for n, v in found if n == str(number)] for number in range(len(QUERIES))]
-
-
 @pytest.mark.stack
 def test_exporters_that_agree_show_no_difference(tmp_path: Path) -> None:
     """No GPU is missing, the counts agree, and memory differs by what a MiB rounds off."""
-    assert values(tmp_path, torchmem_series(THIS) | old_series(THIS)) == [
+    assert answers(tmp_path, QUERIES, torchmem_series(THIS) | old_series(THIS), RULES) == [
         [],
         [],
         [0],
@@ -93,7 +63,13 @@ def test_exporters_that_agree_show_no_difference(tmp_path: Path) -> None:
 def test_a_gpu_that_torchmem_does_not_show_is_found(tmp_path: Path) -> None:
     """A second GPU of the other exporters is in the queries for missing GPUs and in the count."""
     both = torchmem_series(THIS) | old_series(THIS) | old_series(OTHER)
-    assert values(tmp_path, both) == [[42 * 1024], [44040192000], [1], [MIB / 2], [MIB / 2]]
+    assert answers(tmp_path, QUERIES, both, RULES) == [
+        [42 * 1024],
+        [44040192000],
+        [1],
+        [MIB / 2],
+        [MIB / 2],
+    ]
 
 
 def test_the_queries_are_promql() -> None:

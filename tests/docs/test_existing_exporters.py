@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 from pathlib import Path
 
 import promql_parser
 import pytest
 import yaml
+from support import promtool
 from support.dashboards import BOARDS, QUERIES, filled_in
 from support.promql import ROOT, RULES, selectors
+from support.promtool import answers
 
 PAGE = (ROOT / "docs" / "existing-exporters.md").read_text()
 PAGE_QUERIES = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
@@ -80,40 +80,10 @@ def peers(gpu: str, tensor: float, engine: float) -> dict[str, str]:
     return dcgm(gpu, tensor, engine) | nvidia_gpu_exporter(gpu) | nvitop_exporter(gpu)
 
 
-def answers(folder: Path, series: dict[str, str]) -> list[int]:
-    """Return the number of series that each query of the page returns after two minutes.
-
-    promtool expects no series and therefore prints all of them; a label holds the query's number.
-    """
-    queries = [
-        f'label_replace(({text}), "query", "{number}", "", "")'
-        for number, text in enumerate(PAGE_QUERIES)
-    ]
-    test = {
-        "interval": "30s",
-        "input_series": [
-            {"series": name, "values": f"{value}x6"} for name, value in series.items()
-        ],
-        "promql_expr_test": [
-            {"expr": text, "eval_time": "2m", "exp_samples": []} for text in queries
-        ],
-    }
+def counts(folder: Path, series: dict[str, str]) -> list[int]:
+    """Return the number of series that each query of the page returns."""
     (folder / "page.yml").write_text(SNIPPETS[0])
-    rules = [*map(str, RULES), "page.yml"]
-    (folder / "test.yml").write_text(
-        json.dumps({"rule_files": rules, "evaluation_interval": "30s", "tests": [test]})
-    )
-    done = subprocess.run(
-        ["promtool", "test", "rules", "test.yml"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0 or "got:" in output, output
-    numbers = re.findall(r'\bquery="(\d+)"[^}]*\} [-+.e\d]+', output)
-    return [numbers.count(str(number)) for number in range(len(queries))]
+    return [len(found) for found in answers(folder, PAGE_QUERIES, series, [*RULES, "page.yml"])]
 
 
 @pytest.mark.stack
@@ -124,15 +94,15 @@ def answers(folder: Path, series: dict[str, str]) -> list[int]:
 )
 def test_every_query_joins(tmp_path: Path, tensor: float, engine: float, empty: list[int]) -> None:
     """Each query joins the GPU of two exporters, unless the query's own threshold excludes it."""
-    counts = answers(tmp_path, torchmem_series() | peers(THIS, tensor, engine))
-    assert [int(number not in empty) for number in range(len(PAGE_QUERIES))] == counts
+    found = counts(tmp_path, torchmem_series() | peers(THIS, tensor, engine))
+    assert [int(number not in empty) for number in range(len(PAGE_QUERIES))] == found
 
 
 @pytest.mark.stack
 def test_no_query_joins_different_gpus(tmp_path: Path) -> None:
     """Queries join by UUID only: each is empty if the other exporters have another GPU."""
-    counts = answers(tmp_path, torchmem_series() | peers(OTHER, 0.7, 0.01))
-    assert [0] * len(PAGE_QUERIES) == counts
+    found = counts(tmp_path, torchmem_series() | peers(OTHER, 0.7, 0.01))
+    assert [0] * len(PAGE_QUERIES) == found
 
 
 @pytest.mark.stack
@@ -140,13 +110,7 @@ def test_no_query_joins_different_gpus(tmp_path: Path) -> None:
 def test_prometheus_accepts_the_snippets(tmp_path: Path, snippet: str) -> None:
     """promtool accepts each YAML snippet of the page as an addition to a configuration."""
     (tmp_path / "prometheus.yml").write_text("scrape_configs: []\n" + snippet)
-    checked = subprocess.run(
-        ["promtool", "check", "config", str(tmp_path / "prometheus.yml")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    promtool.accepts("check", "config", tmp_path / "prometheus.yml")
 
 
 def test_remote_write_keeps_what_fleet_reads() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import subprocess
 from pathlib import Path
 
 import pytest
+from support import promtool
 from support.golden_scrapes import GOLDEN, NAMES, portable, scrape_of
 
 
@@ -25,8 +25,6 @@ def test_scrape_is_the_recorded_one(name: str, tmp_path: Path) -> None:
 def test_promtool_accepts_the_scrape(name: str) -> None:
     """`promtool check metrics` accepts names, types, help texts and labels."""
     golden = (GOLDEN / f"{name}.metrics").read_text()
-    checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=golden, capture_output=True, text=True, check=False
-    )
+    checked = promtool.run("check", "metrics", input=golden)
 
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")

@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.core import Metric
+from support import promtool
 from support.collectors import EmptyCollector
 from support.exposition import Exposition
 from support.needs import needs
@@ -209,13 +210,7 @@ def test_openmetrics_ends_with_eof(client: httpx.Client, encoding: str) -> None:
 @needs("promtool")
 def test_promtool_accepts_the_metrics(client: httpx.Client) -> None:
     """Names, units and help texts follow Prometheus' conventions."""
-    lint = subprocess.run(
-        ["promtool", "check", "metrics"],
-        input=client.get("/metrics").text,
-        text=True,
-        capture_output=True,
-        check=False,
-    )
+    lint = promtool.run("check", "metrics", input=client.get("/metrics").text)
 
     assert (lint.returncode, lint.stdout, lint.stderr) == (0, "", "")
 

@@ -118,18 +118,16 @@ def test_without_an_exact_replay_each_row_is_a_run(run: Preflight) -> None:
     check_golden("run_again.txt", stdout)
 
 
+GROWING = (
+    *("--gpu-model", "1.6GB", "--gpu-models", "1.6GB,2GB,80GB"),
+    *("--setting", "expandable_segments:True"),
+)
+
+
 def test_growth_is_the_headline(run: Preflight) -> None:
     """It leads, with the steps until the GPU is full, and decides: the exit code is 1."""
-    flags = (
-        "--gpu-model",
-        "1.6GB",
-        "--gpu-models",
-        "1.6GB,2GB,80GB",
-        "--setting",
-        "expandable_segments:True",
-    )
-    code, stdout, _ = run(PlayedScript(leak=5 * MIB), *flags)
-    document = json.loads(run(PlayedScript(leak=5 * MIB), *flags, "--json")[1])
+    code, stdout, _ = run(PlayedScript(leak=5 * MIB), *GROWING)
+    document = json.loads(run(PlayedScript(leak=5 * MIB), *GROWING, "--json")[1])
     verdict, text = document["verdict"], " ".join(stdout.split())
     left = verdict["growth"]["steps_left"]
 
@@ -147,15 +145,7 @@ def test_growth_is_the_headline(run: Preflight) -> None:
 
 def test_other_gpus_are_full_later(run: Preflight) -> None:
     """Each GPU of the table has its own steps left, and one that is never full soon fits."""
-    flags = (
-        "--gpu-model",
-        "1.6GB",
-        "--gpu-models",
-        "1.6GB,2GB,80GB",
-        "--setting",
-        "expandable_segments:True",
-    )
-    document = json.loads(run(PlayedScript(leak=5 * MIB), *flags, "--json")[1])
+    document = json.loads(run(PlayedScript(leak=5 * MIB), *GROWING, "--json")[1])
     own, larger, largest = document["comparison"]["gpu_models"]
 
     assert document["verdict"]["growth"]["steps_left"] == own["steps_left"] < larger["steps_left"]

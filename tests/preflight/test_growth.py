@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.preflight_figures import gpu_of_steps
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.explain.growth import MAX_HORIZON
 from torchmem.preflight.growth import first_growth, growth, kept_per_step
-from torchmem.preflight.result import GpuMemory, RunResult, StepMemory
+from torchmem.preflight.result import GpuMemory, RunResult
 
 STEPS = 20
 GPU, OUTSIDE = 8 * GIB, GIB // 2
@@ -21,24 +22,7 @@ TOTAL = GPU + OUTSIDE
 
 def device(kept: list[int], activations: list[int]) -> GpuMemory:
     """Return a GPU's figures; each step keeps and needs so many bytes beside a model of 1 GiB."""
-    ends = [GIB + size for size in kept]
-    peaks = [end + size for end, size in zip(ends, activations, strict=True)]
-    rows = zip(peaks, ends, strict=True)
-    return GpuMemory(
-        device=0,
-        total=TOTAL,
-        outside=OUTSIDE,
-        peak_allocated=max(peaks),
-        peak_reserved=max(peaks),
-        peak_step=1,
-        peak_phase="backward",
-        stranded=0,
-        retries=0,
-        ooms=0,
-        device_allocs=9,
-        phase_peaks=(),
-        steps=tuple(StepMemory(step, peak, peak, end) for step, (peak, end) in enumerate(rows, 1)),
-    )
+    return gpu_of_steps([GIB + size for size in kept], activations, TOTAL, OUTSIDE)
 
 
 def leaking(per_step: int, steps: int = STEPS) -> GpuMemory:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from support import promtool
 from support.promql import ROOT
 from support.simulated_time import WATCHED_SECONDS, Series, promtool_values, scrapes
 
@@ -86,9 +86,7 @@ def evaluated(
             }
         )
     )
-    result = subprocess.run(
-        ["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False
-    )
+    result = promtool.run("test", "rules", file)
     return result.stdout + result.stderr
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support import promtool
 from support.promql import ROOT
 
 from torchmem.explain.thresholds import changed, defaults, defaults_text, scope
@@ -273,11 +274,7 @@ def test_an_override_applies_to_its_runs_only(file: Path, tmp_path: Path) -> Non
             }
         )
     )
-    tested = subprocess.run(
-        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, check=False
-    )
-
-    assert tested.returncode == 0, tested.stdout + tested.stderr
+    promtool.accepts("test", "rules", path)
 
 
 @pytest.mark.stack
@@ -299,9 +296,5 @@ def test_rules_with_all_overrides_are_valid(file: Path, tmp_path: Path) -> None:
     )
     assert rules("--thresholds", file, "--out", tmp_path / "rules").returncode == 0
     paths = sorted(map(str, (tmp_path / "rules").glob("*.yml")))
-    checked = subprocess.run(
-        ["promtool", "check", "rules", *paths], capture_output=True, text=True, check=False
-    )
-
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    promtool.accepts("check", "rules", *paths)
     assert len(by_label["run"]) > 15

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.garbage import no_collection
 
 from torchmem.explain.call_stack import (
     MAX_PLACE_BYTES,
@@ -141,11 +141,8 @@ def test_nothing_stays_alive(
         with contextlib.suppress(OutOfMemoryError):
             allocator.malloc(2 * GIB)
 
-    gc.disable()
-    try:
+    with no_collection():
         fail()
-    finally:
-        gc.enable()
 
     assert kept[0]() is None
 

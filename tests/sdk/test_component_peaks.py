@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.set_clock import SetClock
 
 from torchmem.allocator.backend import T, TraceEntry
 from torchmem.sdk.components.component_peaks import ComponentPeaks
@@ -191,15 +192,6 @@ class Recording(SimulatedBackend):
         return use([self.entries])
 
 
-class Clock:
-    """Seconds that a test sets."""
-
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def record(backend: Recording, trace: StepTrace, after: int) -> dict[int, StepPeak]:
     """Record a step that begins with 100 requested bytes and ends with `after`."""
     trace.begin(Counts({0: 100}), lambda found: None)
@@ -226,7 +218,7 @@ def test_a_full_ring_is_no_recording() -> None:
 
 def test_the_ring_fits_the_next_step() -> None:
     """A step with more events than the ring has entries makes it larger, up to a limit."""
-    clock = Clock()
+    clock = SetClock()
     backend = Recording([])
     trace = StepTrace(backend, clock)
     sizes = []
@@ -242,7 +234,7 @@ def test_the_ring_fits_the_next_step() -> None:
 
 def test_recordings_are_rare() -> None:
     """One minute lies between two of them, and ten once the peak is known."""
-    clock = Clock()
+    clock = SetClock()
     backend = Recording([])
     trace = StepTrace(backend, clock)
     begun = []
@@ -259,7 +251,7 @@ def test_recordings_are_rare() -> None:
 
 def test_nothing_is_recorded_while_the_script_records() -> None:
     """A refused recording is not tried again for ten minutes."""
-    clock = Clock()
+    clock = SetClock()
     backend = Recording([])
     backend.is_free = False
     trace = StepTrace(backend, clock)

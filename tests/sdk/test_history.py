@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.set_clock import SetClock
 
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
 from torchmem.explain.growth import SOON_SECONDS, SUSPICION
@@ -44,23 +45,13 @@ MIB = 1 << 20
 TOTAL = 1000 * MIB
 
 
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Training:
     """A recording over a simulated GPU of 1,000 MiB, and a script that allocates on it."""
 
     def __init__(self, setting: object) -> None:
         self.allocator = DeviceCachingAllocator(SimulatedGpu(TOTAL, context_bytes=0))
         self.backend = StackBackend([self.allocator])
-        self.clock, self.errors, self.meter = Clock(), Errors(), CpuMeter()
+        self.clock, self.errors, self.meter = SetClock(), Errors(), CpuMeter()
         settings = resolve({"history": setting, "snapshot_interval": 1e-9}, {})
         recorder = Recorder(self.backend)
         self.growth = GrowthJudge(recorder)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import gc
 import logging
 import select
 import shutil
@@ -13,14 +12,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NoReturn
 
 import pytest
+from support.garbage import no_collection
 from support.threads import SAMPLER, thread_names
 from support.waiting import until
 
@@ -43,19 +43,6 @@ Handler = Callable[..., object]
 
 class ScriptError(Exception):
     """An exception of the script's own."""
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Turn the garbage collector off: Python drops what interrupts its callbacks.
-
-    Hypothesis has such a callback.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def interrupt(handler: Handler, call: Callable[[], object], seconds: float) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from support.samples import full_sample
+from support.set_clock import SetClock
 from support.waiting import until
 
 from torchmem.allocator.snapshot import SegmentInfo
@@ -41,16 +42,6 @@ MIB = 1 << 20
 Opener = Callable[..., Session]
 Published = Callable[[], list[dict[str, Any]]]
 SAMPLE = full_sample()
-
-
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def _observation(requested: int = 1) -> OomObservation:
@@ -218,7 +209,7 @@ def test_the_newest_oom_is_always_on_disk(
     tmp_path_factory: pytest.TempPathFactory, pauses: list[float]
 ) -> None:
     """The last file always holds the last OOM, and a process never exceeds its number of files."""
-    folder, clock = tmp_path_factory.mktemp("run"), Clock()
+    folder, clock = tmp_path_factory.mktemp("run"), SetClock()
     reports = ReportWriter(folder / f"1-2-3{SAMPLE_SUFFIX}", clock)
     for number, pause in enumerate(pauses):
         clock.now += pause
@@ -231,7 +222,7 @@ def test_the_newest_oom_is_always_on_disk(
 
 def test_reports_of_a_process_that_went_on_say_so(tmp_path: Path) -> None:
     """All reports until then are marked in their place; a later one, and one in doubt, is not."""
-    clock = Clock()
+    clock = SetClock()
     reports = ReportWriter(tmp_path / f"1-2-3{SAMPLE_SUFFIX}", clock)
     for number in range(2):
         reports.write(_observation(number), SAMPLE)
@@ -324,7 +315,7 @@ def _named(sample: Sample, length: int) -> Sample:
 @given(st.lists(st.floats(0.1, 40), max_size=400))
 def test_the_history_is_bounded_in_time_and_number(pauses: list[float]) -> None:
     """A trend covers at most five minutes in at most sixty points, the newest included."""
-    clock = Clock()
+    clock = SetClock()
     history = RecentSamples(clock)
     added: list[float] = []
     for pause in pauses:
@@ -342,7 +333,7 @@ def test_the_history_is_bounded_in_time_and_number(pauses: list[float]) -> None:
 
 def test_the_history_keeps_what_was_published() -> None:
     """Each column of a trend is the sample's value; unknown devices have no trend."""
-    history = RecentSamples(Clock())
+    history = RecentSamples(SetClock())
     history.add(SAMPLE)
     (device,) = SAMPLE.devices
     trend = history.trend(0)

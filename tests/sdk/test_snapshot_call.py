@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 import pytest
+from support.garbage import no_collection
 
 from torchmem.sdk.pytorch.snapshot_call import NO_POOL, SnapshotCall
 
@@ -52,7 +53,7 @@ def test_what_is_taken_comes_back(numbers: int, flag: int, traces: bool) -> None
     gc.collect()  # garbage of other tests refers to False and True
     first, before = fake.lowest, (sys.getrefcount(False), sys.getrefcount(True))
 
-    with no_garbage_collection():
+    with no_collection():
         for _ in range(CALLS):
             call()
         now = sys.getrefcount(False), sys.getrefcount(True)
@@ -88,16 +89,6 @@ def test_an_interrupted_call_loses_nothing() -> None:
 
     assert interrupted > 5
     assert lowest - 1 <= fake.lowest
-
-
-@contextmanager
-def no_garbage_collection() -> Iterator[None]:
-    """Collect no garbage within the block."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 @contextmanager

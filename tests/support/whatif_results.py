@@ -22,6 +22,12 @@ POINTS = 120
 GPU_BYTES = 8 * GIB
 
 
+def counts(replay: ReplayResult) -> dict[str, int]:
+    """Return what a replay counted, by the names of what is known of a run."""
+    names = ("peak_reserved", "peak_allocated", "retries", "ooms", "device_allocs", "device_frees")
+    return {name: getattr(replay, name) for name in names}
+
+
 def timeline(reserved: int, waste: float) -> tuple[TimelinePoint, ...]:
     """Return the timeline of a training job; `waste` is the stranded share of the free memory."""
     points, peak = [], 0

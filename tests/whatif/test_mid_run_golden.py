@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 from support.recordings import write
+from support.whatif_results import counts
 
 from torchmem.simulator.blocks import block_order
 from torchmem.trace import read
 from torchmem.trace.recording import CaptureFacts, Recording
 from torchmem.trace.worker import load
 from torchmem.whatif.engine import what_if
-from torchmem.whatif.result import ReplayResult
 
 GOLDEN = Path(__file__).parent / "golden" / "mid_run"
 FILES = sorted(path.name for path in GOLDEN.glob("*.pickle.xz"))
@@ -42,12 +42,6 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[dict[str, Any]
     path = write(golden(file)["snapshots"][addresses], tmp_path / "rank0.pickle")
     (recording,) = read(path)
     return golden(file), recording
-
-
-def counts(replay: ReplayResult) -> Counts:
-    """Return what a replay counted, by the names of the truth."""
-    names = ("peak_reserved", "peak_allocated", "retries", "ooms", "device_allocs", "device_frees")
-    return {name: getattr(replay, name) for name in names}
 
 
 def test_there_are_recordings_of_each_order_of_blocks() -> None:

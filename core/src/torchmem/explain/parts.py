@@ -165,17 +165,10 @@ def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartByt
 
 
 def known_components(device: DeviceSample) -> dict[str, int]:
-    """Return the components if they add up to the device's active bytes, else nothing.
-
-    Pending bytes are one of them, which samples of older versions leave out.
-    """
-    allocator = device.allocator
-    if allocator is None or not device.components:
-        return {}
-    active = allocator.active_bytes.total
-    pending = active - allocator.allocated_bytes.total
-    components = {"pending": pending, **device.components} if pending else device.components
-    return dict(components) if sum(components.values()) == active else {}
+    """Return the components if they add up to the device's active bytes, else nothing."""
+    allocator, components = device.allocator, dict(device.components)
+    is_whole = allocator and sum(components.values()) == allocator.active_bytes.total
+    return components if is_whole else {}
 
 
 def _awake(device: DeviceSample, asleep: int) -> DeviceSample:

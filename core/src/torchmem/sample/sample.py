@@ -167,11 +167,10 @@ class Layout:
     """What one memory snapshot shows of one device, in bytes; `timestamp` in Unix seconds.
 
     All fields describe the default pools, except the `private_` ones (CUDA graphs and MemPools) and
-    `in_use_bytes`: what was not free, in all pools. Samples of older versions lack that one,
-    `pending_free_bytes`, and `largest_allocated_block_bytes`, which is 0 where no tensor is
-    allocated. Once the allocator has returned memory to the driver,
-    `releasable_bytes` and `stranded_bytes` are what can be left at most, and what depends on single
-    blocks is None until the next snapshot.
+    `in_use_bytes`: what was not free, in all pools. `largest_allocated_block_bytes` is 0 where no
+    tensor is allocated. Once the allocator has returned memory to the driver, `releasable_bytes`
+    and `stranded_bytes` are what can be left at most, and what depends on single blocks is None
+    until the next snapshot.
     """
 
     timestamp: float
@@ -245,16 +244,15 @@ class DeviceSample:
     `stats_timestamp` is the time at which `allocator`, `counters`, `driver_free_bytes` and
     `limit_bytes` were read, in Unix seconds; `driver_free_bytes` is from cudaMemGetInfo, and
     `limit_bytes` is what a memory fraction lets the process reserve, None without one. If they are
-    newer than `layout`, its headroom is from their time. Samples of older versions lack these
-    three. `planned_peak_bytes` is the active peak to expect of the largest batch that the script
-    plans. `components` holds what the bytes in `allocator` consist of: bytes by `Component`, or by
-    the name of a part that the script tracks. They add up to the active bytes, or are empty.
-    Samples of older versions lack `pending`, and add up to the allocated bytes. `releases` has an
-    entry for each tier of the setting `release` that is on. `component_peaks` is the same for the
-    peak of the active bytes, as known from a step that ended at `component_peak_timestamp`, in Unix
-    seconds. `first_read` is what the first read found, usually within a second of the creation of
-    the CUDA context. `run_history` spans the whole run, and `growth` is what grows in it now, if
-    anything does. `engine` is the inference engine in this process, None without one.
+    newer than `layout`, its headroom is from their time. `planned_peak_bytes` is the active peak to
+    expect of the largest batch that the script plans. `components` holds what the bytes in
+    `allocator` consist of: bytes by `Component`, or by the name of a part that the script tracks.
+    They add up to the active bytes, or are empty. `releases` has an entry for each tier of the
+    setting `release` that is on. `component_peaks` is the same for the peak of the active bytes, as
+    known from a step that ended at `component_peak_timestamp`, in Unix seconds. `first_read` is
+    what the first read found, usually within a second of the creation of the CUDA context.
+    `run_history` spans the whole run, and `growth` is what grows in it now, if anything does.
+    `engine` is the inference engine in this process, None without one.
     """
 
     index: int
@@ -301,8 +299,7 @@ class Steps:
     `last_timestamp` is the end of the latest step. `progress_timestamp` is the latest time at which
     a pass of the loop began or ended, such as an evaluation batch. Both are in Unix seconds.
     `read_count` is how many steps had ended at the latest read at a step's end. The components
-    `step` and `gradients_or_step` were allocated since then. Samples of older versions lack these
-    two.
+    `step` and `gradients_or_step` were allocated since then.
     """
 
     count: int = 0
@@ -356,7 +353,7 @@ class HostMemory:
 class PinnedMemory:
     """Bytes of PyTorch's pinned-memory allocator, from `torch.cuda.host_memory_stats()`.
 
-    `timestamp` is when they were read, in Unix seconds. Samples of older versions lack it.
+    `timestamp` is when they were read, in Unix seconds.
     """
 
     used_bytes: int

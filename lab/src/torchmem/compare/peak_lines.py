@@ -24,14 +24,14 @@ KEPT = (
 """What to know about this component, and what to look for."""
 
 
-def held_lines(memory: PeakMemory, heading: str = AT_PEAK, most: int = MAX_ROWS) -> Iterator[str]:
+def held_lines(memory: PeakMemory, heading: str = AT_PEAK) -> Iterator[str]:
     """Yield a heading and what held the memory, the largest first; nothing if that is unknown."""
     if not memory.uses or not memory.peak_allocated:
         return
     yield heading
     ordered = sorted(memory.uses, key=lambda use: -use.bytes)
     limit = MIN_ROW_SHARE * memory.peak_allocated
-    shown = [use for use in ordered[:most] if use.bytes >= limit]
+    shown = [use for use in ordered[:MAX_ROWS] if use.bytes >= limit]
     yield from _aligned((format_size(use.bytes), use) for use in shown)
     rest = memory.peak_allocated - sum(use.bytes for use in shown)
     if rest > 0:
@@ -49,12 +49,12 @@ def is_kept(found: PeakDiff) -> bool:
     return found.held > MIN_KEPT_SHARE * (found.peak_allocated or 0)
 
 
-def change_lines(found: PeakDiff, most: int = MAX_ROWS) -> Iterator[str]:
+def change_lines(found: PeakDiff) -> Iterator[str]:
     """Yield a heading and what changed by line, the largest growth first; nothing if nothing.
 
     Each component that grew has a row, and what to look for follows if steps keep more.
     """
-    changes = _with_all_components(largest_changes(found), most)
+    changes = _with_all_components(largest_changes(found))
     if not changes:
         return
     yield "What changed, by component, module and line:"
@@ -63,11 +63,11 @@ def change_lines(found: PeakDiff, most: int = MAX_ROWS) -> Iterator[str]:
         yield from wrapped(KEPT)
 
 
-def _with_all_components(changes: list[Change], most: int) -> list[Change]:
+def _with_all_components(changes: list[Change]) -> list[Change]:
     """Return the first changes, of which each component that grew has at least one."""
     first = {each.component: each for each in reversed(changes) if each.bytes > 0}
     others = [each for each in changes if each not in first.values()]
-    chosen = [*first.values(), *others[: max(0, most - len(first))]]
+    chosen = [*first.values(), *others[: max(0, MAX_ROWS - len(first))]]
     return [each for each in changes if each in chosen]
 
 

@@ -11,8 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 from torchmem.phantom import cuda_calls
@@ -41,44 +40,12 @@ def library_folder(
     _check_machine()
     libraries = torch_libraries(torch.folder) if torch else []
     name = _digest(libraries)
-    built = _built("phantom", name, environment)
+    places = [place for place in _places(environment) if _is_trusted(place)]
+    built = next((place / name for place in places if _is_trusted(place / name)), None)
     if built is not None:
         return built
     compiler = _compiler(environment)
-    return _build(_writable("phantom", environment) / name, partial(_compile, libraries, compiler))
-
-
-def shared_library(
-    name: str,
-    sources: Sequence[Path],
-    flags: Sequence[str],
-    environment: Mapping[str, str] = os.environ,
-) -> Path:
-    """Return the path of a small library of ours; builds it at first use, as `library_folder` does.
-
-    name: of its folder in the user's cache, and the file's without "lib" and ".so".
-
-    Raises:
-        UsageError: as `library_folder`.
-    """
-    _check_machine()
-    digest = hashlib.sha256(" ".join(flags).encode())
-    for path in sources:
-        digest.update(path.read_bytes())
-    version, file = digest.hexdigest()[:12], f"lib{name}.so"
-    folder = _built(name, version, environment)
-    if folder is None:
-        command = [*_compiler(environment), *flags, *map(str, sources), "-o"]
-        folder = _build(
-            _writable(name, environment) / version,
-            lambda fresh: _run_compiler([*command, str(fresh / file)]),
-        )
-    return folder / file
-
-
-def _built(kind: str, name: str, environment: Mapping[str, str]) -> Path | None:
-    places = [place for place in _places(kind, environment) if _is_trusted(place)]
-    return next((place / name for place in places if _is_trusted(place / name)), None)
+    return _build(libraries, compiler, _writable(environment) / name)
 
 
 def _check_machine() -> None:
@@ -105,10 +72,10 @@ def _sources() -> list[Path]:
     return sorted(path for path in SOURCES.iterdir() if path.suffix in {".c", ".h", ".map"})
 
 
-def _places(kind: str, environment: Mapping[str, str]) -> tuple[Path, Path]:
+def _places(environment: Mapping[str, str]) -> tuple[Path, Path]:
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     temporary = environment.get("TMPDIR") or tempfile.gettempdir()
-    return cache / "torchmem" / kind, Path(temporary, f"torchmem-{kind}-{os.getuid()}")
+    return cache / "torchmem" / "phantom", Path(temporary, f"torchmem-phantom-{os.getuid()}")
 
 
 def _is_trusted(folder: Path) -> bool:
@@ -126,8 +93,8 @@ def _is_trusted(folder: Path) -> bool:
     return stat.S_ISDIR(info.st_mode) and is_own and is_private and not is_replaceable
 
 
-def _writable(kind: str, environment: Mapping[str, str]) -> Path:
-    places = _places(kind, environment)
+def _writable(environment: Mapping[str, str]) -> Path:
+    places = _places(environment)
     for place in places:
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -141,12 +108,12 @@ def _writable(kind: str, environment: Mapping[str, str]) -> Path:
     )
 
 
-def _build(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Write a folder under another name first, so that no other process sees half of it."""
+def _build(libraries: list[Path], compiler: list[str], folder: Path) -> Path:
+    """Build under another name first, so that no other process sees half of it."""
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         fresh = Path(scratch, folder.name)
         fresh.mkdir(mode=0o755)
-        write(fresh)
+        _compile(libraries, compiler, fresh)
         try:
             fresh.rename(folder)
         except OSError:  # another process was faster
@@ -164,12 +131,7 @@ def _compile(libraries: list[Path], compiler: list[str], folder: Path) -> None:
     sources = [*map(str, SOURCES.glob("*.c")), str(stubs)]
     exports = f"-Wl,--version-script={SOURCES / 'exports.map'}"
     output = ["-o", str(folder / LIBRARY), "-ldl", "-lm", "-lpthread"]
-    _run_compiler([*compiler, *FLAGS, f"-I{SOURCES}", *sources, exports, *output])
-    for name in ALIASES:
-        (folder / name).symlink_to(LIBRARY)
-
-
-def _run_compiler(command: list[str]) -> None:
+    command = [*compiler, *FLAGS, f"-I{SOURCES}", *sources, exports, *output]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
     if done.returncode:
         errors = (line for line in done.stderr.splitlines() if "error" in line)
@@ -178,6 +140,8 @@ def _run_compiler(command: list[str]) -> None:
             f"{command[0]} cannot build the phantom GPU ({reason.strip()}): apt install gcc "
             "libc6-dev, or set CC to another compiler."
         )
+    for name in ALIASES:
+        (folder / name).symlink_to(LIBRARY)
 
 
 def _compiler(environment: Mapping[str, str]) -> list[str]:

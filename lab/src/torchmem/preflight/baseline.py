@@ -9,8 +9,9 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import PurePath
 from typing import Any
 
@@ -103,13 +104,16 @@ def check(
         if not found:
             problems.append(f"{run_name(plan)} has no peak to compare, because it did not fit.")
         saved |= found
-        if options.baseline:
-            each = options.compare(found)
-            compared += each
-            if any(one.outcome == "more" for one in each):
-                problems += _variation(plan, each, options.tolerance, runner)
-        elif found:
-            problems += _varies(plan, found, options.tolerance, runner)
+        each = options.compare(found)
+        compared += each
+        grown = {one.name: one for one in each if one.outcome == "more"}
+        if grown:
+            more = {name: found[name] for name in grown}
+            accepted = {name: _accepted(one, options.tolerance) for name, one in grown.items()}
+            again = _again(plan, runner, MORE_RUNS)
+            problems += _variation(more, again, options.tolerance, accepted)
+        elif found and not options.baseline:
+            problems += _variation(found, _again(plan, runner, 1), options.tolerance, {})
     if options.save and saved:
         files.save(options.save, saved)
         print(f"torchmem: saved {len(saved)} in {options.save}.", file=sys.stderr)
@@ -135,30 +139,9 @@ def run_name(plan: RunPlan) -> str:
     return shlex.join(words) + rank
 
 
-def _varies(
-    plan: RunPlan, found: dict[str, BaselineEntry], tolerance: float, runner: Runner
-) -> list[str]:
-    """Return what varies between this run and another one."""
-    again = _again(plan, runner, 1)
-    peaks = {name: [_peak(entry), *_peaks(again, name)] for name, entry in found.items()}
-    varying = (files.variation(each, tolerance) for each in peaks.values())
-    return [sentence for sentence in varying if sentence]
-
-
-def _variation(
-    plan: RunPlan, compared: Sequence[Compared], tolerance: float, runner: Runner
-) -> list[str]:
-    """Return the variation of runs that need more, if not all runs do."""
-    again = _again(plan, runner, MORE_RUNS)
-    problems = []
-    for each in compared:
-        before = each.diff.before.peak_allocated if each.diff else None
-        if each.outcome == "more" and before is not None:
-            peaks = [_peak(each.entry), *_peaks(again, each.name)]
-            varies = files.variation(peaks, tolerance)
-            if varies and min(peaks) <= before * (1 + tolerance):
-                problems.append(varies)
-    return problems
+def _accepted(compared: Compared, tolerance: float) -> float:
+    before = compared.diff.before.peak_allocated if compared.diff else None
+    return (before or 0) * (1 + tolerance)
 
 
 def _again(plan: RunPlan, runner: Runner, times: int) -> list[dict[str, BaselineEntry]]:
@@ -168,9 +151,21 @@ def _again(plan: RunPlan, runner: Runner, times: int) -> list[dict[str, Baseline
     ]
 
 
-def _peaks(again: Sequence[dict[str, BaselineEntry]], name: str) -> list[int]:
-    return [_peak(found[name]) for found in again if name in found]
-
-
-def _peak(entry: BaselineEntry) -> int:
-    return entry.memory.peak_allocated or 0
+def _variation(
+    found: Mapping[str, BaselineEntry],
+    again: Sequence[Mapping[str, BaselineEntry]],
+    tolerance: float,
+    accepted: Mapping[str, float],
+) -> list[str]:
+    """Return by how much peaks vary between runs; of those that need more, if not all runs do."""
+    problems = []
+    for name, entry in found.items():
+        peaks = [
+            each[name].memory.peak_allocated or 0
+            for each in ({name: entry}, *again)
+            if name in each
+        ]
+        varies = files.variation(peaks, tolerance)
+        if varies and min(peaks) <= accepted.get(name, inf):
+            problems.append(varies)
+    return problems

@@ -62,10 +62,9 @@ class RunPlan:
 
     command: program and arguments, run unchanged. devices: number of GPUs on the node. steps: the
     script is stopped after this many optimizer steps. alloc_conf: PYTORCH_CUDA_ALLOC_CONF, or None
-    to keep the one in the environment. placement: None if the script is not distributed. run: the
-    label `run` of the published metrics, None for the name of the script. environment: variables
-    that are added to those of the caller. folder: where the command starts, None for the caller's
-    own.
+    to keep the one in the environment. placement: None if the script is not distributed.
+    environment: variables that are added to those of the caller. folder: where the command starts,
+    None for the caller's own.
     """
 
     command: tuple[str, ...]
@@ -74,7 +73,6 @@ class RunPlan:
     steps: int = 20
     alloc_conf: str | None = None
     placement: Placement | None = None
-    run: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
     folder: Path | None = None
 

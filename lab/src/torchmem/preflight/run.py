@@ -210,7 +210,7 @@ def run_label(plan: RunPlan) -> str:
     """Return the label `run`, which marks the run as a phantom."""
     words = (part for word in plan.command for part in word.split())  # also those of a shell
     script = next((word for word in words if word.endswith(".py")), plan.command[0])
-    return f"{plan.run or Path(script).stem} (phantom)"
+    return f"{Path(script).stem} (phantom)"
 
 
 class DeferredSignals:

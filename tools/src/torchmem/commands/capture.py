@@ -10,6 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from torchmem.cli.flags import add_process, add_run_directory
 from torchmem.node.ranks import ProcessFilter, TrainingProcess, find_process
 from torchmem.node.requests import Exchange, opened
 from torchmem.sample.capture_messages import (
@@ -49,18 +50,10 @@ EXCHANGE = Exchange("capture", REQUEST_SUFFIX, ANSWER_SUFFIX, decode_answer, MAX
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
     add = parser.add_argument
-    add("--rank", type=int, metavar="N", help="global rank of the process")
-    add(
-        "--run",
-        metavar="NAME",
-        dest="run_name",
-        help="name of its run; of several launches, the newest",
-    )
-    add("--launch", metavar="ID", help="its launch, as in the label `launch`")
-    add("--pid", type=int, metavar="N", help="its process id")
+    add_process(parser)
     add("--seconds", type=float, default=20.0, metavar="S", help="recording time (default 20)")
     add("--out", type=Path, metavar="FILE", help="output file (default rankN-TIME.pickle)")
-    add("--run-dir", type=Path, metavar="DIR", help="run directory (default TORCHMEM_RUN_DIR)")
+    add_run_directory(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

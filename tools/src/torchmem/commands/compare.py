@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from torchmem.cli.flags import add_run_directory
 from torchmem.output.terminal import write_out
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import run_directory
@@ -48,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the comparison for the comment of a pull request",
     )
     add("--list", action="store_true", help="list the summaries of your runs (root: of all users)")
-    add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
+    add_run_directory(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
-from torchmem.cli.flags import add_exporter
+from torchmem.cli.flags import add_exporter, add_run_directory
 from torchmem.cli.http import exporter_url, server_url
 from torchmem.doctor.check import Place
 from torchmem.output.terminal import write_out
@@ -26,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_exporter(parser)
     add("--prometheus", metavar="URL", help="address of Prometheus (default: not checked)")
-    add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
+    add_run_directory(parser)
     add("--json", action="store_true", help="print the checks as one line of JSON")
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
+from torchmem.cli.flags import add_run_directory
 from torchmem.sample.errors import MissingExtraError
 from torchmem.sample.run_directory import run_directory
 
@@ -29,9 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="ask this exporter for ranks, also with USER:PASSWORD@ before the host (default: read "
         "the run directory)",
     )
-    sources.add_argument(
-        "--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)"
-    )
+    add_run_directory(sources)
 
 
 def run(arguments: argparse.Namespace) -> int:

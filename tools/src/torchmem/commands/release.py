@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchmem.allocator.sizes import format_size
+from torchmem.cli.flags import add_run_directory
 from torchmem.node.ranks import ProcessFilter, TrainingProcess, training_processes
 from torchmem.node.requests import Exchange, opened
 from torchmem.output.terminal import write_out
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help=f"seconds to wait for the processes (default {DEFAULT_SECONDS:g})",
     )
-    add("--run-dir", type=Path, metavar="DIR", help="run directory (default TORCHMEM_RUN_DIR)")
+    add_run_directory(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

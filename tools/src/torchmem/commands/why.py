@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torchmem.cli.flags import add_process, add_run_directory
 from torchmem.output import html_files, plots
 from torchmem.output.terminal import write_out
 from torchmem.sample.errors import UsageError
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--json", action="store_true", help="print JSON: one line per report, rank or GPU")
     add("--html", metavar="FILE", type=Path, help="write a page (- for stdout)")
-    add("--run-dir", metavar="DIR", type=Path, help="run directory (default TORCHMEM_RUN_DIR)")
+    add_run_directory(parser)
     add(
         "--exporter",
         metavar="URL",
@@ -64,15 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_rank_flags(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--rank", type=int, metavar="N", help="global rank of the process")
-    add(
-        "--run",
-        metavar="NAME",
-        dest="run_name",
-        help="name of its run; of several launches, the newest",
-    )
-    add("--launch", metavar="ID", help="its launch, as in the label `launch`")
-    add("--pid", type=int, metavar="N", help="its process id")
+    add_process(group)
     add(
         "--thresholds",
         type=Path,
