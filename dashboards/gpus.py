@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dashboards.colors import Levels
-from dashboards.panels import Query, Text, lines_in_band, lowest_first
+from dashboards.panels import Query, lines_in_band, lowest_first
 from dashboards.queries import GPU_ROW, append_matcher, named, row, select, worst
 from grafana_foundation_sdk.builders import timeseries
 
@@ -80,7 +80,7 @@ def newest_xid() -> str:
 
 
 def gpu_lines(
-    text: Text,
+    title: str,
     expression: str,
     unit: str,
     *,
@@ -93,5 +93,5 @@ def gpu_lines(
     """
     per_gpu = row(GPU_ROW, expression)
     line = Query(named(worst(per_gpu, GPU_ROW, lowest=lowest)), NAME)
-    panel = lines_in_band(text, line, per_gpu, unit, mark)
+    panel = lines_in_band(title, line, per_gpu, unit, mark).no_value(NO_GPU)
     return lowest_first(panel) if lowest else panel

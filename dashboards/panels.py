@@ -1,5 +1,6 @@
 """Panels in the house style: stats, lines, stacks, heat maps, state timelines, and tables.
 
+What a panel asks is its `description`; `no_value` is what it shows instead of data.
 One color has one meaning on every dashboard: torchmem.metrics.colors has them all.
 """
 
@@ -102,24 +103,24 @@ class Query:
 RANKS_BY_STATE = [Query(ranks_in(state), state, color) for state, color in colors.STATES.items()]
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """The text of a panel: title, explanation for a newcomer, and the message without data."""
-
-    title: str
-    description: str
-    empty: str = "No data: no rank matches the selection"
+NO_RANK = "No data: no rank matches the selection"
 
 
 def stat_panel(
-    text: Text, query: Query | Sequence[Query], unit: str, *, levels: Levels | None = None
+    title: str,
+    query: Query | Sequence[Query],
+    unit: str,
+    *,
+    levels: Levels | None = None,
+    empty: str = NO_RANK,
 ) -> stat.Panel:
     """Return one number per series: in the color of its query, or of `levels`, or neutral."""
-    queries = [query] if isinstance(query, Query) else query
+    queries = _listed(query)
     named = any(query.legend for query in queries)
     mode = models.BigValueTextMode.VALUE_AND_NAME if named else models.BigValueTextMode.AUTO
     panel = (
-        _framed(stat.Panel(), text, unit, span=4, height=3)
+        _framed(stat.Panel(), title, unit, span=4, height=3)
+        .no_value(empty)
         .graph_mode(models.BigValueGraphMode.NONE)
         .color_mode(models.BigValueColorMode.VALUE)
         .text_mode(mode)
@@ -128,11 +129,15 @@ def stat_panel(
         .thresholds(_thresholds(levels.steps() if levels else [(None, NEUTRAL)]))
     )
     if levels:
-        panel.mappings([_no_value(text.empty)])
+        panel.mappings([_no_value(empty)])
     for index, each in enumerate(queries):
         panel.with_target(_target(each, index).instant())
         _colored(panel, each, index)
     return panel.decimals(1) if unit == Unit.RATIO else panel
+
+
+def _listed(query: Query | Sequence[Query]) -> Sequence[Query]:
+    return [query] if isinstance(query, Query) else query
 
 
 def _no_value(empty: str) -> dashboard_models.SpecialValueMap:
@@ -144,8 +149,8 @@ def _no_value(empty: str) -> dashboard_models.SpecialValueMap:
 
 
 def lines(
-    text: Text,
-    queries: Sequence[Query],
+    title: str,
+    query: Query | Sequence[Query],
     unit: str,
     *,
     mark: Levels | None = None,
@@ -154,7 +159,7 @@ def lines(
     """Return lines over time, from 0 up unless `signed`, with dashed lines at the levels `mark`."""
     by_name = builders.FieldColor().mode(dashboard_models.FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
     panel = (
-        _framed(timeseries.Panel(), text, unit, span=12, height=8)
+        _framed(timeseries.Panel(), title, unit, span=12, height=8)
         .line_width(1)
         .fill_opacity(0)
         .color_scheme(by_name)
@@ -169,9 +174,9 @@ def lines(
     )
     # The message without data is for the panel; a line that has ended has no last value.
     panel.override_by_regexp(".*", [dashboard_models.DynamicConfigValue("noValue", "–")])
-    for index, query in enumerate(queries):
-        panel.with_target(_target(query, index))
-        _colored(panel, query, index)
+    for index, each in enumerate(_listed(query)):
+        panel.with_target(_target(each, index))
+        _colored(panel, each, index)
     return _marked(panel, mark) if mark else panel
 
 
@@ -184,7 +189,7 @@ def _marked(panel: timeseries.Panel, levels: Levels) -> timeseries.Panel:
 
 
 def rank_lines(
-    text: Text,
+    title: str,
     expression: str,
     unit: str,
     *,
@@ -197,12 +202,12 @@ def rank_lines(
     `lowest` the lowest.
     """
     ranks = Query(worst(expression, lowest=lowest), RANK)
-    panel = lines_in_band(text, ranks, expression, unit, mark).height(10)
+    panel = lines_in_band(title, ranks, expression, unit, mark).height(10)
     return lowest_first(panel) if lowest else panel
 
 
 def lines_in_band(
-    text: Text,
+    title: str,
     worst_lines: Query,
     expression: str,
     unit: str,
@@ -214,7 +219,7 @@ def lines_in_band(
     """
     everyone = [Query(query, f"all, {name}", NEUTRAL) for name, query in band(expression).items()]
     signed = mark is not None and mark.failed == 0
-    panel = lines(text, [worst_lines, *everyone], unit, mark=mark, signed=signed)
+    panel = lines(title, [worst_lines, *everyone], unit, mark=mark, signed=signed)
     return _shaded(panel).height(9)
 
 
@@ -262,10 +267,10 @@ def _shaded(panel: timeseries.Panel) -> timeseries.Panel:
     return panel.override_by_query("D", [value("custom.lineStyle", dashed)])
 
 
-def bars(text: Text, queries: Sequence[Query], unit: str) -> timeseries.Panel:
+def bars(title: str, queries: Sequence[Query], unit: str) -> timeseries.Panel:
     """Return stacked bars over time, for events and other values that add up."""
     panel = (
-        lines(text, queries, unit)
+        lines(title, queries, unit)
         .draw_style(models.GraphDrawStyle.BARS)
         .fill_opacity(70)
         .line_width(0)
@@ -273,22 +278,22 @@ def bars(text: Text, queries: Sequence[Query], unit: str) -> timeseries.Panel:
     return panel.stacking(_stacked())
 
 
-def stack(text: Text, areas: Sequence[Query], total: Query, unit: str) -> timeseries.Panel:
+def stack(title: str, areas: Sequence[Query], total: Query, unit: str) -> timeseries.Panel:
     """Return areas over time that add up to the dashed line `total`."""
-    panel = areas_only(text, [*areas, total], unit)
+    panel = areas_only(title, [*areas, total], unit)
     return panel.override_by_query(_letter(len(areas)), _dashed_line())
 
 
-def areas_only(text: Text, areas: Sequence[Query], unit: str) -> timeseries.Panel:
+def areas_only(title: str, areas: Sequence[Query], unit: str) -> timeseries.Panel:
     """Return areas over time, one above the other."""
     opacity = round(100 * colors.PART_OPACITY)
-    panel = lines(text, areas, unit).fill_opacity(opacity).line_width(0)
+    panel = lines(title, areas, unit).fill_opacity(opacity).line_width(0)
     return panel.stacking(_stacked()).tooltip(
         common.VizTooltipOptions().mode(models.TooltipDisplayMode.MULTI)
     )
 
 
-def component_stack(text: Text, component: Callable[[str], str], total: Query) -> timeseries.Panel:
+def component_stack(title: str, component: Callable[[str], str], total: Query) -> timeseries.Panel:
     """Return the COMPONENTS of active memory as areas that add up to the dashed line `total`.
 
     `component` returns the expression of the components that match a matcher of their label. What
@@ -303,7 +308,7 @@ def component_stack(text: Text, component: Callable[[str], str], total: Query) -
     ]
     matcher = f'component="{ASLEEP}"'
     areas.append(Query(f"{component(matcher)} >= 1", ASLEEP_TITLE, PARTS["free"].color))
-    panel = stack(text, areas, total, Unit.BYTES).height(10)
+    panel = stack(title, areas, total, Unit.BYTES).height(10)
     return pale(panel, len(areas) - 1)
 
 
@@ -321,13 +326,13 @@ def small(panel: timeseries.Panel, repeat: str) -> timeseries.Panel:
     return repeated.legend(_list_legend()).span(6).height(7)
 
 
-def memory_stack(text: Text, part: Callable[[str], str], total: Query) -> timeseries.Panel:
+def memory_stack(title: str, part: Callable[[str], str], total: Query) -> timeseries.Panel:
     """Return the PARTS of devices as areas that add up to the dashed line `total`.
 
     `part` returns the expression of a part.
     """
     areas = [Query(f"{part(name)} >= 1", shown.title, shown.color) for name, shown in PARTS.items()]
-    panel = stack(text, areas, total, Unit.BYTES).span(24).height(10)
+    panel = stack(title, areas, total, Unit.BYTES).span(24).height(10)
     return pale(panel, list(PARTS).index("free"))
 
 
@@ -346,21 +351,21 @@ def _stacked() -> common.StackingConfig:
     return common.StackingConfig().mode(models.StackingMode.NORMAL).group("A")
 
 
-def heat_strips(text: Text, query: Query, unit: str, *, highest: float | None = None) -> Panel:
+def heat_strips(title: str, query: Query, unit: str, *, highest: float | None = None) -> Panel:
     """Return a strip per series, over time, in a sequential scale, from 0 if `highest` is given.
 
     Grafana sorts the strips by number if the legend is one.
     """
     scale = _sequential() if highest is None else _sequential().min(0).max(highest)
-    panel = _framed(heatmap.Panel(), text, Unit.COUNT, span=12, height=10)
+    panel = _framed(heatmap.Panel(), title, Unit.COUNT, span=12, height=10)
     panel.calculate(False).color(scale)
     panel.cell_values(heatmap.CellValues().unit(unit)).unit(unit)
     return panel.cell_gap(0).max_data_points(MAX_POINTS).with_target(_target(query, 0))
 
 
-def bucket_heatmap(text: Text, query: Query, unit: str) -> heatmap.Panel:
+def bucket_heatmap(title: str, query: Query, unit: str) -> heatmap.Panel:
     """Return a heat map of a histogram; `unit` is that of the bucket bounds."""
-    panel = _framed(heatmap.Panel(), text, Unit.COUNT, span=12, height=10)
+    panel = _framed(heatmap.Panel(), title, Unit.COUNT, span=12, height=10)
     panel.calculate(False).color(_sequential()).y_axis(heatmap.YAxisConfig().unit(unit))
     panel.filter_values(heatmap.FilterValueRange().le(0.5))
     target = _target(Query(query.expr, "{{le}}"), 0)
@@ -379,14 +384,14 @@ def _sequential() -> heatmap.HeatmapColorOptions:
     )
 
 
-def state_timeline(text: Text, query: Query, names: Mapping[int, tuple[str, str]]) -> Panel:
+def state_timeline(title: str, query: Query, names: Mapping[int, tuple[str, str]]) -> Panel:
     """Return one row per series; `names` gives each value a name and a color."""
     options = {
         str(value): dashboard_models.ValueMappingResult(text=name, color=color, index=index)
         for index, (value, (name, color)) in enumerate(names.items())
     }
     fixed = builders.FieldColor().mode(dashboard_models.FieldColorModeId.FIXED)
-    panel = _framed(statetimeline.Panel(), text, Unit.NUMBER, span=24, height=9)
+    panel = _framed(statetimeline.Panel(), title, Unit.NUMBER, span=24, height=9)
     panel.fill_opacity(85).line_width(0).per_page(MAX_ROWS)
     panel.show_value(models.VisibilityMode.AUTO).row_height(0.85).merge_values(True)
     panel.legend(_list_legend()).tooltip(_single_tooltip()).color_scheme(fixed.fixed_color("text"))
@@ -428,7 +433,7 @@ _AGGREGATION = "lastNotNull"
 
 
 def joined_table(
-    text: Text,
+    title: str,
     columns: Sequence[Column],
     *,
     sort: str = "",
@@ -439,7 +444,7 @@ def joined_table(
 
     `hidden` are labels that tell the rows apart but are not shown.
     """
-    panel = _framed(table.Panel(), text, Unit.TEXT, span=24, height=9)
+    panel = _framed(table.Panel(), title, Unit.TEXT, span=24, height=9)
     for name, options in {
         "merge": {},
         "groupBy": _rows(columns, hidden),
@@ -562,10 +567,10 @@ def _value_mappings(column: Column) -> dict[str, dict[str, str]]:
     }
 
 
-def _framed(panel: P, text: Text, unit: str, span: int, height: int) -> P:
-    """Set text, unit and size; `span` is of 24 columns, `height` in Grafana's rows of 30 pixels."""
-    panel.title(text.title).description(text.description).no_value(text.empty)
-    panel.datasource(DATASOURCE).unit(unit).span(span).height(height)
+def _framed(panel: P, title: str, unit: str, span: int, height: int) -> P:
+    """Set the frame; `span` is of 24 columns, `height` in Grafana's rows of 30 pixels."""
+    panel.title(title).no_value(NO_RANK).datasource(DATASOURCE)
+    panel.unit(unit).span(span).height(height)
     return panel
 
 

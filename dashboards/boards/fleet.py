@@ -2,21 +2,8 @@
 
 from __future__ import annotations
 
+from dashboards import board, recorded
 from dashboards import colors as levels
-from dashboards import recorded
-from dashboards.board import (
-    ALL_VARIABLES,
-    FLEET,
-    LINK_TO_LAUNCH,
-    LINK_TO_NODE,
-    LINK_TO_RANK,
-    LINK_TO_RUNBOOK,
-    OOM_MARK,
-    PRICE,
-    PRICE_VARIABLE,
-    Board,
-    Row,
-)
 from dashboards.boards import fleet_report
 from dashboards.boards.fleet_subjects import NODES, OVER_TIME
 from dashboards.panels import (
@@ -25,7 +12,6 @@ from dashboards.panels import (
     Column,
     Panel,
     Query,
-    Text,
     Unit,
     joined_table,
     stat_panel,
@@ -80,58 +66,41 @@ FIRING_SINCE_MILLISECONDS = among(
 
 NUMBERS: list[Panel] = [
     stat_panel(
-        Text("GPUs", "How many GPUs does the driver reach on the selected nodes?", "0"),
-        Query(f"sum({select(recorded.NODE_GPUS)})"),
-        Unit.NUMBER,
+        "GPUs", Query(f"sum({select(recorded.NODE_GPUS)})"), Unit.NUMBER, empty="0"
+    ).description("How many GPUs does the driver reach on the selected nodes?"),
+    stat_panel(
+        "Unhealthy GPUs", Query(SICK_GPUS), Unit.COUNT, levels=levels.ANY_HAS_FAILED, empty="0"
+    ).description(
+        "How many GPUs are lost, or need a reset or a replacement? The dashboard GPU node "
+        "shows which."
     ),
     stat_panel(
-        Text(
-            "Unhealthy GPUs",
-            "How many GPUs are lost, or need a reset or a replacement? The dashboard GPU node "
-            "shows which.",
-            "0",
-        ),
-        Query(SICK_GPUS),
-        Unit.COUNT,
-        levels=levels.ANY_HAS_FAILED,
-    ),
-    stat_panel(
-        Text("Alerts firing", "How many torchmem alerts are firing? They are listed below."),
+        "Alerts firing",
         Query(f"count({FIRING}) or vector(0)"),
         Unit.COUNT,
         levels=levels.ANY_IS_WRONG,
+    ).description("How many torchmem alerts are firing? They are listed below."),
+    stat_panel(
+        "OutOfMemoryErrors", Query(OOMS_IN_RANGE), Unit.COUNT, levels=levels.ANY_IS_WRONG, empty="0"
+    ).description(
+        "How often did processes run out of memory within this time range, whether the "
+        "script caught the errors or not? The dashboard After an OOM shows the ranks."
     ),
+    stat_panel("Wasted GPU-hours", Query(WASTED_GPU_HOURS), Unit.COUNT, empty="–")
+    .description(
+        "How much memory was unusable within this time range, in GPUs times hours? It counts "
+        "idle GPUs whose memory is held, and memory stranded by fragmentation: half of the "
+        "memory of a GPU for an hour is half a GPU-hour."
+    )
+    .decimals(1),
     stat_panel(
-        Text(
-            "OutOfMemoryErrors",
-            "How often did processes run out of memory within this time range, whether the "
-            "script caught the errors or not? The dashboard After an OOM shows the ranks.",
-            "0",
-        ),
-        Query(OOMS_IN_RANGE),
-        Unit.COUNT,
-        levels=levels.ANY_IS_WRONG,
-    ),
-    stat_panel(
-        Text(
-            "Wasted GPU-hours",
-            "How much memory was unusable within this time range, in GPUs times hours? It counts "
-            "idle GPUs whose memory is held, and memory stranded by fragmentation: half of the "
-            "memory of a GPU for an hour is half a GPU-hour.",
-            "–",
-        ),
-        Query(WASTED_GPU_HOURS),
-        Unit.COUNT,
-    ).decimals(1),
-    stat_panel(
-        Text(
-            "Cost of the waste",
-            "What did the wasted GPU-hours cost? Set the price of a GPU-hour above.",
-            "No price",
-        ),
-        Query(f"{WASTED_GPU_HOURS} * {PRICE} > 0"),
+        "Cost of the waste",
+        Query(f"{WASTED_GPU_HOURS} * {board.PRICE} > 0"),
         Unit.DOLLARS,
-    ).decimals(0),
+        empty="No price",
+    )
+    .description("What did the wasted GPU-hours cost? Set the price of a GPU-hour above.")
+    .decimals(0),
 ]
 
 
@@ -146,61 +115,56 @@ def _severity() -> str:
 
 
 def _alerts() -> Panel:
-    text = Text(
-        "Firing alerts",
-        "What needs attention? A click on an alert opens its runbook.",
-        "No alert is firing",
-    )
     ranked = {str(place): severity for place, severity in enumerate(SEVERITIES)}
     colors = {place: SEVERITIES[severity] for place, severity in ranked.items()}
     columns = [
         Column("Severity", _severity(), names=ranked, colors=colors, width=90, centered=True),
-        Column("Alert", label="alertname", link=LINK_TO_RUNBOOK, width=240),
-        Column("Run", label="run", link=LINK_TO_RANK),
+        Column("Alert", label="alertname", link=board.LINK_TO_RUNBOOK, width=240),
+        Column("Run", label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", label="rank", width=60),
-        Column("Node", label="instance", link=LINK_TO_NODE),
+        Column("Node", label="instance", link=board.LINK_TO_NODE),
         Column("GPU", label="gpu", width=60),
         Column("Since", FIRING_SINCE_MILLISECONDS, unit=Unit.AGO, width=150),
     ]
-    table = joined_table(text, columns, sort="Severity", hidden=["severity"])
+    table = joined_table("Firing alerts", columns, sort="Severity", hidden=["severity"])
+    table.description("What needs attention? A click on an alert opens its runbook.").no_value(
+        "No alert is firing"
+    )
     return table.span(16).height(7).min_width(80)
 
 
 def _states() -> Panel:
-    text = Text(
-        "Ranks by state",
+    panel = stat_panel("Ranks by state", RANKS_BY_STATE, Unit.NUMBER, empty="No ranks")
+    panel.description(
         "What state are the ranks in? A stalled rank is alive but has not finished a step for a "
-        "while. Ended ranks count for 15 minutes.",
-        "No ranks",
+        "while. Ended ranks count for 15 minutes."
     )
-    return stat_panel(text, RANKS_BY_STATE, Unit.NUMBER).span(8).height(7)
+    return panel.span(8).height(7)
 
 
 def _least_headroom() -> Panel:
-    text = Text(
-        "Ranks with the least headroom",
-        f"Which rank will run out of memory first? The table lists the {MAX_RANKS} ranks with the "
-        "least headroom, and all ranks for which an OOM is predicted, with the time until almost "
-        "nothing will be left at the peak of their steps. Headroom is the largest tensor "
-        "that would fit after the allocator has released its cache, as a share of the GPU; the "
-        "lowest value of the last 5 minutes is used.",
-        "No snapshot of any rank yet",
-    )
     share, exhaustion = row(DEVICE_ROW, HEADROOM_SHARE), row(DEVICE_ROW, EXHAUSTION)
     listed = f"(bottomk({MAX_RANKS}, {share}) or {exhaustion})"
     stranded = row(DEVICE_ROW, STRANDED_SHARE)
     columns = [
-        Column("Run", label="run", link=LINK_TO_RANK),
+        Column("Run", label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", label="rank", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE),
+        Column("Node", label="instance", link=board.LINK_TO_NODE),
         _bar("Headroom", among(DEVICE_ROW, share, listed), levels.HEADROOM, width=95),
         Column("OOM in", exhaustion, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=75),
         _bar("Stranded", among(DEVICE_ROW, stranded, listed), levels.STRANDED, width=90),
     ]
     unseen = ("gpu", "pid")
-    table = joined_table(text, columns, sort="Headroom", hidden=unseen)
+    table = joined_table("Ranks with the least headroom", columns, sort="Headroom", hidden=unseen)
+    table.description(
+        f"Which rank will run out of memory first? The table lists the {MAX_RANKS} ranks with the "
+        "least headroom, and all ranks for which an OOM is predicted, with the time until almost "
+        "nothing will be left at the peak of their steps. Headroom is the largest tensor "
+        "that would fit after the allocator has released its cache, as a share of the GPU; the "
+        "lowest value of the last 5 minutes is used."
+    ).no_value("No snapshot of any rank yet")
     return table.span(11).height(6).min_width(80)
 
 
@@ -209,13 +173,6 @@ def _bar(heading: str, query: str, bar_levels: levels.Levels, width: int) -> Col
 
 
 def _wasteful() -> Panel:
-    text = Text(
-        "GPUs that waste most",
-        "Which GPUs wasted most within the time range, why, and who holds their memory? A GPU "
-        "whose memory is held while it is idle is wasted completely; of other GPUs, the stranded "
-        "share is wasted. The process is the one with most memory.",
-        "No GPU wastes memory",
-    )
     hours = row(GPU_ROW, f"topk({MAX_WASTEFUL}, {GPU_HOURS} > {MIN_WASTED_GPU_HOURS})")
     listed = some_gpus(hours)
     names = row(GPU_ROW, names_among(listed), "short_name")
@@ -234,11 +191,18 @@ def _wasteful() -> Panel:
         ),
         _bar("Wasted", now, levels.STRANDED, width=90),
         Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2, width=110),
-        Column("Cost", f"{hours} * {PRICE} > 0", unit=Unit.DOLLARS, decimals=2, width=60),
+        Column("Cost", f"{hours} * {board.PRICE} > 0", unit=Unit.DOLLARS, decimals=2, width=60),
         Column("Run", holder, label="run"),
         Column("User", holder, label="user"),
     ]
-    table = joined_table(text, columns, sort="GPU-hours", descending=True, hidden=GPU_ROW)
+    table = joined_table(
+        "GPUs that waste most", columns, sort="GPU-hours", descending=True, hidden=GPU_ROW
+    )
+    table.description(
+        "Which GPUs wasted most within the time range, why, and who holds their memory? A GPU "
+        "whose memory is held while it is idle is wasted completely; of other GPUs, the stranded "
+        "share is wasted. The process is the one with most memory."
+    ).no_value("No GPU wastes memory")
     return table.span(13).height(6).min_width(60)
 
 
@@ -261,21 +225,11 @@ def _ranks_in(states: str) -> str:
 
 
 def _runs() -> Panel:
-    text = Text(
-        "Runs",
-        "How is each launch doing? Alive counts ranks that are running or stalled. Failed counts "
-        "ranks that failed with an exception, ran out of memory, or were killed in the last 15 "
-        "minutes. Fullest GPU: the most that one rank has reserved. Headroom is that of its worst "
-        "rank. Slack: the share of the reserved memory "
-        "that was not in use at the peak. Imbalance is the most loaded rank divided by the mean "
-        "of the others. OOMs are those within the time range.",
-        NO_RUN,
-    )
     known, failed = _ranks_in(".*"), _ranks_in("failed|oom|killed")
     ooms = f"sum by (run, launch) ({ooms_in_range()})"
     retries = f"60 * {_of_run(recorded.RUN_RETRIES)}"
     columns = [
-        Column("Run", label="run", link=LINK_TO_LAUNCH),
+        Column("Run", label="run", link=board.LINK_TO_LAUNCH),
         Column("Launch", label="launch", width=130),
         Column("Alive", _ranks_in("running|stalled"), width=80),
         Column("Failed", f"{failed} or 0 * {known}", levels=levels.ANY_HAS_FAILED, width=80),
@@ -289,24 +243,33 @@ def _runs() -> Panel:
         Column("OOMs", f"{ooms} or 0 * {known}", levels=levels.ANY_IS_WRONG, width=80),
         Column("Step", _of_run(recorded.RUN_STEP), unit=Unit.SECONDS),
     ]
-    return joined_table(text, columns, sort="Fullest GPU", descending=True).height(6).min_width(80)
+    table = joined_table("Runs", columns, sort="Fullest GPU", descending=True)
+    table.description(
+        "How is each launch doing? Alive counts ranks that are running or stalled. Failed counts "
+        "ranks that failed with an exception, ran out of memory, or were killed in the last 15 "
+        "minutes. Fullest GPU: the most that one rank has reserved. Headroom is that of its worst "
+        "rank. Slack: the share of the reserved memory "
+        "that was not in use at the peak. Imbalance is the most loaded rank divided by the mean "
+        "of the others. OOMs are those within the time range."
+    ).no_value(NO_RUN)
+    return table.height(6).min_width(80)
 
 
-BOARD = Board(
-    FLEET,
+BOARD = board.Board(
+    board.FLEET,
     "Fleet",
     "All nodes and runs: who is in trouble, which rank will run out of GPU memory first, and what "
     "is wasted.",
-    (*ALL_VARIABLES, PRICE_VARIABLE),
+    (*board.ALL_VARIABLES, board.PRICE_VARIABLE),
     (
-        Row("Who is in trouble?", [*NUMBERS, _alerts(), _states()]),
-        Row(
+        board.Row("Who is in trouble?", [*NUMBERS, _alerts(), _states()]),
+        board.Row(
             "What runs out, and what is wasted?",
             [_least_headroom(), _wasteful(), _runs()],
         ),
-        Row(fleet_report.TITLE, fleet_report.PANELS, collapsed=True),
-        Row("Nodes", NODES, collapsed=True),
-        Row("Over time", OVER_TIME, collapsed=True),
+        board.Row(fleet_report.TITLE, fleet_report.PANELS, collapsed=True),
+        board.Row("Nodes", NODES, collapsed=True),
+        board.Row("Over time", OVER_TIME, collapsed=True),
     ),
-    (OOM_MARK,),
+    (board.OOM_MARK,),
 )

@@ -6,7 +6,7 @@ from dashboards import recorded
 from dashboards.board import LINK_TO_RUN
 from dashboards.boards.oom import ONSET_NAMES
 from dashboards.colors import ANY_IS_WRONG, Levels
-from dashboards.panels import Column, Panel, Query, Text, Unit, joined_table, stat_panel
+from dashboards.panels import Column, Panel, Query, Unit, joined_table, stat_panel
 from dashboards.queries import WASTED_GPU_HOURS, select, with_texts
 
 from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
@@ -41,11 +41,12 @@ def _by(labels: tuple[str, ...], spec: MetricSpec) -> str:
 
 def _total(title: str, question: str, spec: MetricSpec, levels: Levels | None = None) -> Panel:
     panel = stat_panel(
-        Text(title, question, "–"),
+        title,
         Query(f"sum({_hours(spec)}) or 0 * {WASTED_GPU_HOURS}"),
         Unit.COUNT,
         levels=levels,
-    )
+        empty="–",
+    ).description(question)
     return panel.decimals(1).span(6)
 
 
@@ -63,44 +64,34 @@ def _columns(labels: tuple[str, ...]) -> list[Column]:
 
 
 def _by_run() -> Panel:
-    text = Text(
-        "GPU-hours by run",
-        f"What did each run cost within the time range? {HELD}{KINDS}",
-        NO_RULES,
-    )
     columns = [
         Column("Run", label="run", link=LINK_TO_RUN),
         Column("User", label="user"),
         Column("Team", label="team"),
         *_columns(OWNER_ROW),
     ]
-    table = joined_table(text, columns, sort="Held", descending=True)
+    table = joined_table("GPU-hours by run", columns, sort="Held", descending=True)
+    table.description(f"What did each run cost within the time range? {HELD}{KINDS}").no_value(
+        NO_RULES
+    )
     return table.span(14).height(7).min_width(60)
 
 
 def _by_owner() -> Panel:
-    text = Text(
-        "GPU-hours by user and team",
-        f"Whose GPU memory was lost or unused within the time range? {HELD}{KINDS}",
-        NO_RULES,
-    )
     owner = ("user", "team")
     columns = [
         Column("User", label="user"),
         Column("Team", label="team"),
         *_columns(owner),
     ]
-    table = joined_table(text, columns, sort="Held", descending=True)
+    table = joined_table("GPU-hours by user and team", columns, sort="Held", descending=True)
+    table.description(
+        f"Whose GPU memory was lost or unused within the time range? {HELD}{KINDS}"
+    ).no_value(NO_RULES)
     return table.span(10).height(7).min_width(60)
 
 
 def _ended() -> Panel:
-    text = Text(
-        "OOMs that ended ranks, by cause",
-        "Why did ranks die of an OutOfMemoryError within the time range, what had changed before, "
-        "and what would have saved them?",
-        "No rank ran out of memory",
-    )
     ends = f"count by (cause, onset) (last_over_time({select(recorded.OOM_END, over='$__range')}))"
     texts = {f"{cause} .*": remedy for cause, remedy in REMEDY_BY_CAUSE.items()}
     texts |= {f"capacity {onset}": remedy for onset, remedy in REMEDY_BY_TREND.items()}
@@ -112,18 +103,15 @@ def _ended() -> Panel:
         Column("Ranks", query, width=65),
         Column("What would have saved them", query, label="change", wrap=True),
     ]
-    table = joined_table(text, columns, sort="Ranks", descending=True)
+    table = joined_table("OOMs that ended ranks, by cause", columns, sort="Ranks", descending=True)
+    table.description(
+        "Why did ranks die of an OutOfMemoryError within the time range, what had changed before, "
+        "and what would have saved them?"
+    ).no_value("No rank ran out of memory")
     return table.span(14).height(7).min_width(60)
 
 
 def _room() -> Panel:
-    text = Text(
-        "Room at the peak",
-        "Which runs would fit a smaller GPU or a larger batch? The need is that of the worst rank "
-        "at its peak, without PyTorch's cache; runs that ran out of memory are not listed. The "
-        f"batch could grow by this factor while {MIN_FREE:.0%} of the GPU stays free.",
-        "No run",
-    )
     need = _extreme("max", recorded.RUN_PEAK_NEED)
     total = _extreme("min", recorded.RUN_DEVICE_TOTAL)
     step = _extreme("max", recorded.RUN_STEP_PEAK)
@@ -139,7 +127,12 @@ def _room() -> Panel:
         Column("Of the GPU", of_others(f"{need} / {total}"), unit=Unit.RATIO, bar=True),
         Column("Batch times", of_others(f"({factor})"), unit=Unit.COUNT, decimals=1),
     ]
-    table = joined_table(text, columns, sort="Of the GPU", hidden=("uid",))
+    table = joined_table("Room at the peak", columns, sort="Of the GPU", hidden=("uid",))
+    table.description(
+        "Which runs would fit a smaller GPU or a larger batch? The need is that of the worst rank "
+        "at its peak, without PyTorch's cache; runs that ran out of memory are not listed. The "
+        f"batch could grow by this factor while {MIN_FREE:.0%} of the GPU stays free."
+    ).no_value("No run")
     return table.span(10).height(7).min_width(60)
 
 

@@ -10,7 +10,6 @@ from dashboards.panels import (
     Column,
     Panel,
     Query,
-    Text,
     Unit,
     bars,
     joined_table,
@@ -27,12 +26,6 @@ NO_NVML = "No GPU: NVML is not available on any node"
 
 
 def _nodes() -> Panel:
-    text = Text(
-        "All nodes",
-        "How is each node doing? Unhealthy GPUs are lost, or need a reset or a replacement. Wasted "
-        "counts idle GPUs whose memory is held, and memory stranded by fragmentation, in GPUs.",
-        "Prometheus scrapes no exporter",
-    )
     used, total = (
         f"sum by (instance) ({select(spec)})"
         for spec in (catalog.NVML_MEMORY_USED, catalog.NVML_MEMORY_TOTAL)
@@ -56,59 +49,68 @@ def _nodes() -> Panel:
         Column("Idle, memory held", row(NODE_ROW, select(recorded.NODE_IDLE_HELD))),
         Column("Power", row(NODE_ROW, select(recorded.NODE_POWER)), unit=Unit.WATTS),
     ]
-    return joined_table(text, columns, sort="Wasted", descending=True).height(10).min_width(80)
+    table = joined_table("All nodes", columns, sort="Wasted", descending=True)
+    table.description(
+        "How is each node doing? Unhealthy GPUs are lost, or need a reset or a replacement. Wasted "
+        "counts idle GPUs whose memory is held, and memory stranded by fragmentation, in GPUs."
+    ).no_value("Prometheus scrapes no exporter")
+    return table.height(10).min_width(80)
 
 
 NODES: list[Panel] = [_nodes()]
 
 OVER_TIME: list[Panel] = [
     memory_stack(
-        Text("Memory of all GPUs", f"What is the memory used for? {PARTS_EXPLAINED}", NO_NVML),
+        "Memory of all GPUs",
         lambda part: f"sum({select(recorded.NODE_PART, part=part)})",
         Query(f"sum({select(recorded.NODE_TOTAL)})", "Total"),
-    ),
+    )
+    .description(f"What is the memory used for? {PARTS_EXPLAINED}")
+    .no_value(NO_NVML),
     lines(
-        Text(
-            "Reserved by run",
-            "How much memory does each run hold, over all of its GPUs? The panel shows the "
-            "largest runs.",
-            "No run matches the selection",
-        ),
-        [Query(worst(row(RUN_ROW, select(recorded.RUN_RESERVED)), RUN_ROW), "{{run}}")],
+        "Reserved by run",
+        Query(worst(row(RUN_ROW, select(recorded.RUN_RESERVED)), RUN_ROW), "{{run}}"),
         Unit.BYTES,
-    ).height(9),
+    )
+    .description(
+        "How much memory does each run hold, over all of its GPUs? The panel shows the "
+        "largest runs."
+    )
+    .no_value("No run matches the selection")
+    .height(9),
     lines(
-        Text(
-            "Wasted GPUs by node",
-            "Where is memory wasted, and since when? A value of 1 is the memory of one whole GPU "
-            "that is idle but held, or stranded by fragmentation. The panel shows the most "
-            "wasteful nodes.",
-            NO_NVML,
-        ),
-        [Query(worst(row(NODE_ROW, select(recorded.NODE_WASTED)), NODE_ROW), "{{instance}}")],
+        "Wasted GPUs by node",
+        Query(worst(row(NODE_ROW, select(recorded.NODE_WASTED)), NODE_ROW), "{{instance}}"),
         Unit.COUNT,
-    ).height(9),
+    )
+    .description(
+        "Where is memory wasted, and since when? A value of 1 is the memory of one whole GPU that "
+        "is idle but held, or stranded by fragmentation. The panel shows the most wasteful nodes."
+    )
+    .no_value(NO_NVML)
+    .height(9),
     bars(
-        Text(
-            "OutOfMemoryErrors per hour, by cause",
-            "When did ranks run out of memory, and why? Each bar counts the errors of the "
-            "preceding hour.",
-            "No OutOfMemoryError",
-        ),
+        "OutOfMemoryErrors per hour, by cause",
         [
             Query(f"sum({select(recorded.RUN_OOMS, cause=cause)}) > 0", cause, color)
             for cause, color in CAUSES.items()
         ],
         Unit.COUNT,
-    ).height(9),
+    )
+    .description(
+        "When did ranks run out of memory, and why? Each bar counts the errors of the "
+        "preceding hour."
+    )
+    .no_value("No OutOfMemoryError")
+    .height(9),
     lines(
-        Text(
-            "Power by node",
-            "How much power do the GPUs of each node draw? The panel shows the nodes that draw "
-            "most.",
-            NO_NVML,
-        ),
-        [Query(worst(row(NODE_ROW, select(recorded.NODE_POWER)), NODE_ROW), "{{instance}}")],
+        "Power by node",
+        Query(worst(row(NODE_ROW, select(recorded.NODE_POWER)), NODE_ROW), "{{instance}}"),
         Unit.WATTS,
-    ).height(9),
+    )
+    .description(
+        "How much power do the GPUs of each node draw? The panel shows the nodes that draw most."
+    )
+    .no_value(NO_NVML)
+    .height(9),
 ]

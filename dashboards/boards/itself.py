@@ -10,7 +10,6 @@ from dashboards.panels import (
     Column,
     Panel,
     Query,
-    Text,
     Unit,
     joined_table,
     lines,
@@ -18,7 +17,7 @@ from dashboards.panels import (
     state_timeline,
 )
 from dashboards.queries import live, of_ranks, prepend_matcher, rate, row, select, worst
-from grafana_foundation_sdk.builders import timeseries
+from grafana_foundation_sdk.builders import stat, timeseries
 
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
@@ -45,8 +44,6 @@ def _new(spec: MetricSpec) -> str:
 
 EXPORTERS_KNOWN = _scraped(recorded.UP)
 DOWN = f"{EXPORTERS_KNOWN} == 0"
-NONE = f"0 * count({EXPORTERS_KNOWN})"
-"""0, unless there is no exporter that could have reported something."""
 NVML_DOWN = f"{select(catalog.NVML_UP)} == 0"
 # Without NVML all collectors of GPUs fail, which is one problem.
 COLLECTORS_FAILED = f"{select(catalog.COLLECTOR_SUCCESS)} == 0 unless on (instance) ({NVML_DOWN})"
@@ -59,71 +56,39 @@ SDK_STAGE_ERRORS = (
 )
 HOOKS_DROPPED = _new(catalog.HOOKS_DROPPED)
 
+
+def _count(title: str, of: str, levels: Levels = ANY_IS_WRONG) -> stat.Panel:
+    """Return a number that is 0, unless there is no exporter that could have reported something."""
+    query = Query(f"{of} or 0 * count({EXPORTERS_KNOWN})")
+    return stat_panel(title, query, Unit.COUNT, levels=levels, empty=NO_EXPORTERS)
+
+
 NUMBERS: list[Panel] = [
-    stat_panel(
-        Text(
-            "Exporters down",
-            "How many exporters can Prometheus not scrape? Their nodes are not monitored.",
-            NO_EXPORTERS,
-        ),
-        Query(f"count({DOWN}) or {NONE}"),
-        Unit.COUNT,
-        levels=ANY_HAS_FAILED,
+    _count("Exporters down", f"count({DOWN})", ANY_HAS_FAILED).description(
+        "How many exporters can Prometheus not scrape? Their nodes are not monitored."
+    ),
+    _count("NVML down", f"count({NVML_DOWN})").description(
+        "On how many nodes is the driver not available? All nvml_ metrics of these nodes are "
+        "missing; the metrics of their ranks are not affected."
+    ),
+    _count("Collectors failed", f"count({COLLECTORS_FAILED})").description(
+        "How many collectors failed in the newest scrape? Their metrics are missing; the "
+        "exporter's log contains the errors. Collectors on nodes without NVML do not count."
+    ),
+    _count("Files rejected", f"sum({REJECTED})").description(
+        "How many files in run directories did the exporters reject in the time range?"
+    ),
+    _count("SDK errors", f"sum({SDK_ERRORS})").description(
+        "How many errors did the SDK catch in the selected time range? Training continues, "
+        "but some values may be missing."
     ),
     stat_panel(
-        Text(
-            "NVML down",
-            "On how many nodes is the driver not available? All nvml_ metrics of these nodes are "
-            "missing; the metrics of their ranks are not affected.",
-            NO_EXPORTERS,
-        ),
-        Query(f"count({NVML_DOWN}) or {NONE}"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-    ),
-    stat_panel(
-        Text(
-            "Collectors failed",
-            "How many collectors failed in the newest scrape? Their metrics are missing; the "
-            "exporter's log contains the errors. Collectors on nodes without NVML do not count.",
-            NO_EXPORTERS,
-        ),
-        Query(f"count({COLLECTORS_FAILED}) or {NONE}"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-    ),
-    stat_panel(
-        Text(
-            "Files rejected",
-            "How many files in run directories did the exporters reject in the time range?",
-            NO_EXPORTERS,
-        ),
-        Query(f"sum({REJECTED}) or {NONE}"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-    ),
-    stat_panel(
-        Text(
-            "SDK errors",
-            "How many errors did the SDK catch in the selected time range? Training continues, "
-            "but some values may be missing.",
-            NO_EXPORTERS,
-        ),
-        Query(f"sum({SDK_ERRORS}) or {NONE}"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-    ),
-    stat_panel(
-        Text(
-            "Highest SDK cost",
-            "What does the SDK cost in the rank where it costs most? CPU time as a share of "
-            "one core.",
-            "No rank",
-        ),
-        Query(f"max({SDK_CORES})"),
-        Unit.RATIO,
-        levels=SDK_COST,
-    ).decimals(2),
+        "Highest SDK cost", Query(f"max({SDK_CORES})"), Unit.RATIO, levels=SDK_COST, empty="No rank"
+    )
+    .description(
+        "What does the SDK cost in the rank where it costs most? CPU time as a share of one core."
+    )
+    .decimals(2),
 ]
 
 
@@ -136,13 +101,6 @@ def _problem(expression: str, what: str, detail: str) -> str:
 
 
 def _problems() -> Panel:
-    text = Text(
-        "Problems",
-        "What is wrong with the monitoring, and where? Counts are for the time range. The "
-        "exporter's log has the details of its own problems, and the log of the training job has "
-        "the details of SDK errors.",
-        NOTHING_IS_WRONG,
-    )
     directory = f"{select(catalog.RUN_DIRECTORY_PROBLEM)} == 1"
     problems = {
         "No exporter": (f"absent({EXPORTERS_KNOWN})", "", FAILED),
@@ -168,14 +126,18 @@ def _problems() -> Panel:
         Column("Rank", label="rank"),
         Column("Count", query, width=90),
     ]
-    return joined_table(text, columns, sort="What").height(7).min_width(80)
+    table = joined_table("Problems", columns, sort="What")
+    table.description(
+        "What is wrong with the monitoring, and where? Counts are for the time range. The "
+        "exporter's log has the details of its own problems, and the log of the training job has "
+        "the details of SDK errors."
+    ).no_value(NOTHING_IS_WRONG)
+    return table.height(7).min_width(80)
 
 
-def _lines(
-    text: Text, queries: list[Query], unit: str, mark: Levels | None = None
-) -> timeseries.Panel:
+def _lines(title: str, query: Query, unit: str, mark: Levels | None = None) -> timeseries.Panel:
     """Return lines with room for ten of them in the legend."""
-    return lines(text, queries, unit, mark=mark).height(9)
+    return lines(title, query, unit, mark=mark).height(9).no_value(NO_EXPORTER)
 
 
 def _worst_nodes(expression: str) -> Query:
@@ -192,69 +154,56 @@ _COLLECTOR = "{{instance}}: {{collector}}"
 _FAILED_ONCE = f"min_over_time({select(catalog.COLLECTOR_SUCCESS, over='$__range')} @ end()) == 0"
 EXPORTERS: list[Panel] = [
     _lines(
-        Text(
-            "Scrape duration",
-            "How long does Prometheus wait for each exporter? The shipped timeout is 8 s. A "
-            "driver that responds slowly shows up here first.",
-            NO_EXPORTER,
+        "Scrape duration", _worst_nodes(_scraped(recorded.SCRAPE_DURATION)), Unit.SECONDS
+    ).description(
+        "How long does Prometheus wait for each exporter? The shipped timeout is 8 s. A "
+        "driver that responds slowly shows up here first."
+    ),
+    _lines("Scrape size", _worst_nodes(_scraped(recorded.SCRAPE_SAMPLES)), Unit.COUNT).description(
+        "How many samples does each exporter expose? The number grows with GPUs, ranks and "
+        "processes, and so does Prometheus' memory."
+    ),
+    _lines(
+        "Collector duration",
+        Query(
+            worst(row(_COLLECTOR_ROW, select(catalog.COLLECTOR_DURATION)), _COLLECTOR_ROW),
+            _COLLECTOR,
         ),
-        [_worst_nodes(_scraped(recorded.SCRAPE_DURATION))],
         Unit.SECONDS,
-    ),
+    ).description("Which collector takes most of a scrape?"),
     _lines(
-        Text(
-            "Scrape size",
-            "How many samples does each exporter expose? The number grows with GPUs, ranks and "
-            "processes, and so does Prometheus' memory.",
-            NO_EXPORTER,
-        ),
-        [_worst_nodes(_scraped(recorded.SCRAPE_SAMPLES))],
+        "Ranks per exporter",
+        _worst_nodes(f"count by (instance) ({select(catalog.SAMPLE_TIMESTAMP)})"),
         Unit.COUNT,
-    ),
-    _lines(
-        Text("Collector duration", "Which collector takes most of a scrape?", NO_EXPORTER),
-        [
-            Query(
-                worst(row(_COLLECTOR_ROW, select(catalog.COLLECTOR_DURATION)), _COLLECTOR_ROW),
-                _COLLECTOR,
-            )
-        ],
-        Unit.SECONDS,
-    ),
-    _lines(
-        Text(
-            "Ranks per exporter",
-            "How many processes does each exporter read? If the number is lower than the "
-            "number of ranks of the running jobs, a run directory is not shared.",
-            "No rank on any node",
-        ),
-        [_worst_nodes(f"count by (instance) ({select(catalog.SAMPLE_TIMESTAMP)})")],
-        Unit.COUNT,
-    ),
+    )
+    .description(
+        "How many processes does each exporter read? If the number is lower than the "
+        "number of ranks of the running jobs, a run directory is not shared."
+    )
+    .no_value("No rank on any node"),
     state_timeline(
-        Text(
-            "Collectors that failed",
-            "Which collector of the exporter fails, and since when? The metrics of a failed "
-            "collector are missing; all other metrics are complete. Collectors on nodes without "
-            "NVML do not count.",
-            "No collector failed",
-        ),
+        "Collectors that failed",
         Query(
             f"{select(catalog.COLLECTOR_SUCCESS)} and on (instance, collector) {_FAILED_ONCE} "
             f"unless on (instance) ({NVML_DOWN})",
             _COLLECTOR,
         ),
         {0: ("failed", FAILED), 1: ("works", GOOD)},
-    ).span(12),
+    )
+    .description(
+        "Which collector of the exporter fails, and since when? The metrics of a failed "
+        "collector are missing; all other metrics are complete. Collectors on nodes without "
+        "NVML do not count."
+    )
+    .no_value("No collector failed")
+    .span(12),
     stat_panel(
-        Text(
-            "Nodes by version",
-            "Which versions of torchmem are running, on how many nodes?",
-            NO_EXPORTER,
-        ),
+        "Nodes by version",
         Query(f"count by (version) ({select(catalog.BUILD_INFO)})", "{{version}}"),
         Unit.COUNT,
+        empty=NO_EXPORTER,
     )
+    .description("Which versions of torchmem are running, on how many nodes?")
     .span(12)
     .height(9),
 ]
@@ -271,45 +220,36 @@ def _fullest(expression: str) -> str:
 
 
 RUN_DIRECTORIES: list[Panel] = [
-    _lines(
-        Text(
-            "Room for files",
-            "How much can users still write to the run directory? When it is full, ranks cannot "
-            "publish and an OutOfMemoryError leaves no report.",
-            NO_EXPORTER,
-        ),
-        [Query(_fullest(_FREE_BYTES), "{{instance}}")],
-        Unit.BYTES,
+    _lines("Room for files", Query(_fullest(_FREE_BYTES), "{{instance}}"), Unit.BYTES).description(
+        "How much can users still write to the run directory? When it is full, ranks cannot "
+        "publish and an OutOfMemoryError leaves no report."
     ),
     _lines(
-        Text(
-            "Room in the run directory",
-            "Can ranks still write their files? The free share of the file system of the run "
-            "directory, in bytes or in files, whichever is less. Without room, the values of all "
-            "ranks of the node get stale.",
-            NO_EXPORTER,
+        "Room in the run directory",
+        Query(
+            _fullest(
+                f"{_FREE_BYTES} / {_SIZE} < {_FREE_INODES} / {_INODES} or "
+                f"{_FREE_INODES} / {_INODES} or {_FREE_BYTES} / {_SIZE}"
+            ),
+            "{{instance}}",
         ),
-        [
-            Query(
-                _fullest(
-                    f"{_FREE_BYTES} / {_SIZE} < {_FREE_INODES} / {_INODES} or "
-                    f"{_FREE_INODES} / {_INODES} or {_FREE_BYTES} / {_SIZE}"
-                ),
-                "{{instance}}",
-            )
-        ],
         Unit.RATIO,
+    ).description(
+        "Can ranks still write their files? The free share of the file system of the run "
+        "directory, in bytes or in files, whichever is less. Without room, the values of all "
+        "ranks of the node get stale."
     ),
     _lines(
-        Text(
-            "Files rejected per minute",
-            "Why are files in the run directory rejected? Each version of a file is counted once; "
-            "the exporter's log names the first file of each user and reason.",
-            "None",
-        ),
-        [Query(_REJECTED_RATE, "{{instance}}: {{reason}}")],
+        "Files rejected per minute",
+        Query(_REJECTED_RATE, "{{instance}}: {{reason}}"),
         Unit.PER_MINUTE,
-    ).span(24),
+    )
+    .description(
+        "Why are files in the run directory rejected? Each version of a file is counted once; "
+        "the exporter's log names the first file of each user and reason."
+    )
+    .no_value("None")
+    .span(24),
 ]
 
 _AGE, _SNAPSHOT_AGE = (
@@ -317,71 +257,58 @@ _AGE, _SNAPSHOT_AGE = (
 )
 SDK: list[Panel] = [
     _lines(
-        Text(
-            "CPU time of the SDK",
-            "What does monitoring cost in each rank, as a share of one core?",
-            NO_RANK,
-        ),
-        [_worst_ranks(rate(select(catalog.SDK_CPU)))],
+        "CPU time of the SDK",
+        _worst_ranks(rate(select(catalog.SDK_CPU))),
         Unit.RATIO,
         mark=SDK_COST,
-    ),
+    )
+    .description("What does monitoring cost in each rank, as a share of one core?")
+    .no_value(NO_RANK),
     _lines(
-        Text(
-            "Duration of a statistics read",
-            "How long does reading the statistics take in the training process? The SDK reads "
-            "them at the end of a step, at most once a second, and less often if a read takes "
-            "long.",
-            NO_RANK,
-        ),
-        [_worst_ranks(select(catalog.SAMPLE_DURATION, kind="stats"))],
+        "Duration of a statistics read",
+        _worst_ranks(select(catalog.SAMPLE_DURATION, kind="stats")),
         Unit.SECONDS,
-    ),
+    )
+    .description(
+        "How long does reading the statistics take in the training process? The SDK reads them at "
+        "the end of a step, at most once a second, and less often if a read takes long."
+    )
+    .no_value(NO_RANK),
     _lines(
-        Text(
-            "Duration of a snapshot",
-            "How long does a snapshot of all blocks take in the background? It grows with the "
-            "number of blocks, and the interval between snapshots grows with it.",
-            "No snapshot yet",
-        ),
-        [_worst_ranks(select(catalog.SAMPLE_DURATION, kind="snapshot"))],
+        "Duration of a snapshot",
+        _worst_ranks(select(catalog.SAMPLE_DURATION, kind="snapshot")),
         Unit.SECONDS,
-    ),
+    )
+    .description(
+        "How long does a snapshot of all blocks take in the background? It grows with the "
+        "number of blocks, and the interval between snapshots grows with it."
+    )
+    .no_value("No snapshot yet"),
+    _lines("Age of the sample", _worst_ranks(_AGE), Unit.SECONDS)
+    .description(
+        "How old are the values of each rank? More than a few seconds for a running rank "
+        "means that it finishes no steps, its sampler hangs, or the run directory is full."
+    )
+    .no_value(NO_RANK),
+    _lines("Age of the snapshot", _worst_ranks(_SNAPSHOT_AGE), Unit.SECONDS)
+    .description(
+        "How old are fragmentation and headroom? 10 s is usual. The age is higher if a "
+        "snapshot takes long, or if the script records memory history itself."
+    )
+    .no_value("No snapshot yet"),
     _lines(
-        Text(
-            "Age of the sample",
-            "How old are the values of each rank? More than a few seconds for a running rank "
-            "means that it finishes no steps, its sampler hangs, or the run directory is full.",
-            NO_RANK,
+        "SDK errors by stage",
+        Query(
+            f"sum by (run, launch, rank, stage) ({select(catalog.SDK_STAGE_ERRORS)})",
+            f"{RUN_RANK}: {{{{stage}}}}",
         ),
-        [_worst_ranks(_AGE)],
-        Unit.SECONDS,
-    ),
-    _lines(
-        Text(
-            "Age of the snapshot",
-            "How old are fragmentation and headroom? 10 s is usual. The age is higher if a "
-            "snapshot takes long, or if the script records memory history itself.",
-            "No snapshot yet",
-        ),
-        [_worst_ranks(_SNAPSHOT_AGE)],
-        Unit.SECONDS,
-    ),
-    _lines(
-        Text(
-            "SDK errors by stage",
-            "In which stage did the SDK fail? Errors are counted since the start of each "
-            "process; training is not affected.",
-            "None",
-        ),
-        [
-            Query(
-                f"sum by (run, launch, rank, stage) ({select(catalog.SDK_STAGE_ERRORS)})",
-                f"{RUN_RANK}: {{{{stage}}}}",
-            )
-        ],
         Unit.COUNT,
-    ),
+    )
+    .description(
+        "In which stage did the SDK fail? Errors are counted since the start of each "
+        "process; training is not affected."
+    )
+    .no_value("None"),
 ]
 
 BOARD = Board(

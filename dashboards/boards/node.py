@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dashboards import recorded
-from dashboards.board import LINK_TO_RANK, NODE, NODE_VARIABLES, Board, Mark, Row
+from dashboards import board, recorded
 from dashboards.boards.node_subjects import (
     ERRORS,
     INVENTORY,
@@ -42,19 +41,11 @@ from dashboards.panels import (
     Column,
     Panel,
     Query,
-    Text,
     Unit,
     joined_table,
     stat_panel,
 )
-from dashboards.queries import (
-    GPU_NAMES,
-    GPU_ROW,
-    SICK_GPUS,
-    live,
-    row,
-    select,
-)
+from dashboards.queries import GPU_NAMES, GPU_ROW, SICK_GPUS, live, row, select
 
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
@@ -70,51 +61,38 @@ _DRIVERS = f"count by (driver_version, cuda_version) ({value('driver_info')})"
 _NVML_DOWN = f"count by (reason) ({select(catalog.NVML_UP)} == 0)"
 NUMBERS: list[Panel] = [
     stat_panel(
-        Text("GPUs", "How many GPUs does the driver reach on the selected nodes?", "0"),
-        Query(f"sum({select(catalog.NVML_GPU_UP)})"),
-        Unit.NUMBER,
+        "GPUs", Query(f"sum({select(catalog.NVML_GPU_UP)})"), Unit.NUMBER, empty="0"
+    ).description("How many GPUs does the driver reach on the selected nodes?"),
+    stat_panel(
+        "Unhealthy GPUs", Query(SICK_GPUS), Unit.COUNT, levels=ANY_HAS_FAILED, empty="0"
+    ).description(
+        "How many GPUs are lost, or need a reset or a replacement? The table says what each "
+        "of them needs."
     ),
     stat_panel(
-        Text(
-            "Unhealthy GPUs",
-            "How many GPUs are lost, or need a reset or a replacement? The table says what each "
-            "of them needs.",
-            "0",
-        ),
-        Query(SICK_GPUS),
-        Unit.COUNT,
-        levels=ANY_HAS_FAILED,
+        "XID errors", Query(f"sum({_SHIPPED_XIDS})"), Unit.COUNT, levels=ANY_IS_WRONG, empty="0"
+    ).description(
+        "How many errors did the driver report in the selected time range, including those "
+        "caused by programs? The row Errors lists and explains them."
     ),
     stat_panel(
-        Text(
-            "XID errors",
-            "How many errors did the driver report in the selected time range, including those "
-            "caused by programs? The row Errors lists and explains them.",
-            "0",
-        ),
-        Query(f"sum({_SHIPPED_XIDS})"),
-        Unit.COUNT,
-        levels=ANY_IS_WRONG,
-    ),
+        "Power", Query(f"sum({value('power_watts')})"), Unit.WATTS, empty=NOTHING
+    ).description("How much power do the selected GPUs draw together?"),
     stat_panel(
-        Text("Power", "How much power do the selected GPUs draw together?", NOTHING),
-        Query(f"sum({value('power_watts')})"),
-        Unit.WATTS,
-    ),
-    stat_panel(
-        Text(
-            "Nodes by driver",
-            "Which versions of the driver and CUDA are installed, on how many nodes, and where "
-            "does the driver not respond? Several versions may mean that an upgrade is "
-            "incomplete. All values of GPUs are missing while NVML is down.",
-            "No exporter matches the selection",
-        ),
+        "Nodes by driver",
         [
             Query(_DRIVERS, "driver {{driver_version}}, CUDA {{cuda_version}}", GOOD),
             Query(_NVML_DOWN, "NVML is down: {{reason}}", ATTENTION),
         ],
         Unit.COUNT,
-    ).span(8),
+        empty="No exporter matches the selection",
+    )
+    .description(
+        "Which versions of the driver and CUDA are installed, on how many nodes, and where "
+        "does the driver not respond? Several versions may mean that an upgrade is "
+        "incomplete. All values of GPUs are missing while NVML is down."
+    )
+    .span(8),
 ]
 
 
@@ -171,17 +149,6 @@ def _words(
 
 
 def _gpus() -> Panel:
-    text = Text(
-        "GPUs now",
-        "Which GPU is faulty, idle or slow? State: what the driver recommends. Stranded: the "
-        "share of the memory that PyTorch holds but can neither use nor return. Power: the share "
-        "of the limit. Throttled: what lowers the clocks; a power cap is usual under load, heat "
-        "points to the cooling. ECC: memory errors since the driver was loaded that ECC could not "
-        "correct. XID: the newest error within the time range. Run: the run of the rank "
-        "with most memory.",
-        "No GPU here: NVML reports none, or is not available (see Driver). Values of ranks on this "
-        "node are on the dashboard Training memory.",
-    )
     names, health = _rows()
     rank = _largest_rank()
     columns = [
@@ -190,11 +157,22 @@ def _gpus() -> Panel:
         *_bars(),
         _words("Throttled", throttling(), THROTTLING, width=110),
         *_errors(),
-        Column("Run", rank, label="run", link=LINK_TO_RANK, width=NAME_WIDTH),
+        Column("Run", rank, label="run", link=board.LINK_TO_RANK, width=NAME_WIDTH),
         LAUNCH_OF_LINKS,
         Column("Rank", rank, label="rank", width=60),
     ]
-    return joined_table(text, columns, sort="GPU", hidden=GPU_ROW).height(11).min_width(80)
+    table = joined_table("GPUs now", columns, sort="GPU", hidden=GPU_ROW)
+    table.description(
+        "Which GPU is faulty, idle or slow? State: what the driver recommends. Stranded: the share "
+        "of the memory that PyTorch holds but can neither use nor return. Power: the share of the "
+        "limit. Throttled: what lowers the clocks; a power cap is usual under load, heat points to "
+        "the cooling. ECC: memory errors since the driver was loaded that ECC could not correct. "
+        "XID: the newest error within the time range. Run: the run of the rank with most memory."
+    ).no_value(
+        "No GPU here: NVML reports none, or is not available (see Driver). Values of ranks on this "
+        "node are on the dashboard Training memory."
+    )
+    return table.height(11).min_width(80)
 
 
 def _bars() -> list[Column]:
@@ -236,15 +214,6 @@ def _errors() -> list[Column]:
 
 
 def _processes() -> Panel:
-    text = Text(
-        "Processes",
-        "Which processes hold the memory? The table lists every process on every GPU, whether it "
-        "uses PyTorch or not. Run and rank are known for processes with torchmem's SDK. PyTorch is "
-        "what the allocator holds; outside is what the process holds in addition: CUDA context, "
-        "NCCL, other libraries. Names are known if the exporter can see the host's processes. The "
-        "pid other stands for all processes beyond the largest ones.",
-        NO_PROCESS,
-    )
     facts = row(PROCESS_ROW, _with_owner(value("process_info")), *PROCESS_FACTS)
     memory = row(PROCESS_ROW, select(catalog.NVML_PROCESS_MEMORY))
     # The rank and NVML are not read at the same moment: the lowest of a few scrapes fits best.
@@ -259,7 +228,7 @@ def _processes() -> Panel:
         Column("Pid", label="pid", width=90),
         Column("Name", facts, label="name"),
         Column("User", facts, label="user"),
-        Column("Run", facts, label="run", link=LINK_TO_RANK),
+        Column("Run", facts, label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", facts, label="rank", width=60),
         Column("Slurm job", facts, label="slurm_job_id"),
@@ -269,11 +238,18 @@ def _processes() -> Panel:
         Column("Outside", outside, unit=Unit.BYTES),
         Column("Utilization", busy, unit=Unit.RATIO, bar=True, levels=GPU_UTILIZATION),
     ]
-    table = joined_table(text, columns, sort="Memory", descending=True, hidden=GPU_ROW)
+    table = joined_table("Processes", columns, sort="Memory", descending=True, hidden=GPU_ROW)
+    table.description(
+        "Which processes hold the memory? The table lists every process on every GPU, whether it "
+        "uses PyTorch or not. Run and rank are known for processes with torchmem's SDK. PyTorch is "
+        "what the allocator holds; outside is what the process holds in addition: CUDA context, "
+        "NCCL, other libraries. Names are known if the exporter can see the host's processes. The "
+        "pid other stands for all processes beyond the largest ones."
+    ).no_value(NO_PROCESS)
     return table.height(9).min_width(80)
 
 
-XID_MARK = Mark(
+XID_MARK = board.Mark(
     "XID",
     f"1000 * {value('xid_last_timestamp_seconds')}",
     "XID {{xid}} on {{instance}} GPU {{gpu}}",
@@ -281,23 +257,23 @@ XID_MARK = Mark(
     at_value=True,
 )
 
-BOARD = Board(
-    NODE,
+BOARD = board.Board(
+    board.NODE,
     "GPU node",
     "The GPUs of a node as the driver reports them: health, memory and the processes that hold "
     "it, utilization, power and temperature, errors, links, MIG.",
-    NODE_VARIABLES,
+    board.NODE_VARIABLES,
     (
-        Row("Which GPU needs attention?", [*NUMBERS, _gpus()]),
-        Row("Who holds the memory?", [_processes()]),
-        Row("Over time", OVER_TIME, collapsed=True),
-        Row("Memory", MEMORY, collapsed=True),
-        Row("Utilization by unit", UTILIZATION, collapsed=True),
-        Row("Clocks, throttling and limits", POWER_AND_CLOCKS, collapsed=True),
-        Row("Errors", ERRORS, collapsed=True),
-        Row("PCIe and NVLink", LINKS, collapsed=True),
-        Row("MIG and fans", SPECIAL, collapsed=True),
-        Row("Inventory", INVENTORY, collapsed=True),
+        board.Row("Which GPU needs attention?", [*NUMBERS, _gpus()]),
+        board.Row("Who holds the memory?", [_processes()]),
+        board.Row("Over time", OVER_TIME, collapsed=True),
+        board.Row("Memory", MEMORY, collapsed=True),
+        board.Row("Utilization by unit", UTILIZATION, collapsed=True),
+        board.Row("Clocks, throttling and limits", POWER_AND_CLOCKS, collapsed=True),
+        board.Row("Errors", ERRORS, collapsed=True),
+        board.Row("PCIe and NVLink", LINKS, collapsed=True),
+        board.Row("MIG and fans", SPECIAL, collapsed=True),
+        board.Row("Inventory", INVENTORY, collapsed=True),
     ),
     (XID_MARK,),
 )

@@ -5,20 +5,8 @@ It also shows processes that have ended: the newest values within the time range
 
 from __future__ import annotations
 
+from dashboards import board, recorded
 from dashboards import colors as levels
-from dashboards import recorded
-from dashboards.board import (
-    END_MARK,
-    LINK_TO_NODE,
-    OOM,
-    OOM_MARK,
-    START_MARK,
-    TRAINING,
-    TRAINING_VARIABLES,
-    Board,
-    Row,
-    link,
-)
 from dashboards.panels import (
     LAUNCH_OF_LINKS,
     NAME_WIDTH,
@@ -27,7 +15,6 @@ from dashboards.panels import (
     Column,
     Panel,
     Query,
-    Text,
     Unit,
     joined_table,
     lines,
@@ -113,11 +100,11 @@ def _of_ooms(expression: str, labels: tuple[str, ...]) -> str:
 _FAILED_RANKS = f"max by (run, launch, rank) {_OOM_OF_NEWEST_RUN}"
 
 
-def _lines(text: Text, expression: str, unit: str, *, lowest: bool = False) -> timeseries.Panel:
+def _lines(title: str, expression: str, unit: str, *, lowest: bool = False) -> timeseries.Panel:
     """Return one line per rank that ran out of memory, until its end; at most the worst ones."""
     ranks = of_ranks(expression, "min" if lowest else "max")
     query = Query(worst(ranks, lowest=lowest, only=_FAILED_RANKS), RANK)
-    return lines(text, [query], unit).height(10)
+    return lines(title, query, unit).height(10).no_value(NO_VALUES)
 
 
 _NEWEST = f"1000 * max({seen(catalog.LAST_OOM_TIMESTAMP)})"
@@ -129,55 +116,45 @@ def _ended(state: str) -> Query:
 
 NUMBERS: list[Panel] = [
     stat_panel(
-        Text(
-            "OutOfMemoryErrors",
-            "How often did processes run out of memory within this time range, whether the "
-            "script caught the errors or not? Processes that have ended count too.",
-            "None",
-        ),
+        "OutOfMemoryErrors",
         Query(OOMS_IN_RANGE),
         Unit.NUMBER,
         levels=levels.ANY_HAS_FAILED,
+        empty="None",
+    ).description(
+        "How often did processes run out of memory within this time range, whether the "
+        "script caught the errors or not? Processes that have ended count too."
     ),
     stat_panel(
-        Text(
-            "By cause",
-            "Why did they run out of memory? capacity: the run needed more than the GPU has. "
-            "fragmentation: enough memory was free, but not in one piece. limit: the memory "
-            "fraction. external: other programs. pending: a block waited for another stream. "
-            "library: NCCL, cuBLAS or another library got no memory.",
-            "None",
-        ),
+        "By cause",
         [
             Query(f"sum({ooms_in_range(cause=cause)}) > 0", cause, color)
             for cause, color in CAUSES.items()
         ],
         Unit.NUMBER,
-    ).span(8),
+        empty="None",
+    )
+    .description(
+        "Why did they run out of memory? capacity: the run needed more than the GPU has. "
+        "fragmentation: enough memory was free, but not in one piece. limit: the memory "
+        "fraction. external: other programs. pending: a block waited for another stream. "
+        "library: NCCL, cuBLAS or another library got no memory."
+    )
+    .span(8),
     stat_panel(
-        Text(
-            "Ended by an OOM",
-            "How many processes died of an OutOfMemoryError? A process that catches the error "
-            "and continues is not counted.",
-            "None",
-        ),
-        _ended("oom"),
-        Unit.NUMBER,
-        levels=levels.ANY_HAS_FAILED,
+        "Ended by an OOM", _ended("oom"), Unit.NUMBER, levels=levels.ANY_HAS_FAILED, empty="None"
+    ).description(
+        "How many processes died of an OutOfMemoryError? A process that catches the error "
+        "and continues is not counted."
     ),
     stat_panel(
-        Text(
-            "Killed",
-            "How many processes were ended by a signal? It may come from the kernel's OOM "
-            "killer if the host's memory is full, the scheduler, or a user.",
-            "None",
-        ),
-        _ended("killed"),
-        Unit.NUMBER,
-        levels=levels.ANY_IS_WRONG,
+        "Killed", _ended("killed"), Unit.NUMBER, levels=levels.ANY_IS_WRONG, empty="None"
+    ).description(
+        "How many processes were ended by a signal? It may come from the kernel's OOM "
+        "killer if the host's memory is full, the scheduler, or a user."
     ),
-    stat_panel(
-        Text("Newest", "When was the newest OutOfMemoryError?", "None"), Query(_NEWEST), Unit.AGO
+    stat_panel("Newest", Query(_NEWEST), Unit.AGO, empty="None").description(
+        "When was the newest OutOfMemoryError?"
     ),
 ]
 
@@ -220,11 +197,16 @@ _REMEDY = (
 )
 _LINE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, _LAST_SEEN, 'line')})"
 _TIME = f"({row(DEVICE_ROW, _OOM_MILLISECONDS)} or {_of_failed_rows(_LAST_SAMPLE)})"
-_STORY = link(
-    OOM, "the time around this error", at="When", run="Run", launches="Launch", rank="Rank"
+_STORY = board.link(
+    board.OOM, "the time around this error", at="When", run="Run", launches="Launch", rank="Rank"
 )
-_RANK = link(
-    TRAINING, "Training memory at this time", at="When", run="Run", launch="Launch", rank="Rank"
+_RANK = board.link(
+    board.TRAINING,
+    "Training memory at this time",
+    at="When",
+    run="Run",
+    launch="Launch",
+    rank="Rank",
 )
 
 
@@ -232,80 +214,74 @@ def _bytes(heading: str, query: str) -> Column:
     return Column(heading, query, unit=Unit.BYTES, width=74)
 
 
-FAILED = joined_table(
-    Text(
+FAILED = (
+    joined_table(
         "Ranks that ran out of memory or were killed",
+        [
+            Column("When", _TIME, unit=Unit.AGO, link=_STORY, width=110),
+            Column("Run", label="run", width=NAME_WIDTH),
+            LAUNCH_OF_LINKS,
+            Column("Rank", label="rank", link=_RANK, width=50),
+            Column(
+                "State",
+                among(DEVICE_ROW, _state(".*"), FAILED_ROWS),
+                label="state",
+                colors=STATES,
+                width=62,
+            ),
+            Column("Cause", _REMEDY, label="cause", colors=_CAUSE_COLORS, width=107),
+            Column("Why now", _ONSET, label="onset", names=ONSET_NAMES, width=92),
+            Column("What to do", _REMEDY, label="remedy", wrap=True),
+            Column("Line", _LINE, label="line", width=NAME_WIDTH),
+            _bytes("Request", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),
+            Column("GPU", label="gpu", width=50),
+            Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
+        ],
+        sort="When",
+        descending=True,
+        hidden=("pid",),
+    )
+    .description(
         "Which ranks failed, why, and what helps? These are the last values of each process, kept "
         "as long as Prometheus retains them. The cause is the change that would have made "
         "enough room for the job. Why now is what had changed since it ran well: if something "
         "grew, look there first. The link in When opens this dashboard, and the link in Rank "
         "the dashboard Training memory, for the time around the error. On the node, `torchmem "
-        "oom` explains the same error in full.",
-        NO_OOM,
-    ),
-    [
-        Column("When", _TIME, unit=Unit.AGO, link=_STORY, width=110),
-        Column("Run", label="run", width=NAME_WIDTH),
-        LAUNCH_OF_LINKS,
-        Column("Rank", label="rank", link=_RANK, width=50),
-        Column(
-            "State",
-            among(DEVICE_ROW, _state(".*"), FAILED_ROWS),
-            label="state",
-            colors=STATES,
-            width=62,
-        ),
-        Column("Cause", _REMEDY, label="cause", colors=_CAUSE_COLORS, width=107),
-        Column("Why now", _ONSET, label="onset", names=ONSET_NAMES, width=92),
-        Column("What to do", _REMEDY, label="remedy", wrap=True),
-        Column("Line", _LINE, label="line", width=NAME_WIDTH),
-        _bytes("Request", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),
-        Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
-    ],
-    sort="When",
-    descending=True,
-    hidden=("pid",),
+        "oom` explains the same error in full."
+    )
+    .no_value(NO_OOM)
 )
 
 _LAST_REQUEST = f"last_over_time({select(catalog.LAST_OOM_REQUESTED, over='$__range')} @ end())"
 _REQUESTED = f"max({_of_ooms(_LAST_REQUEST, ('run', 'rank'))})"
 STORY: list[Panel] = [
     memory_stack(
-        Text(
-            "Memory of the GPUs that ran out",
-            "Did something else use the memory? The panel adds up all GPUs on which a rank ran "
-            f"out of memory. {NEWEST_RUN} {PARTS_EXPLAINED}",
-            NO_OOM,
-        ),
+        "Memory of the GPUs that ran out",
         lambda part: f"sum({_of_ooms(select(recorded.PART, part=part), GPU_ROW)})",
         Query(f"sum({_of_ooms(select(recorded.TOTAL), GPU_ROW)})", "GPUs of these ranks"),
-    ).span(12),
+    )
+    .description(
+        "Did something else use the memory? The panel adds up all GPUs on which a rank ran "
+        f"out of memory. {NEWEST_RUN} {PARTS_EXPLAINED}"
+    )
+    .no_value(NO_OOM)
+    .span(12),
     with_limit(
         _lines(
-            Text(
-                "Headroom and request",
-                "Did headroom shrink slowly, or was one request too large? The headroom, after the "
-                "allocator has released its cache, of the ranks that ran out of memory, and the "
-                f"largest request that failed. {NEWEST_RUN}",
-                NO_OOM,
-            ),
-            select(catalog.HEADROOM, flush="true"),
-            Unit.BYTES,
-            lowest=True,
-        ),
+            "Headroom and request", select(catalog.HEADROOM, flush="true"), Unit.BYTES, lowest=True
+        )
+        .description(
+            "Did headroom shrink slowly, or was one request too large? The headroom, after the "
+            "allocator has released its cache, of the ranks that ran out of memory, and the "
+            f"largest request that failed. {NEWEST_RUN}"
+        )
+        .no_value(NO_OOM),
         Query(_REQUESTED, "failed request"),
     ),
 ]
 
 
 def _states() -> Panel:
-    text = Text(
-        "How the ranks ended",
-        "Which rank stopped first, and did the others hang afterwards? One strip per rank; a "
-        f"restart continues it. An ended process is shown for 15 minutes. {NEWEST_RUN}",
-        "No rank ran out of memory",
-    )
     numbered = (
         f"{index} * ({select(catalog.PROCESS_STATE, state=state)} == 1)"
         for index, state in enumerate(STATE_NUMBERS)
@@ -315,60 +291,35 @@ def _states() -> Panel:
         f"max by (run, launch, rank) ({of_newest}) and on (run, launch) {_NEWEST_RUN}", RANK
     )
     names = {index: (state, STATES[state]) for index, state in enumerate(STATE_NUMBERS)}
-    return state_timeline(text, query, names)
+    panel = state_timeline("How the ranks ended", query, names)
+    panel.description(
+        "Which rank stopped first, and did the others hang afterwards? One strip per rank; a "
+        f"restart continues it. An ended process is shown for 15 minutes. {NEWEST_RUN}"
+    ).no_value("No rank ran out of memory")
+    return panel
 
 
 BEFORE: list[Panel] = [
-    _lines(
-        Text(
-            "Reserved",
-            "How much memory did PyTorch hold before the ranks ran out? Only ranks with an "
-            f"OutOfMemoryError in this time range are shown. {NEWEST_RUN}",
-            NO_VALUES,
-        ),
-        sum_without_pool(catalog.RESERVED),
-        Unit.BYTES,
+    _lines("Reserved", sum_without_pool(catalog.RESERVED), Unit.BYTES).description(
+        "How much memory did PyTorch hold before the ranks ran out? Only ranks with an "
+        f"OutOfMemoryError in this time range are shown. {NEWEST_RUN}"
     ),
-    _lines(
-        Text(
-            "Allocated",
-            "How much of it did tensors occupy between steps? A line that rises is a leak or "
-            "longer inputs.",
-            NO_VALUES,
-        ),
-        sum_without_pool(catalog.ALLOCATED),
-        Unit.BYTES,
+    _lines("Allocated", sum_without_pool(catalog.ALLOCATED), Unit.BYTES).description(
+        "How much of it did tensors occupy between steps? A line that rises is a leak or "
+        "longer inputs."
     ),
-    _lines(
-        Text(
-            "Stranded",
-            "Did fragmentation grow before the error? Stranded bytes are free bytes between "
-            "live blocks.",
-            NO_VALUES,
-        ),
-        select(catalog.FREE, state="stranded"),
-        Unit.BYTES,
+    _lines("Stranded", select(catalog.FREE, state="stranded"), Unit.BYTES).description(
+        "Did fragmentation grow before the error? Stranded bytes are free bytes between "
+        "live blocks."
     ),
-    _lines(
-        Text(
-            "Allocator retries",
-            "Was there a warning? A retry flushes the whole cache; retries often begin minutes "
-            "before the error.",
-            NO_VALUES,
-        ),
-        RETRIES_PER_MINUTE,
-        Unit.PER_MINUTE,
+    _lines("Allocator retries", RETRIES_PER_MINUTE, Unit.PER_MINUTE).description(
+        "Was there a warning? A retry flushes the whole cache; retries often begin minutes "
+        "before the error."
     ),
 ]
 
 
 def _settings() -> Panel:
-    text = Text(
-        "Allocator settings of these ranks",
-        "Which settings were in effect? If expandable segments were already on, fragmentation "
-        "needs another remedy.",
-        NO_OOM,
-    )
     names = {"expandable_segments": "Expandable segments", LAST_PARSED: "As last parsed"}
     query = row(RANK_ROW, _of_ooms(seen(catalog.ALLOCATOR_INFO), RUN_RANK), *names)
     columns = [
@@ -377,21 +328,26 @@ def _settings() -> Panel:
         Column("Node", label="instance"),
         *(Column(heading, query, label=name) for name, heading in names.items()),
     ]
-    return joined_table(text, columns, hidden=("launch",)).height(7)
+    table = joined_table("Allocator settings of these ranks", columns, hidden=("launch",))
+    table.description(
+        "Which settings were in effect? If expandable segments were already on, fragmentation "
+        "needs another remedy."
+    ).no_value(NO_OOM)
+    return table.height(7)
 
 
-BOARD = Board(
-    OOM,
+BOARD = board.Board(
+    board.OOM,
     "After an OOM",
     "Ranks that ran out of GPU memory in the selected time range: their last state, the cause, "
     "what to do, what was free, and what led to the error.",
-    TRAINING_VARIABLES,
+    board.TRAINING_VARIABLES,
     (
-        Row("What happened, and what helps?", [*NUMBERS, FAILED]),
-        Row("What led to it?", STORY),
-        Row("In what order did the ranks end?", [_states()], collapsed=True),
-        Row("How did memory develop?", BEFORE, collapsed=True),
-        Row("Which settings were in effect?", [_settings()], collapsed=True),
+        board.Row("What happened, and what helps?", [*NUMBERS, FAILED]),
+        board.Row("What led to it?", STORY),
+        board.Row("In what order did the ranks end?", [_states()], collapsed=True),
+        board.Row("How did memory develop?", BEFORE, collapsed=True),
+        board.Row("Which settings were in effect?", [_settings()], collapsed=True),
     ),
-    (OOM_MARK, START_MARK, END_MARK),
+    (board.OOM_MARK, board.START_MARK, board.END_MARK),
 )

@@ -6,20 +6,8 @@ One run is selected in the variable `run`, the other one in `compare`.
 from __future__ import annotations
 
 from dashboards import recorded
-from dashboards.panels import (
-    Column,
-    Panel,
-    Query,
-    Text,
-    Unit,
-    joined_table,
-    lines,
-)
-from dashboards.queries import (
-    RUN_ROW,
-    row,
-    select,
-)
+from dashboards.panels import Column, Panel, Query, Unit, joined_table, lines
+from dashboards.queries import RUN_ROW, row, select
 
 from torchmem.metrics.catalog import MetricSpec
 
@@ -45,14 +33,6 @@ CHANGE = "change"
 
 
 def _table() -> Panel:
-    text = Text(
-        "Before and after",
-        "How do two runs differ over the whole time range? Select the run before the change above, "
-        "under Compare with run; the time range must contain both. The row change is the selected "
-        "run minus the compared one. Fullest GPU: the most that one rank has reserved. Retries are "
-        "those of the worst minute, OOMs those of the worst hour; a step is the mean.",
-        "No run matches the selection",
-    )
     retries = f"60 * ({_over_range('max_over_time', recorded.RUN_RETRIES)})"
     ooms = _over_range("max_over_time", recorded.RUN_OOMS, aggregation="sum")
     columns = [
@@ -77,12 +57,19 @@ def _table() -> Panel:
         Column("OOMs", ooms),
         Column("Step", _over_range("avg_over_time", recorded.RUN_STEP), unit=Unit.SECONDS),
     ]
-    return joined_table(text, columns).height(5).min_width(80)
+    table = joined_table("Before and after", columns)
+    table.description(
+        "How do two runs differ over the whole time range? Select the run before the change above, "
+        "under Compare with run; the time range must contain both. The row change is the selected "
+        "run minus the compared one. Fullest GPU: the most that one rank has reserved. Retries are "
+        "those of the worst minute, OOMs those of the worst hour; a step is the mean."
+    ).no_value("No run matches the selection")
+    return table.height(5).min_width(80)
 
 
 def _both(title: str, question: str, spec: MetricSpec, unit: str) -> Panel:
     query = Query(row(RUN_ROW, _of_runs(spec, BOTH)), "{{run}}")
-    return lines(Text(title, question), [query], unit)
+    return lines(title, query, unit).description(question)
 
 
 PANELS: list[Panel] = [

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
+from dashboards import board, recorded
 from dashboards import colors as levels
-from dashboards import recorded
-from dashboards.board import (
-    CHOSEN_LAUNCHES,
-    COMPARE,
-    LINK_TO_NODE,
-    LINK_TO_RUNBOOK,
-    MARKS_OF_RANKS,
-    ONE_RUN_VARIABLES,
-    OOM,
-    SHOWN_RANKS,
-    TRAINING,
-    Board,
-    Row,
-    link,
-)
 from dashboards.boards import run_comparison, training_memory, training_serving, training_speed
 from dashboards.panels import (
     LAUNCH_OF_LINKS,
@@ -28,7 +14,6 @@ from dashboards.panels import (
     Column,
     Panel,
     Query,
-    Text,
     Unit,
     joined_table,
     memory_stack,
@@ -66,79 +51,70 @@ from torchmem.metrics.colors import CAUSES, STATES, TRENDS
 NO_SNAPSHOT = "No snapshot yet"
 
 NUMBERS: list[Panel] = [
-    stat_panel(
-        Text(
-            "Ranks",
-            "What state are the ranks in? A stalled rank is alive but has not finished a step for "
-            "a while. failed: an uncaught exception or an exit code ended the process. oom and "
-            "killed: it ended that way. A rank that was restarted counts once; an ended rank is "
-            "shown for 15 minutes.",
-            "No rank",
-        ),
-        RANKS_BY_STATE,
-        Unit.NUMBER,
+    stat_panel("Ranks", RANKS_BY_STATE, Unit.NUMBER, empty="No rank").description(
+        "What state are the ranks in? A stalled rank is alive but has not finished a step for "
+        "a while. failed: an uncaught exception or an exit code ended the process. oom and "
+        "killed: it ended that way. A rank that was restarted counts once; an ended rank is "
+        "shown for 15 minutes."
     ),
     stat_panel(
-        Text(
-            "Out of memory in",
-            "Will a rank run out of memory within minutes? The time until almost nothing "
-            "will be left at the peak of its steps, at the current pace. Shown only under the "
-            "conditions of the alert TorchmemOutOfMemoryPredicted; the chart Headroom has the pace "
-            f"of a fall that leads there later. {prediction.worth()}",
-            "None predicted",
-        ),
+        "Out of memory in",
         Query(f"bottomk(1, {EXHAUSTION})", RANK),
         Unit.DURATION,
         levels=levels.EXHAUSTION,
-    ).decimals(0),
+        empty="None predicted",
+    )
+    .description(
+        "Will a rank run out of memory within minutes? The time until almost nothing "
+        "will be left at the peak of its steps, at the current pace. Shown only under the "
+        "conditions of the alert TorchmemOutOfMemoryPredicted; the chart Headroom has the pace "
+        f"of a fall that leads there later. {prediction.worth()}"
+    )
+    .decimals(0),
     stat_panel(
-        Text(
-            "Least headroom",
-            "How large a tensor could the rank with the least headroom still allocate, as a share "
-            "of its GPU, after the allocator has released its cache? A larger request raises "
-            "OutOfMemoryError. The lowest value of the last 5 minutes is used, as in Fleet and in "
-            "the alerts.",
-            NO_SNAPSHOT,
-        ),
+        "Least headroom",
         Query(f"bottomk(1, {HEADROOM_SHARE})", RANK),
         Unit.RATIO,
         levels=levels.HEADROOM,
+        empty=NO_SNAPSHOT,
+    ).description(
+        "How large a tensor could the rank with the least headroom still allocate, as a share "
+        "of its GPU, after the allocator has released its cache? A larger request raises "
+        "OutOfMemoryError. The lowest value of the last 5 minutes is used, as in Fleet and in "
+        "the alerts."
     ),
     stat_panel(
-        Text(
-            "Most stranded",
-            "How much of its GPU does the worst rank lose to fragmentation: memory that is free, "
-            "but pinned between live blocks? Orange above the threshold of the warning, red above "
-            "the threshold of the critical alert.",
-            NO_SNAPSHOT,
-        ),
+        "Most stranded",
         Query(f"topk(1, {STRANDED_SHARE})", RANK),
         Unit.RATIO,
         levels=levels.STRANDED,
+        empty=NO_SNAPSHOT,
+    ).description(
+        "How much of its GPU does the worst rank lose to fragmentation: memory that is free, "
+        "but pinned between live blocks? Orange above the threshold of the warning, red above "
+        "the threshold of the critical alert."
     ),
     stat_panel(
-        Text(
-            "Retries in 10 min",
-            "How often did the allocators release their whole cache to serve a request? Each retry "
-            "synchronizes all streams; a healthy job has none after its first steps. Processes "
-            "that have ended count too.",
-            "None",
-        ),
+        "Retries in 10 min",
         Query(RETRIES_IN_10_MINUTES),
         Unit.COUNT,
         levels=levels.ANY_IS_WRONG,
+        empty="None",
+    ).description(
+        "How often did the allocators release their whole cache to serve a request? Each retry "
+        "synchronizes all streams; a healthy job has none after its first steps. Processes "
+        "that have ended count too."
     ),
     stat_panel(
-        Text(
-            "OutOfMemoryErrors",
-            "How often did processes run out of memory within this time range, whether the script "
-            "caught the errors or not? Processes that have ended count too. The dashboard After an "
-            "OOM explains them.",
-            "None",
-        ),
+        "OutOfMemoryErrors",
         Query(OOMS_IN_RANGE),
         Unit.COUNT,
         levels=levels.ANY_HAS_FAILED,
+        empty="None",
+    ).description(
+        "How often did processes run out of memory within this time range, whether the script "
+        "caught the errors or not? Processes that have ended count too. The dashboard After an "
+        "OOM explains them."
     ),
 ]
 
@@ -190,41 +166,48 @@ def _share(heading: str, query: str, colored: levels.Levels) -> Column:
     return Column(heading, query, unit=Unit.RATIO, bar=True, levels=colored, width=88)
 
 
-DANGER = joined_table(
-    Text(
+DANGER = (
+    joined_table(
         "Ranks with the least headroom",
+        [
+            Column("Rank", label="rank", width=50),
+            Column(
+                "State",
+                among(DEVICE_ROW, _states(".*"), _LISTED),
+                label="state",
+                colors=STATES,
+                width=64,
+            ),
+            Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=82),
+            _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
+            _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
+            Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=73),
+            Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=68),
+            Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=120),
+            Column("What to do", _REMEDY, label="remedy", wrap=True),
+            Column(
+                "Alert",
+                _REMEDY,
+                label="alertname",
+                names=ALERT_NAMES,
+                link=board.LINK_TO_RUNBOOK,
+                width=165,
+            ),
+            Column("GPU", label="gpu", width=50),
+            Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
+        ],
+        sort="Of the GPU",
+        hidden=("run", "launch", "pid"),
+    )
+    .description(
         f"Which ranks will run out of memory, why, and what helps? The {MAX_LINES} ranks with the "
         "least headroom, healthy or not, those that will run out of memory within minutes, those "
         "with an alert, and those that have failed. Headroom is the largest tensor that would "
         "still fit. Growth is what the rank has found to grow, in bytes a step: tensors kept "
         "between steps, what a step needs, or memory outside the allocator. The reason comes "
-        "from the alerts, also while they are pending; an alert links to its runbook.",
-        "No rank of this run publishes samples",
-    ),
-    [
-        Column("Rank", label="rank", width=50),
-        Column(
-            "State",
-            among(DEVICE_ROW, _states(".*"), _LISTED),
-            label="state",
-            colors=STATES,
-            width=64,
-        ),
-        Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=82),
-        _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
-        _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
-        Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=73),
-        Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=68),
-        Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=120),
-        Column("What to do", _REMEDY, label="remedy", wrap=True),
-        Column(
-            "Alert", _REMEDY, label="alertname", names=ALERT_NAMES, link=LINK_TO_RUNBOOK, width=165
-        ),
-        Column("GPU", label="gpu", width=50),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
-    ],
-    sort="Of the GPU",
-    hidden=("run", "launch", "pid"),
+        "from the alerts, also while they are pending; an alert links to its runbook."
+    )
+    .no_value("No rank of this run publishes samples")
 )
 
 
@@ -237,15 +220,15 @@ ANSWER: list[Panel] = [
     *NUMBERS,
     DANGER,
     memory_stack(
-        Text(
-            "Where the memory is",
-            "What is the memory of the run's GPUs used for? The areas add up to the dashed line. "
-            f"{PARTS_EXPLAINED}",
-            "No data: no GPU matches the selection",
-        ),
+        "Where the memory is",
         lambda part: _of_gpus(recorded.PART, part=part),
         Query(_of_gpus(recorded.TOTAL), "GPUs of the run"),
     )
+    .description(
+        "What is the memory of the run's GPUs used for? The areas add up to the dashed line. "
+        f"{PARTS_EXPLAINED}"
+    )
+    .no_value("No data: no GPU matches the selection")
     .span(12)
     .height(12),
     training_memory.HEADROOM_LINES,
@@ -253,12 +236,6 @@ ANSWER: list[Panel] = [
 
 
 def _processes() -> Panel:
-    text = Text(
-        "Processes",
-        "How much memory did each process need, and how much was lost? Every process on every GPU; "
-        "ended processes stay for 15 minutes with their last values. The active peak is what the "
-        "job needed, the reserved peak what PyTorch took for it.",
-    )
 
     def of_device(spec: catalog.MetricSpec, **fixed: str) -> str:
         return row(DEVICE_ROW, select(spec, **fixed))
@@ -271,7 +248,7 @@ def _processes() -> Panel:
         Column("Rank", label="rank", width=60),
         LAUNCH_OF_LINKS,
         Column("State", row(DEVICE_ROW, joined, "state"), label="state", colors=STATES, width=80),
-        Column("Node", label="instance", link=LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
+        Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
         Column("GPU", label="gpu", width=50),
         Column("Pid", label="pid", width=80),
         Column("Active peak", of_device(catalog.ACTIVE_PEAK), unit=Unit.BYTES),
@@ -282,11 +259,19 @@ def _processes() -> Panel:
             "Newest OOM",
             newest_oom,
             unit=Unit.AGO,
-            link=link(OOM, "After an OOM", at="Newest OOM", launches="Launch", rank="Rank"),
+            link=board.link(
+                board.OOM, "After an OOM", at="Newest OOM", launches="Launch", rank="Rank"
+            ),
         ),
         Column("Requested", of_device(catalog.LAST_OOM_REQUESTED), unit=Unit.BYTES),
     ]
-    return joined_table(text, columns, sort="Rank", hidden=("run",)).min_width(80)
+    table = joined_table("Processes", columns, sort="Rank", hidden=("run",))
+    table.description(
+        "How much memory did each process need, and how much was lost? Every process on every GPU; "
+        "ended processes stay for 15 minutes with their last values. The active peak is what the "
+        "job needed, the reserved peak what PyTorch took for it."
+    )
+    return table.min_width(80)
 
 
 _NAMES = {
@@ -297,41 +282,45 @@ _NAMES = {
 }
 _IN_FORCE = row(RANK_ROW, newest(select(catalog.ALLOCATOR_INFO)), *_NAMES)
 _IGNORED = row(RANK_ROW, f"{select(catalog.SETTING_IGNORED)} == 1", "setting")
-SETTINGS = joined_table(
-    Text(
+SETTINGS = (
+    joined_table(
         "Allocator settings",
+        [
+            Column("Rank", label="rank", width=60),
+            Column("Node", label="instance", width=NAME_WIDTH, wrap=True),
+            *(Column(heading, _IN_FORCE, label=name) for name, heading in _NAMES.items()),
+            Column("Ignored by PyTorch", _IGNORED, label="setting"),
+        ],
+        sort="Rank",
+        hidden=("run", "launch"),
+    )
+    .description(
         "Which settings does the allocator use? These are the settings that PyTorch applied, which "
         "can differ from the environment variable. The ranks of one run should have the same ones. "
         "The last column has a setting that was not applied: this version of PyTorch uses another "
-        "name for it, or it was set after CUDA was initialized.",
-        "PyTorch reports its settings from version 2.1 on, and after CUDA is initialized",
-    ),
-    [
-        Column("Rank", label="rank", width=60),
-        Column("Node", label="instance", width=NAME_WIDTH, wrap=True),
-        *(Column(heading, _IN_FORCE, label=name) for name, heading in _NAMES.items()),
-        Column("Ignored by PyTorch", _IGNORED, label="setting"),
-    ],
-    sort="Rank",
-    hidden=("run", "launch"),
+        "name for it, or it was set after CUDA was initialized."
+    )
+    .no_value("PyTorch reports its settings from version 2.1 on, and after CUDA is initialized")
 )
 
-BOARD = Board(
-    TRAINING,
+BOARD = board.Board(
+    board.TRAINING,
     "Training memory",
     "The GPU memory of one training run, rank by rank: will it run out, when, why, and what to do.",
-    (*ONE_RUN_VARIABLES, COMPARE, CHOSEN_LAUNCHES, SHOWN_RANKS),
+    (*board.ONE_RUN_VARIABLES, board.COMPARE, board.CHOSEN_LAUNCHES, board.SHOWN_RANKS),
     (
-        Row("Will it run out of memory?", ANSWER),
-        Row("Where is the memory?", training_memory.MEMORY, collapsed=True),
-        Row("Is it fragmented?", training_memory.FRAGMENTATION, collapsed=True),
-        Row("Does it grow?", training_memory.GROWTH, collapsed=True),
-        Row("Is training slow because of memory?", training_speed.PANELS, collapsed=True),
-        Row("Is the host out of memory?", training_memory.HOST, collapsed=True),
-        Row("Phases, CUDA graphs and MemPools", training_memory.SPECIAL, collapsed=True),
-        Row("Serving: is the engine's memory right?", training_serving.PANELS, collapsed=True),
-        Row("Processes and settings", [_processes(), SETTINGS], collapsed=True),
-        Row("Compared with another run", run_comparison.PANELS, collapsed=True),
+        board.Row("Will it run out of memory?", ANSWER),
+        board.Row("Where is the memory?", training_memory.MEMORY, collapsed=True),
+        board.Row("Is it fragmented?", training_memory.FRAGMENTATION, collapsed=True),
+        board.Row("Does it grow?", training_memory.GROWTH, collapsed=True),
+        board.Row("Is training slow because of memory?", training_speed.PANELS, collapsed=True),
+        board.Row("Is the host out of memory?", training_memory.HOST, collapsed=True),
+        board.Row("Phases, CUDA graphs and MemPools", training_memory.SPECIAL, collapsed=True),
+        board.Row(
+            "Serving: is the engine's memory right?", training_serving.PANELS, collapsed=True
+        ),
+        board.Row("Processes and settings", [_processes(), SETTINGS], collapsed=True),
+        board.Row("Compared with another run", run_comparison.PANELS, collapsed=True),
     ),
-    MARKS_OF_RANKS,
+    board.MARKS_OF_RANKS,
 )

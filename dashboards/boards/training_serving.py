@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dashboards import colors as levels
 from dashboards import recorded
-from dashboards.panels import (
-    ASLEEP_TITLE,
-    Panel,
-    Query,
-    Text,
-    Unit,
-    areas_only,
-    lines,
-    pale,
-    rank_lines,
-)
+from dashboards.panels import ASLEEP_TITLE, Panel, Query, Unit, areas_only, lines, pale, rank_lines
 from dashboards.queries import append_matcher, live, of_ranks, rate, select
 
 from torchmem.metrics import catalog
@@ -72,27 +62,18 @@ _PLANNED, _PEAK, _ADVICE = (
 
 PANELS: list[Panel] = [
     pale(
-        areas_only(
-            Text(
-                "What the engine holds",
-                "How much memory do the weights, the KV cache, LoRA adapters, workspaces and CUDA "
-                "graphs of the engines take, and how much of it have they given back to the driver "
-                "while they sleep? SGLang's own values count if Prometheus scrapes SGLang.",
-                "No inference engine",
-            ),
-            _AREAS,
-            Unit.BYTES,
-        ).height(10),
+        areas_only("What the engine holds", _AREAS, Unit.BYTES)
+        .description(
+            "How much memory do the weights, the KV cache, LoRA adapters, workspaces and CUDA "
+            "graphs of the engines take, and how much of it have they given back to the driver "
+            "while they sleep? SGLang's own values count if Prometheus scrapes SGLang."
+        )
+        .no_value("No inference engine")
+        .height(10),
         len(_AREAS) - 1,
     ),
     lines(
-        Text(
-            "KV cache in use",
-            "How much of the KV cache do requests use? If it is full, requests wait or are "
-            "preempted; if it is never used, it is larger than needed. The engine itself says it, "
-            "and Prometheus must scrape its /metrics; the model's name there is the run here.",
-            "Prometheus does not scrape the engine's own /metrics",
-        ),
+        "KV cache in use",
         [
             Query(f"max by (model_name) ({_of_model(recorded.VLLM_USE)})", "{{model_name}}"),
             Query(
@@ -100,16 +81,16 @@ PANELS: list[Panel] = [
             ),
         ],
         Unit.RATIO,
-    ).height(10),
+    )
+    .description(
+        "How much of the KV cache do requests use? If it is full, requests wait or are "
+        "preempted; if it is never used, it is larger than needed. The engine itself says it, "
+        "and Prometheus must scrape its /metrics; the model's name there is the run here."
+    )
+    .no_value("Prometheus does not scrape the engine's own /metrics")
+    .height(10),
     lines(
-        Text(
-            "Planned and actual",
-            "Was the plan right? vLLM sizes its KV cache by a profile run with the largest batch. "
-            "The actual peak of the activations is mostly lower, and then the KV cache can be "
-            "larger: start vLLM with --kv-cache-memory= and the size that fits. If that is "
-            "smaller than the KV cache, real requests need more than the plan.",
-            "The engine has not said what it planned",
-        ),
+        "Planned and actual",
         [
             Query(f"max({live(select(_PLANNED, part='activations'))})", "activations, planned"),
             Query(f"max({live(select(_PEAK, part='activations'))})", "activations, peak"),
@@ -117,41 +98,45 @@ PANELS: list[Panel] = [
             Query(f"min({live(select(_ADVICE))})", "KV cache that fits"),
         ],
         Unit.BYTES,
-    ).height(10),
+    )
+    .description(
+        "Was the plan right? vLLM sizes its KV cache by a profile run with the largest batch. "
+        "The actual peak of the activations is mostly lower, and then the KV cache can be "
+        "larger: start vLLM with --kv-cache-memory= and the size that fits. If that is "
+        "smaller than the KV cache, real requests need more than the plan."
+    )
+    .no_value("The engine has not said what it planned")
+    .height(10),
     rank_lines(
-        Text(
-            "Free beyond what wakes up",
-            "Could a sleeping engine wake up now? Free memory of the GPU minus what the engine "
-            "takes again. Below zero, waking it up fails with an out-of-memory error.",
-            "No engine sleeps",
-        ),
+        "Free beyond what wakes up",
         of_ranks(select(catalog.ENGINE_WAKE_MARGIN), "min"),
         Unit.BYTES,
         lowest=True,
         mark=levels.WAKE_MARGIN,
-    ),
-    rank_lines(
-        Text(
-            "Left after a sleep",
-            "What does PyTorch keep on the GPU when the engine goes to sleep? In reinforcement "
-            "learning the engine sleeps in every step: if this grows, the trainer runs out of "
-            "memory.",
-            "No engine has slept",
-        ),
-        of_ranks(select(catalog.ENGINE_SLEEP_RESIDUAL)),
-        Unit.BYTES,
-    ),
+    )
+    .description(
+        "Could a sleeping engine wake up now? Free memory of the GPU minus what the engine "
+        "takes again. Below zero, waking it up fails with an out-of-memory error."
+    )
+    .no_value("No engine sleeps"),
+    rank_lines("Left after a sleep", of_ranks(select(catalog.ENGINE_SLEEP_RESIDUAL)), Unit.BYTES)
+    .description(
+        "What does PyTorch keep on the GPU when the engine goes to sleep? In reinforcement "
+        "learning the engine sleeps in every step: if this grows, the trainer runs out of memory."
+    )
+    .no_value("No engine has slept"),
     lines(
-        Text(
-            "Sleeps and preemptions",
-            "How often does an engine sleep, and how often does vLLM preempt a request because the "
-            "KV cache is full? The ranks of one engine sleep together and count once.",
-            "No engine has slept",
-        ),
+        "Sleeps and preemptions",
         [
             Query(f"60 * max({rate(select(catalog.ENGINE_SLEEPS))})", "sleeps"),
             Query(f"60 * sum({rate(_of_model(recorded.VLLM_PREEMPTIONS))})", "preemptions"),
         ],
         Unit.PER_MINUTE,
-    ).height(10),
+    )
+    .description(
+        "How often does an engine sleep, and how often does vLLM preempt a request because the "
+        "KV cache is full? The ranks of one engine sleep together and count once."
+    )
+    .no_value("No engine has slept")
+    .height(10),
 ]

@@ -28,10 +28,7 @@ from torchmem.sample.capture_messages import (
 from torchmem.sample.errors import UsageError
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.run_directory import run_directory
-from torchmem.sample.untrusted import (
-    UntrustedFileError,
-    open_untrusted,
-)
+from torchmem.sample.untrusted import UntrustedFileError, open_untrusted
 
 HELP = "record the memory history of a running process and save the snapshot"
 EPILOG = """\

@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
-from torchmem.allocator.settings import (
-    VARIABLES,
-    parse_alloc_conf,
-    rejection_reason,
-)
+from torchmem.allocator.settings import VARIABLES, parse_alloc_conf, rejection_reason
 from torchmem.doctor.check import Check
 from torchmem.explain.remedies import NEW_VARIABLE, conf_variable, torch_version
 

@@ -26,12 +26,7 @@ from torchmem.sample.memory_map import (
     SegmentMap,
     is_plausible,
 )
-from torchmem.sample.untrusted import (
-    UntrustedFileError,
-    convert,
-    read_untrusted,
-    strict_json,
-)
+from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, strict_json
 
 MIN_BLOCKS = 128
 """A map with fewer segments shows too little."""

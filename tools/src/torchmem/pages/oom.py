@@ -12,12 +12,7 @@ from typing import Any
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.oom_chart import oom_charts
 from torchmem.explain.oom_listings import listings, oom_lines
-from torchmem.explain.oom_report import (
-    OomReport,
-    failure_reason,
-    memory_parts,
-    preceding_events,
-)
+from torchmem.explain.oom_report import OomReport, failure_reason, memory_parts, preceding_events
 from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
 from torchmem.node import words

@@ -22,12 +22,7 @@ from torchmem.allocator.settings import REQUEST_SETTINGS, format_alloc_conf, par
 from torchmem.explain.remedies import SPLIT_SIZES_MB
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import printable
-from torchmem.trace.interpreter import (
-    ErrorOutput,
-    ending,
-    isolated,
-    without_python_variables,
-)
+from torchmem.trace.interpreter import ErrorOutput, ending, isolated, without_python_variables
 
 if TYPE_CHECKING:
     from torchmem.trace.recording import Recording

@@ -17,12 +17,7 @@ from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, Limits, Thresholds, defaults
 from torchmem.node.gpu_indices import gpu_indices
-from torchmem.node.ranks import (
-    ProcessFilter,
-    TrainingProcess,
-    find_process,
-    training_processes,
-)
+from torchmem.node.ranks import ProcessFilter, TrainingProcess, find_process, training_processes
 from torchmem.node.reports import load_all
 from torchmem.node.words import rank_page
 from torchmem.output.terminal import wrapped
