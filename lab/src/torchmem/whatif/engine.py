@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
 from torchmem.explain.remedies import NEW_VARIABLE, OLD_VARIABLE, conf_variable, export_line
@@ -27,9 +26,6 @@ from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start
 from torchmem.whatif.run_facts import RunFacts, run_facts
 from torchmem.whatif.settings import Candidate, candidates, last_parsed, torch_versions
 
-UNKNOWN_VERSIONS: Mapping[str, str] = MappingProxyType({})
-"""Those that the recording tells, see `torch_versions`."""
-
 OTHER_GPU = "recorded, this GPU"
 """Name of the row with the recorded settings if the recording needs a larger GPU."""
 
@@ -44,7 +40,7 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
     gpu_bytes: int | None = None,
     total_bytes: int | None = None,
     settings: Sequence[str] | None = None,
-    versions: Mapping[str, str] = UNKNOWN_VERSIONS,
+    versions: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> WhatIf:
     """Replay a recording under its own settings, and under others if that reproduces it.
@@ -64,7 +60,7 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
         UsageError: the snapshot has settings that no PyTorch writes, a size is not positive, or
             there is nothing to replay.
     """
-    run = run_facts(recording, gpu_bytes, total_bytes, versions)
+    run = run_facts(recording, gpu_bytes, total_bytes, versions or {})
     gpu_known = run.gpu_bytes is not None
     tried = candidates(recording, run.settings, settings, gpu_known=gpu_known)
     rounds = 2 if run.before.segments else 1
@@ -211,7 +207,7 @@ def on_gpus(
     Raises:
         UsageError: as `what_if`.
     """
-    run = run_facts(recording, own.obtainable, own.total, UNKNOWN_VERSIONS)
+    run = run_facts(recording, own.obtainable, own.total, {})
     replays = ReplayProgress(progress, max(1, run.events), 1 + len(gpus))
     reproduced: tuple[Reproduction, Fidelity, Inference] | None = None
     unlimited, results = answer.outcomes[0], dict[str, ReplayResult]()

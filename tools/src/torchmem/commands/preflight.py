@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.compare.baseline_flags import BASELINE_FLAGS
+from torchmem.output.terminal import interrupted_by, write_out
 from torchmem.sample.errors import TorchmemError
 
 if TYPE_CHECKING:
@@ -78,7 +79,6 @@ def run(
         UsageError: a flag is wrong, or there is no verdict.
         InterruptedRunError: the run was interrupted by a signal.
     """
-    from torchmem.output.terminal import write_out
     from torchmem.preflight import baseline, options, pages
     from torchmem.preflight.run import run as real_run
     from torchmem.preflight.runner import Runner
@@ -245,7 +245,6 @@ def _run_checked(
 
 
 def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) -> int:
-    from torchmem.output.terminal import write_out
     from torchmem.preflight import document, pages
     from torchmem.preflight.search import find_batch
 
@@ -255,7 +254,6 @@ def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) 
 
 
 def _bisect(options: PreflightOptions, commits: str, runner: Runner) -> int:
-    from torchmem.output.terminal import write_out
     from torchmem.preflight import bisect_page
     from torchmem.preflight.bisect import bisect
 
@@ -265,7 +263,6 @@ def _bisect(options: PreflightOptions, commits: str, runner: Runner) -> int:
 
 
 def _sweep(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:
-    from torchmem.output.terminal import write_out
     from torchmem.preflight import baseline, document, judged_run, pages, search
 
     result = search.sweep(options.plan, options.sweep, runner)
@@ -283,7 +280,6 @@ def _matrix(
     start: Start | None,
     clock: Callable[[], float],
 ) -> int:
-    from torchmem.output.terminal import write_out
     from torchmem.preflight import judged_run, matrix_page
     from torchmem.preflight.matrix_runs import MatrixRuns
 
@@ -297,7 +293,6 @@ def _matrix(
 
 
 def _single_run(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:
-    from torchmem.output.terminal import write_out
     from torchmem.preflight import baseline, document, pages
     from torchmem.preflight.report import make_report
 
@@ -315,8 +310,6 @@ def _single_run(options: PreflightOptions, runner: Runner, compared: BaselineOpt
 
 def _closed(options: PreflightOptions, exit_code: int, against: BaselineResult | None) -> int:
     """Print the comparison with the baseline, and return the exit code of both."""
-    from torchmem.output.terminal import write_out
-
     if against is None:
         return exit_code
     lines = list(against.lines())
@@ -344,7 +337,6 @@ def _scratch_folder() -> Iterator[Path]:
 @contextmanager
 def _signals_as_interrupt() -> Iterator[None]:
     """Make SIGTERM, and SIGHUP from a closed terminal, end the script and clean up like Ctrl-C."""
-    from torchmem.output.terminal import interrupted_by
     from torchmem.preflight.run import ENDING_SIGNALS
 
     handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
