@@ -13,8 +13,8 @@ import pytest
 from torchmem.allocator.sizes import MIB
 from torchmem.compare import baseline, markdown
 from torchmem.compare.baseline import Baseline, BaselineEntry
+from torchmem.compare.peak_lines import change_lines, headline, held_lines, kept_lines
 from torchmem.compare.peak_memory import PeakMemory, SourceLine, Use, diff
-from torchmem.compare.text import change_lines, headline, held_lines, kept_lines
 from torchmem.explain.remedies import REMEDY_BY_TREND
 from torchmem.sample.errors import UsageError
 

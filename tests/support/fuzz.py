@@ -52,7 +52,7 @@ from torchmem.exporter.web.access import credentials
 from torchmem.host.procfs import start_ticks
 from torchmem.node import words
 from torchmem.node.summaries import summaries
-from torchmem.preflight.result import ProcessReport, no_verdict_error, read_result
+from torchmem.preflight.result import ProcessReport, read_result
 from torchmem.sample import capture_messages, process_messages, release_messages
 from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import MemoryMap
@@ -314,7 +314,7 @@ def preflight_report(content: bytes) -> bool:
         except UsageError as error:
             _check_sentence(str(error))
             return False
-    no_verdict_error(result)
+    str(result.error)
     return True
 
 

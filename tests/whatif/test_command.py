@@ -18,8 +18,8 @@ from support.whatif_results import CHANGE, KEEP, MID_RUN, NONE
 from torchmem.allocator.sizes import MIB
 from torchmem.commands.whatif import add_arguments, run
 from torchmem.phantom.gpus import CATALOG
+from torchmem.whatif.page import Progress, page
 from torchmem.whatif.result import WhatIf, document
-from torchmem.whatif.text import Progress, page
 
 GOLDEN = Path(__file__).parent / "golden"
 BY_NAME = {"change": CHANGE, "keep": KEEP, "none": NONE, "mid_run": MID_RUN}

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from torchmem.allocator.sizes import GIB, MIB, format_size
 from torchmem.compare.baseline import Compared, Outcome
+from torchmem.compare.peak_lines import KEPT, headline, is_kept, largest_changes, signed, words
 from torchmem.compare.peak_memory import Change, PeakDiff
-from torchmem.compare.text import KEPT, headline, is_kept, largest_changes, signed, words
 from torchmem.metrics.colors import ATTENTION, GOOD, STATES
 from torchmem.sample.errors import UsageError
 

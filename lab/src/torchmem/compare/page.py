@@ -13,8 +13,8 @@ from torchmem.compare import markdown
 from torchmem.compare.baseline import Outcome as MarkdownOutcome
 from torchmem.compare.markdown import ComparedRow, code, escaped
 from torchmem.compare.measured import Measured, Side
+from torchmem.compare.peak_lines import change_lines, change_values, signed
 from torchmem.compare.peak_memory import peak_values
-from torchmem.compare.text import change_lines, change_values, signed
 from torchmem.compare.verdict import Comparison, Outcome, PartResult
 from torchmem.explain.run_summary import RunSummary
 from torchmem.output.terminal import MAX_COLUMNS, aligned, counted, joined, wrapped

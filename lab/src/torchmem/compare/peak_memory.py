@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from torchmem.sample.untrusted import convert
 
@@ -38,8 +38,6 @@ PyTorch for cuBLAS. The other names are those of `torchmem_component_peak_bytes`
 
 HELD = "held"
 """The component of what earlier steps allocated and nothing else explains: a leak grows it."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +96,7 @@ class PeakMemory:
     @property
     def by_component(self) -> dict[str, int]:
         """Bytes at the peak by component, in the order of `COMPONENT_ORDER`."""
-        sums = _sums(self.uses, lambda use: use.component)
+        sums = added((use.component, use.bytes) for use in self.uses)
         return {name: sums[name] for name in sorted(sums, key=_order)}
 
     def condensed(self, share: float = MIN_SHARE) -> PeakMemory:
@@ -149,12 +147,8 @@ class PeakDiff:
     @property
     def peak_allocated(self) -> int | None:
         """By how many bytes the peak grew; None if one of the two is unknown."""
-        return _difference(self.before.peak_allocated, self.after.peak_allocated)
-
-    @property
-    def peak_reserved(self) -> int | None:
-        """By how many bytes the reserved peak grew; None if one of the two is unknown."""
-        return _difference(self.before.peak_reserved, self.after.peak_reserved)
+        before, after = self.before.peak_allocated, self.after.peak_allocated
+        return None if before is None or after is None else after - before
 
 
 def diff(before: PeakMemory, after: PeakMemory) -> PeakDiff:
@@ -179,6 +173,15 @@ def merged(uses: Iterable[Use]) -> tuple[Use, ...]:
         known = found.get(key)
         found[key] = replace(use, bytes=use.bytes + known.bytes) if known else use
     return tuple(sorted(found.values(), key=_place))
+
+
+def added(pairs: Iterable[tuple[str | None, int]]) -> dict[str, int]:
+    """Return the sum of the bytes of each name, without those of no name."""
+    sums: dict[str, int] = {}
+    for name, size in pairs:
+        if name is not None:
+            sums[name] = sums.get(name, 0) + size
+    return sums
 
 
 def exceeds(before: int, after: int, tolerance: float) -> bool:
@@ -215,13 +218,6 @@ def _use_values(use: Use) -> dict[str, Any]:
         fields = {"file": line.file, "line": line.line, "function": line.function}
         values["line"] = fields | ({"code": line.code} if line.code else {})
     return values
-
-
-def _sums(uses: Iterable[Use], key: Callable[[Use], T]) -> dict[T, int]:
-    sums: dict[T, int] = {}
-    for use in uses:
-        sums[key(use)] = sums.get(key(use), 0) + use.bytes
-    return sums
 
 
 def _of_module(use: Use) -> Use | None:
@@ -294,7 +290,3 @@ def _place(part: Use | Change) -> tuple[Any, ...]:
 def _order(component: str) -> tuple[int, str]:
     known: Mapping[str, int] = {name: index for index, name in enumerate(COMPONENT_ORDER)}
     return known.get(component, len(COMPONENT_ORDER)), component
-
-
-def _difference(before: int | None, after: int | None) -> int | None:
-    return None if before is None or after is None else after - before

@@ -14,7 +14,6 @@ from torchmem.compare import baseline, preflight_documents
 from torchmem.compare.measured import Ending, Measured, Side
 from torchmem.compare.peak_memory import PeakMemory, SourceLine, Use
 from torchmem.explain.headline import headline
-from torchmem.explain.oom_report import OomReport
 from torchmem.explain.run_summary import DeviceSummary, RunSummary, headroom_at_peak
 from torchmem.node.reports import load as load_report
 from torchmem.node.summaries import last_summary, read_summary, summaries_below
@@ -102,8 +101,7 @@ def _directory(path: Path, name: str) -> Side:
 
 
 def _summary(path: Path, name: str) -> Side:
-    found = read_summary(path)
-    return _of_summary(name, "the summary of a run", found)
+    return _of_summary(name, "the summary of a run", read_summary(path))
 
 
 def _of_summary(name: str, noun: str, found: RunSummary) -> Side:
@@ -124,8 +122,7 @@ def _summary_parts(summary: RunSummary) -> dict[str, Measured]:
 
 def _measured(summary: RunSummary, device: DeviceSummary) -> Measured:
     ending = _ENDINGS.get(summary.state, "cut_off")
-    parts = device.component_peaks or (device.components if ending == "oom" else {})
-    uses = tuple(Use(name, size) for name, size in parts.items())
+    uses = _uses(device.component_peaks or (device.components if ending == "oom" else {}))
     return Measured(
         memory=PeakMemory(device.allocated_peak_bytes, device.reserved_peak_bytes, uses=uses),
         ending=ending,
@@ -165,7 +162,9 @@ def _oom_report(path: Path, name: str) -> Side:
         return Side(name, "an OOM report", "run", {})
     measured = Measured(
         memory=PeakMemory(
-            allocator.allocated_peak_bytes, allocator.reserved_peak_bytes, uses=_report_uses(report)
+            allocator.allocated_peak_bytes,
+            allocator.reserved_peak_bytes,
+            uses=_uses(report.device.component_peaks or report.device.components),
         ),
         ending="cut_off" if report.survived else "oom",
         fits=False,
@@ -182,8 +181,7 @@ def _oom_report(path: Path, name: str) -> Side:
     return Side(name, "an OOM report", "run", parts, facts, f"{headline(report)}.")
 
 
-def _report_uses(report: OomReport) -> tuple[Use, ...]:
-    parts = report.device.component_peaks or report.device.components
+def _uses(parts: Mapping[str, int]) -> tuple[Use, ...]:
     return tuple(Use(component, size) for component, size in parts.items())
 
 

@@ -18,11 +18,11 @@ from typing import Any
 from torchmem.compare import baseline as files
 from torchmem.compare import markdown
 from torchmem.compare.baseline import BaselineEntry, BaselineOptions, Compared
+from torchmem.compare.peak_lines import change_lines, headline
 from torchmem.compare.peak_memory import peak_values
-from torchmem.compare.text import change_lines, headline
 from torchmem.output.terminal import wrapped
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.result import RunResult
 from torchmem.preflight.runner import Runner
 from torchmem.sample.errors import UsageError
 
@@ -124,7 +124,7 @@ def check(
 
 def entries(plan: RunPlan, result: RunResult) -> dict[str, BaselineEntry]:
     """Return what a run needed, by its name and, if there are several, by GPU."""
-    if result.ended == "oom" or no_verdict_error(result):
+    if result.ended == "oom" or result.error:
         return {}
     devices = {device.device: device.memory for device in result.devices}
     return files.entries(run_name(plan), devices, plan.gpu.name, result.torch_version)

@@ -11,22 +11,21 @@ from typing import Literal
 
 from torchmem.phantom.gpus import CATALOG, GpuModel
 from torchmem.preflight.options import PreflightOptions
-from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.result import RunResult
 from torchmem.preflight.runner import Runner
 from torchmem.sample.errors import UsageError
 from torchmem.trace import read
 from torchmem.trace.recording import Recording
 from torchmem.whatif import result as replay
 from torchmem.whatif.engine import SimulatedGpuMemory, line_to_type, on_gpus, what_if
+from torchmem.whatif.page import Progress
 from torchmem.whatif.recommendation import decide
 from torchmem.whatif.settings import (
     COMBINED_DIVISIONS,
     Candidate,
-    candidate,
-    grid,
+    candidates,
     recorded_settings,
 )
-from torchmem.whatif.text import Progress
 
 Method = Literal["replayed", "rerun"]
 MAX_NEARBY_GPU_MODELS = 3
@@ -144,10 +143,8 @@ def _rerun_gpus(
     """Run the script once per GPU. Raises the error of a run that has no verdict."""
     rows = []
     for gpu in gpus:
-        result = runner.run_captured(replace(options.plan, gpu=gpu), f"phantom {gpu.name}")
-        error = no_verdict_error(result)
-        if error is not None:
-            raise error
+        plan = replace(options.plan, gpu=gpu)
+        result = runner.run_captured(plan, f"phantom {gpu.name}").checked()
         outside = result.fullest_device.outside if result.devices else gpu.context_bytes
         rows.append(GpuModelRow(gpu, _as_replay(gpu.name, "", result), outside))
     return tuple(rows)
@@ -163,8 +160,9 @@ def _rerun_settings(
     """Return what `what_if` would, from one run per setting. Its events are steps."""
     recorded = recorded_settings(recording)
     baseline = _as_replay("recorded", recorded.conf, requested)
-    candidates = _candidates(options, recording, recorded)
-    others = [_rerun_setting(options, each, runner) for each in candidates]
+    given, divisions = options.settings or None, COMBINED_DIVISIONS
+    tried = candidates(recording, recorded, given, gpu_known=True, divisions=divisions)
+    others = [_rerun_setting(options, each, runner) for each in tried]
     verdict = decide(replace(fidelity, reason=None), baseline, others)
     best = next((other for other in others if other.name == verdict.recommended), None)
     line = None if best is None else line_to_type(recording, best.conf, requested.versions)
@@ -181,14 +179,6 @@ def _rerun_settings(
     )
 
 
-def _candidates(
-    options: PreflightOptions, recording: Recording, recorded: Candidate
-) -> list[Candidate]:
-    if options.settings:
-        return [candidate(text or "default", text) for text in dict.fromkeys(options.settings)]
-    return grid(recording, recorded, gpu_known=True, divisions=COMBINED_DIVISIONS)
-
-
 def _rerun_setting(
     options: PreflightOptions, setting: Candidate, runner: Runner
 ) -> replay.ReplayResult:
@@ -196,11 +186,9 @@ def _rerun_setting(
         return replay.ReplayResult(setting.name, setting.conf, setting.refused)
     plan = replace(options.plan, alloc_conf=setting.conf)
     result = runner.run_captured(plan, f"phantom, {setting.name}")
-    error = no_verdict_error(result)
-    if error is not None:
-        return replay.ReplayResult(
-            setting.name, setting.conf, refused=f"With this setting: {error}"
-        )
+    if result.error is not None:
+        refused = f"With this setting: {result.error}"
+        return replay.ReplayResult(setting.name, setting.conf, refused)
     return _as_replay(setting.name, setting.conf, result)
 
 

@@ -11,11 +11,11 @@ from torchmem.preflight.baseline import BaselineResult
 from torchmem.preflight.comparison import GpuModelRow, PreflightComparison
 from torchmem.preflight.growth import kept_per_step, needed_per_step
 from torchmem.preflight.judged_run import JudgedRun, all_fit
+from torchmem.preflight.pages import search_sentence, sweep_sentence
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, estimates, growth_on, notes
 from torchmem.preflight.result import GpuMemory, RunResult, StepMemory
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
-from torchmem.preflight.text import search_sentence, sweep_sentence
 from torchmem.whatif.result import whatif_values
 
 SCHEMA = 1

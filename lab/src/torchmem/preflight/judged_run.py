@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchmem.preflight.growth import deciding_growth
-from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.result import RunResult
 from torchmem.sample.errors import UsageError
 
 
@@ -19,7 +19,7 @@ class JudgedRun:
     @property
     def error(self) -> UsageError | None:
         """Why there is no verdict, or None."""
-        return no_verdict_error(self.result)
+        return self.result.error
 
     @property
     def fits(self) -> bool | None:

@@ -19,6 +19,7 @@ from torchmem.preflight.matrix import Cell, CellResult, Matrix, MatrixResult
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult
 from torchmem.preflight.run import DeferredSignals, RunningScript
+from torchmem.preflight.runner import show_output
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import convert, strict_json
 
@@ -134,7 +135,8 @@ class MatrixRuns:
         if self._file:
             self._file.add(found)
         if found.result.ended in {"error", "unsupported"}:
-            _show(self._output(found.cell).read_bytes(), self._matrix.label(found.cell))
+            print(f"torchmem: the output of {self._matrix.label(found.cell)}:", file=sys.stderr)
+            show_output(self._output(found.cell).read_bytes())
         shutil.rmtree(self._folder(found.cell))
 
     def _output(self, cell: Cell) -> Path:
@@ -226,10 +228,3 @@ def _key(plan: RunPlan) -> dict[str, Any]:
     """Return what was run, as JSON reads it back."""
     values: dict[str, Any] = json.loads(json.dumps(asdict(plan), default=str))
     return values
-
-
-def _show(output: bytes, label: str) -> None:
-    """Print the output of a script on stderr."""
-    print(f"torchmem: the output of {label}:", file=sys.stderr, flush=True)
-    sys.stderr.buffer.write(output)
-    sys.stderr.flush()

@@ -18,7 +18,7 @@ from torchmem.preflight.comparison import GpuModelRow, PreflightComparison, comp
 from torchmem.preflight.growth import GpuGrowth, growth
 from torchmem.preflight.options import PreflightOptions
 from torchmem.preflight.plan import RunPlan
-from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.result import RunResult
 from torchmem.preflight.runner import Runner
 from torchmem.preflight.verdict import FitVerdict, growth_sentence, judge
 from torchmem.sample.errors import UsageError
@@ -55,10 +55,7 @@ class PreflightReport:
 def make_report(options: PreflightOptions, runner: Runner) -> PreflightReport:
     """Run the plan and analyze the result. Raises UsageError if there is no verdict."""
     plan = options.plan
-    result = runner.run_visible(plan)
-    error = no_verdict_error(result)
-    if error is not None:
-        raise error
+    result = runner.run_visible(plan).checked()
     if options.snapshot:
         _copy_snapshot(result, options.snapshot)
     oom = load(result.oom_report) if result.oom_report and result.ended == "oom" else None
@@ -210,7 +207,7 @@ def _run_on_larger_gpu(
     )
     label = f"phantom with {LARGER_FACTOR} times the memory"
     second = runner.run_captured(replace(plan, gpu=larger), label)
-    if no_verdict_error(second) is None and second.devices:
+    if second.error is None and second.devices:
         return second, larger
     return None, plan.gpu
 

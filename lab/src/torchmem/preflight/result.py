@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torchmem.allocator.sizes import parse_size
 from torchmem.compare.peak_memory import PeakMemory, Use
@@ -18,6 +18,9 @@ from torchmem.output.terminal import counted
 from torchmem.preflight.plan import OOM_SUFFIX, PROGRESS_FILE, REPORT_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import convert
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Ended = Literal["steps", "finished", "oom", "error", "unsupported"]
 """How a run ended.
@@ -140,6 +143,44 @@ class RunResult:
         match = _REQUEST.search(self.error_message or "")
         return parse_size(match[1]) if match else None
 
+    @property
+    def error(self) -> UsageError | None:
+        """Why the run allows no verdict; None if it allows one."""
+        if self.ended == "error":
+            code = self.exit_code if self.exit_code >= 0 else SIGNAL_BASE - self.exit_code
+            return UsageError(
+                f"the script ended with exit code {code} {_after_steps(self.steps)}, so there is "
+                f"no verdict: see its own messages above{_zero_values_hint(self.values_read)}."
+            )
+        if self.ended == "unsupported":
+            names = ", ".join(dict.fromkeys(self.lacking)) or "a CUDA call"
+            return UsageError(
+                f"the script needs {names}, which the phantom GPU does not support: disable that "
+                "part of the script, or use a real GPU."
+            )
+        return None if self.ended == "oom" else self._nothing_measured()
+
+    def checked(self) -> Self:
+        """Return this result. Raises its `error` if it allows no verdict."""
+        if self.error is not None:
+            raise self.error
+        return self
+
+    def _nothing_measured(self) -> UsageError | None:
+        if not self.devices:
+            return UsageError(
+                "the script never used CUDA: make it train on the GPU, for example with --device "
+                "cuda."
+            )
+        if self.steps or self.calls:
+            return None
+        ooms = sum(device.ooms for device in self.devices)
+        caught = f"caught {counted(ooms, 'OutOfMemoryError')} and " if ooms else ""
+        return UsageError(
+            f"the script {caught}ended without an optimizer step and without a call of a module: "
+            "let it train or infer, or call session.step() of torchmem.sdk in its own loop."
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RunProgress:
@@ -170,6 +211,12 @@ class ProcessReport:
     calls: int = 0
     torch_version: str = ""
 
+    @property
+    def extent(self) -> tuple[int, int, int]:
+        """A key that is highest for the process with the most steps, then the most memory."""
+        reserved = max((device.peak_reserved for device in self.devices), default=0)
+        return self.steps, self.calls, reserved
+
     @classmethod
     def load(cls, path: Path) -> ProcessReport:
         """Read the file of one process. Raise UsageError if it is damaged."""
@@ -190,52 +237,25 @@ def read_result(folder: Path, exit_code: int, seconds: float) -> RunResult:
         steps = _steps_so_far(folder / PROGRESS_FILE)
         ended = _ended_without_report(exit_code, lacking)
         return RunResult(ended, exit_code, steps, seconds, 0, lacking=lacking)
-    reports = {path: ProcessReport.load(path) for path in paths}
-    path = max(
-        paths,
-        key=lambda path: (reports[path].steps, reports[path].calls, _peak_reserved(reports[path])),
-    )
-    result = _result(reports[path], exit_code, seconds)
+    reports = [(ProcessReport.load(path), path) for path in paths]
+    report, path = max(reports, key=lambda pair: pair[0].extent)
     name = path.name.removesuffix(REPORT_SUFFIX)
-    unsupported = (
-        result.ended == "error" and lacking and _NOT_SUPPORTED.search(result.error_message or "")
-    )
-    return replace(
-        result,
-        ended="unsupported" if unsupported else result.ended,
+    return RunResult(
+        ended=_ended(report, exit_code, lacking),
+        exit_code=exit_code,
+        steps=report.steps,
+        seconds=seconds,
+        host_bytes=report.host_bytes,
+        devices=report.devices,
         lacking=lacking,
-        estimated=_names(folder / ESTIMATED_FILE),
         snapshot=_existing(path.with_name(name + SNAPSHOT_SUFFIX)),
         oom_report=_existing(path.with_name(name + OOM_SUFFIX)),
+        error_message=report.message,
+        values_read=report.values_read,
+        calls=report.calls,
+        estimated=_names(folder / ESTIMATED_FILE),
+        torch_version=report.torch_version,
     )
-
-
-def no_verdict_error(result: RunResult) -> UsageError | None:
-    """Return the reason why a result allows no verdict, or None if it allows one."""
-    if result.ended == "error":
-        code = result.exit_code if result.exit_code >= 0 else SIGNAL_BASE - result.exit_code
-        return UsageError(
-            f"the script ended with exit code {code} {_after_steps(result.steps)}, so there is no "
-            f"verdict: see its own messages above{_zero_values_hint(result.values_read)}."
-        )
-    if result.ended == "unsupported":
-        names = ", ".join(dict.fromkeys(result.lacking)) or "a CUDA call"
-        return UsageError(
-            f"the script needs {names}, which the phantom GPU does not support: disable that part "
-            "of the script, or use a real GPU."
-        )
-    if result.ended != "oom" and not result.devices:
-        return UsageError(
-            "the script never used CUDA: make it train on the GPU, for example with --device cuda."
-        )
-    if result.ended != "oom" and not (result.steps or result.calls):
-        ooms = sum(device.ooms for device in result.devices)
-        caught = f"caught {counted(ooms, 'OutOfMemoryError')} and " if ooms else ""
-        return UsageError(
-            f"the script {caught}ended without an optimizer step and without a call of a module: "
-            "let it train or infer, or call session.step() of torchmem.sdk in its own loop."
-        )
-    return None
 
 
 def _names(path: Path) -> tuple[str, ...]:
@@ -254,32 +274,16 @@ def _ended_without_report(exit_code: int, lacking: Sequence[str]) -> Ended:
     return "unsupported" if lacking else "error"
 
 
-def _peak_reserved(report: ProcessReport) -> int:
-    return max((device.peak_reserved for device in report.devices), default=0)
-
-
-def _result(report: ProcessReport, exit_code: int, seconds: float) -> RunResult:
-    return RunResult(
-        ended=_ended(report, exit_code),
-        exit_code=exit_code,
-        steps=report.steps,
-        seconds=seconds,
-        host_bytes=report.host_bytes,
-        devices=report.devices,
-        error_message=report.message,
-        values_read=report.values_read,
-        calls=report.calls,
-        torch_version=report.torch_version,
-    )
-
-
-def _ended(report: ProcessReport, exit_code: int) -> Ended:
+def _ended(report: ProcessReport, exit_code: int, lacking: Sequence[str]) -> Ended:
     """Return how the run ended; a shell can hide the exit code of a script that failed."""
     if report.stopped:
         return "steps"
     if report.out_of_memory and (exit_code or report.message is not None):
         return "oom"
-    return "error" if exit_code else "finished"
+    if not exit_code:
+        return "finished"
+    needs_lacking = lacking and _NOT_SUPPORTED.search(report.message or "")
+    return "unsupported" if needs_lacking else "error"
 
 
 def _existing(path: Path) -> Path | None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from torchmem.allocator.sizes import format_size
 from torchmem.output.terminal import PLAIN_INTERVAL_SECONDS, StatusLine
@@ -86,7 +86,8 @@ class Runner:
                 progress = partial(_show, status, label)
                 result = self.run(plan, folder, progress, stdout=descriptor, stderr=descriptor)
             if result.ended in {"error", "unsupported"}:
-                _copy_to_stderr(output)
+                output.seek(0)
+                show_output(output.read())
         return result
 
     def _announce(self, label: str) -> None:
@@ -113,8 +114,8 @@ def _show(status: StatusLine, label: str, progress: RunProgress) -> None:
     )
 
 
-def _copy_to_stderr(output: BinaryIO) -> None:
-    output.seek(0)
+def show_output(output: bytes) -> None:
+    """Print the output of a script on stderr."""
     sys.stderr.flush()
-    sys.stderr.buffer.write(output.read())
+    sys.stderr.buffer.write(output)
     sys.stderr.flush()

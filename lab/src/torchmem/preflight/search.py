@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torchmem.preflight.growth import deciding_growth
 from torchmem.preflight.judged_run import JudgedRun
 from torchmem.preflight.plan import Placement, RunPlan
-from torchmem.preflight.result import RunResult, no_verdict_error
+from torchmem.preflight.result import RunResult
 from torchmem.preflight.runner import Runner
 from torchmem.preflight.script_options import option_of, with_value
 from torchmem.sample.errors import UsageError
@@ -40,10 +40,6 @@ class SearchRange:
         if not (name.strip("-") and is_range and 0 < int(low) <= int(high) <= MAX_VALUE):
             raise UsageError(f"--find-batch {text[:60]!r} is not a range such as batch-size=1..64.")
         return cls(option_of(command, name), int(low), int(high))
-
-    def command_with(self, command: Sequence[str], value: int) -> tuple[str, ...]:
-        """Return the command with the option set to `value`."""
-        return with_value(command, self.option, str(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +122,8 @@ def find_batch(plan: RunPlan, search: SearchRange, runner: Runner) -> SearchResu
     steps = max(MIN_CONFIRMED_STEPS, CONFIRMED_FACTOR * plan.steps)
     while best := runs.result().best:
         too_large = runs.result().smallest_failure_above(best.value)
-        if not runs.is_confirmed(best, steps):
+        # A script that ended by itself does not run longer.
+        if best.steps < steps and best.result.ended != "finished":
             runs.fits(best.value, steps)
         elif too_large is None or too_large == best.value + 1:
             break
@@ -155,18 +152,11 @@ class _Runs:
         runs = tuple(self._runs[key] for key in sorted(self._runs))
         return SearchResult(self._plan, self._search, runs)
 
-    def is_confirmed(self, run: SearchRun, steps: int) -> bool:
-        """Return whether the run was long enough or the script ended by itself."""
-        return run.steps >= steps or run.result.ended == "finished"
-
     def _run(self, value: int, steps: int) -> SearchRun:
-        command = self._search.command_with(self._plan.command, value)
+        command = with_value(self._plan.command, self._search.option, str(value))
         planned = replace(self._plan, command=command, steps=steps)
         result = self._runner.run_captured(planned, f"phantom, {self._search.option} {value}")
-        error = no_verdict_error(result)
-        if error is not None:
-            raise error
-        return SearchRun(value, steps, result)
+        return SearchRun(value, steps, result.checked())
 
 
 def sweep(plan: RunPlan, placements: Sequence[Placement], runner: Runner) -> SweepResult:

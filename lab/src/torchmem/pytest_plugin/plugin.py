@@ -16,7 +16,7 @@ from torchmem.compare.baseline_flags import BASELINE_FLAGS
 from torchmem.pytest_plugin.marker import DEFAULT_GPU_MODEL, NAME
 
 if TYPE_CHECKING:
-    from torchmem.pytest_plugin.block_memory import BlockMemory
+    from torchmem.pytest_plugin.measured import BlockMemory
     from torchmem.pytest_plugin.session import MemorySession
 
 MARKER = (

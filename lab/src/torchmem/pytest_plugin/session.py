@@ -17,11 +17,10 @@ from torchmem.compare import markdown
 from torchmem.compare.baseline import BaselineEntry, BaselineOptions, Compared
 from torchmem.compare.peak_memory import PeakMemory
 from torchmem.preflight.options import check_machine
-from torchmem.pytest_plugin import text
-from torchmem.pytest_plugin.block_memory import BlockMemory
+from torchmem.pytest_plugin import messages
 from torchmem.pytest_plugin.limits import MemoryLimits
 from torchmem.pytest_plugin.marker import DEFAULT_GPU_MODEL, NAME, is_measured
-from torchmem.pytest_plugin.measured import ATTRIBUTE, MeasuredTest
+from torchmem.pytest_plugin.measured import ATTRIBUTE, BlockMemory, MeasuredTest
 from torchmem.pytest_plugin.measurement import MemoryMeasurement
 from torchmem.pytest_plugin.phantom_tests import PhantomTests
 from torchmem.sample.errors import UsageError
@@ -142,7 +141,7 @@ class MemorySession:
             result = yield
         finally:
             measured = item.stash[_RESULT] = measurement.end(before, since, limits.leak)
-        failure = text.limit_failure(measured, limits)
+        failure = messages.limit_failure(measured, limits)
         if failure:
             pytest.fail(failure, pytrace=False)
         return result
@@ -156,8 +155,8 @@ class MemorySession:
         measured = item.stash.get(_RESULT, None)
         if call.when == "call" and measured is not None:
             setattr(report, ATTRIBUTE, measured.values())
-            remark = text.remark(measured, failed=report.failed)
-            if remark and report.failed and not str(report.longrepr).startswith(text.HEAD):
+            remark = messages.remark(measured, failed=report.failed)
+            if remark and report.failed and not str(report.longrepr).startswith(messages.HEAD):
                 report.sections.append(("GPU memory", remark))
             if not self._phantom.is_child:
                 self._judge(item.nodeid, measured, report)
@@ -172,7 +171,7 @@ class MemorySession:
         limits = MemoryLimits(**values["limits"]) if "limits" in values else MemoryLimits()
         self._results[report.nodeid] = measured, limits
         if not report.failed:
-            remark = text.remark(measured, failed=False)
+            remark = messages.remark(measured, failed=False)
             self._remarks += [f"{report.nodeid}: {remark}"] if remark else []
         for compared in self._compare(report.nodeid, measured):
             self._compared[compared.name] = compared
@@ -187,7 +186,7 @@ class MemorySession:
         yield used
         measured = measurement.close_window(window, since, before)
         used.memory = measured.fullest or PeakMemory()
-        failure = text.limit_failure(measured, limits)
+        failure = messages.limit_failure(measured, limits)
         if failure:
             pytest.fail(failure, pytrace=False)
 
@@ -199,8 +198,8 @@ class MemorySession:
                 (name, measured, limits, self._compared.get(name))
                 for name, (measured, limits) in self._results.items()
             ]
-            terminalreporter.section(text.conditions_line([row[1].conditions for row in rows]))
-            for line in text.table(rows):
+            terminalreporter.section(messages.conditions_line([row[1].conditions for row in rows]))
+            for line in messages.table(rows):
                 write(line)
         other = [each for each in self._compared.values() if each.outcome in {"new", "other"}]
         for sentence in [*self._remarks, *(each.sentence for each in other)]:
@@ -233,7 +232,7 @@ class MemorySession:
         more = [each for each in self._compare(nodeid, measured) if each.outcome == "more"]
         if more and report.passed:
             report.outcome = "failed"
-            report.longrepr = text.baseline_failure(more[0], measured.conditions)
+            report.longrepr = messages.baseline_failure(more[0], measured.conditions)
 
     def _judge_again(
         self, item: pytest.Item, limits: MemoryLimits, report: pytest.TestReport

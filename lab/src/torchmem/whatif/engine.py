@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 
 from torchmem.allocator.settings import REQUEST_SETTINGS, AllocatorConfig, parse_alloc_conf
 from torchmem.explain.remedies import NEW_VARIABLE, OLD_VARIABLE, conf_variable, export_line
@@ -25,10 +24,7 @@ from torchmem.whatif.replay import Replayer
 from torchmem.whatif.reproduction import Reproduction
 from torchmem.whatif.result import Fidelity, Recommendation, ReplayResult, Start, WhatIf
 from torchmem.whatif.run_facts import RunFacts, run_facts
-from torchmem.whatif.settings import Candidate, candidate, grid, last_parsed, torch_versions
-
-UNKNOWN_VERSIONS: Mapping[str, str] = MappingProxyType({})
-"""Those that the recording tells, see `torch_versions`."""
+from torchmem.whatif.settings import Candidate, candidates, last_parsed, torch_versions
 
 OTHER_GPU = "recorded, this GPU"
 """Name of the row with the recorded settings if the recording needs a larger GPU."""
@@ -44,7 +40,7 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
     gpu_bytes: int | None = None,
     total_bytes: int | None = None,
     settings: Sequence[str] | None = None,
-    versions: Mapping[str, str] = UNKNOWN_VERSIONS,
+    versions: Mapping[str, str] | None = None,
     progress: Progress = no_progress,
 ) -> WhatIf:
     """Replay a recording under its own settings, and under others if that reproduces it.
@@ -64,10 +60,11 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
         UsageError: the snapshot has settings that no PyTorch writes, a size is not positive, or
             there is nothing to replay.
     """
-    run = run_facts(recording, gpu_bytes, total_bytes, versions)
-    candidates = _candidates(run, settings)
+    run = run_facts(recording, gpu_bytes, total_bytes, versions or {})
+    gpu_known = run.gpu_bytes is not None
+    tried = candidates(recording, run.settings, settings, gpu_known=gpu_known)
     rounds = 2 if run.before.segments else 1
-    replays = ReplayProgress(progress, max(1, run.events), 2 + rounds * len(candidates))
+    replays = ReplayProgress(progress, max(1, run.events), 2 + rounds * len(tried))
     reproduction, fidelity, inference = reproduce_best(run, replays)
     answer = WhatIf(
         recording.name,
@@ -82,7 +79,7 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
     )
     if not fidelity.trusted:
         return answer
-    answer = _with_replays(answer, run, reproduction.program, inference, candidates, replays)
+    answer = _with_replays(answer, run, reproduction.program, inference, tried, replays)
     known = versions or torch_versions(recording)
     return replace(answer, verdict=_with_line(recording, answer, known))
 
@@ -92,7 +89,7 @@ def _with_replays(  # noqa: PLR0913, PLR0917 - one step of what_if
     run: RunFacts,
     program: Program,
     inference: Inference,
-    candidates: Sequence[Candidate],
+    tried: Sequence[Candidate],
     progress: ReplayProgress,
 ) -> WhatIf:
     """Return the answer with the replays of other settings, and the verdict that follows."""
@@ -100,13 +97,13 @@ def _with_replays(  # noqa: PLR0913, PLR0917 - one step of what_if
     gpus = (run.gpu_bytes, run.total_bytes) if _is_limited(run) else (None, None)
     replayer = Replayer(program, inference, run.events, *gpus, progress.on_sample)
     if not run.before.segments:
-        baseline, others = _replay_all(run, replayer, candidates, recorded, progress)
+        baseline, others = _replay_all(run, replayer, tried, recorded, progress)
         verdict = decide(answer.fidelity, baseline, others)
         baselines = () if baseline is recorded else (baseline,)
         return replace(answer, outcomes=(recorded, *baselines, *others), verdict=verdict)
-    counted = progress.count(switch_all(run, replayer, candidates))
+    counted = progress.count(switch_all(run, replayer, tried))
     switched = tuple(counted)
-    said = progress.count(restart_all(run, replayer, candidates, recorded))
+    said = progress.count(restart_all(run, replayer, tried, recorded))
     restarts = tuple(restart for restart in said if restart is not None)
     verdict = decide_mid_run(answer.fidelity, recorded, switched, restarts)
     return replace(
@@ -124,15 +121,6 @@ def _is_limited(run: RunFacts) -> bool:
     return run.fits_gpu or not run.before.segments
 
 
-def _candidates(run: RunFacts, settings: Sequence[str] | None) -> list[Candidate]:
-    gpu_known = run.gpu_bytes is not None
-    if settings is None:
-        return grid(run.recording, run.settings, gpu_known=gpu_known)
-    return [
-        candidate(text or "default", text, gpu_known=gpu_known) for text in dict.fromkeys(settings)
-    ]
-
-
 def _recorded(run: RunFacts, reproduction: Reproduction) -> ReplayResult:
     start: Start = "recorded" if run.before.segments else "empty"
     settings = run.settings
@@ -142,7 +130,7 @@ def _recorded(run: RunFacts, reproduction: Reproduction) -> ReplayResult:
 def _replay_all(
     run: RunFacts,
     replayer: Replayer,
-    candidates: Sequence[Candidate],
+    tried: Sequence[Candidate],
     recorded: ReplayResult,
     progress: ReplayProgress,
 ) -> tuple[ReplayResult, tuple[ReplayResult, ...]]:
@@ -155,7 +143,7 @@ def _replay_all(
         partial(replayer.replay, setting.name, setting.conf, setting.config)
         if setting.refused is None
         else partial(ReplayResult, setting.name, setting.conf, setting.refused)
-        for setting in candidates
+        for setting in tried
     ]
     return baseline, tuple(progress.count(replayer.all(calls)))
 
@@ -219,7 +207,7 @@ def on_gpus(
     Raises:
         UsageError: as `what_if`.
     """
-    run = run_facts(recording, own.obtainable, own.total, UNKNOWN_VERSIONS)
+    run = run_facts(recording, own.obtainable, own.total, {})
     replays = ReplayProgress(progress, max(1, run.events), 1 + len(gpus))
     reproduced: tuple[Reproduction, Fidelity, Inference] | None = None
     unlimited, results = answer.outcomes[0], dict[str, ReplayResult]()
@@ -228,26 +216,13 @@ def on_gpus(
             results[gpu.name] = replace(unlimited, name=gpu.name)
             continue
         reproduced = reproduced or reproduce_best(run, replays)
-        reproduction, _, inference = reproduced
-        result = _replay_on(gpu, run, reproduction.program, replays, inference)
+        program, memory = reproduced[0].program, (gpu.obtainable, gpu.total)
+        replayer = Replayer(program, reproduced[2], run.events, *memory, replays.on_sample)
+        result = replayer.replay(gpu.name, run.settings.conf, run.settings.config)
+        replays.finish_replay()
         results[gpu.name] = result
         unlimited = unlimited if _met_no_limit(unlimited) else result
     return tuple(results[gpu.name] for gpu in gpus)
-
-
-def _replay_on(
-    gpu: SimulatedGpuMemory,
-    run: RunFacts,
-    program: Program,
-    progress: ReplayProgress,
-    inference: Inference,
-) -> ReplayResult:
-    replayer = Replayer(
-        program, inference, run.events, gpu.obtainable, gpu.total, progress.on_sample
-    )
-    result = replayer.replay(gpu.name, run.settings.conf, run.settings.config)
-    progress.finish_replay()
-    return result
 
 
 def _is_same(unlimited: ReplayResult, config: AllocatorConfig, gpu: SimulatedGpuMemory) -> bool:

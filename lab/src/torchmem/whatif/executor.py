@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
+from torchmem.allocator.fragmentation import measure
+from torchmem.allocator.oom_cause import OomEvidence, largest_free_blocks
 from torchmem.allocator.snapshot import DEFAULT_POOL, PoolId
+from torchmem.explain.verdict import Circumstances, judge
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.blocks import Block
 from torchmem.simulator.errors import OutOfMemoryDetails, OutOfMemoryError
 from torchmem.simulator.snapshot import AWAITED_STREAM
-from torchmem.whatif.failed_request import Refusal, failed_request
 from torchmem.whatif.program import Instruction, Program
 from torchmem.whatif.result import FailedRequest, ReplayResult, Start, TimelinePoint
 
@@ -198,18 +200,38 @@ class Executor:
 
     def _record_oom(self, number: int, size: int, stream: int, details: OutOfMemoryDetails) -> None:
         self.sample(number)
-        if self.oom is not None:
-            return
-        stats = self.allocator.stats
-        refusal = Refusal(
-            details.device,
-            details.requested,
-            details.free,
-            details.allowed,
-            self.limit,
-            stats.reserved_bytes.current,
-            stats.allocated_bytes.current,
-            self.allocator.config.large_segment_size,
+        if self.oom is None:
+            self.oom = self._failed_request(number, size, stream, details)
+
+    def _failed_request(
+        self, number: int, size: int, stream: int, details: OutOfMemoryDetails
+    ) -> FailedRequest:
+        """Return a request with its cause.
+
+        What was missing is a whole segment, or what `throw_on_cudamalloc_oom` refused.
+        """
+        allocator, device = self.allocator, details.device
+        reserved = allocator.stats.reserved_bytes.current
+        segments = allocator.memory_snapshot()
+        layout = measure(segments, device, 0.0)
+        evidence = OomEvidence(
+            requested=details.requested,
+            limit=details.allowed or self.limit or reserved + details.free,
+            driver_free=details.free,
+            cached_free=layout.releasable_bytes + layout.stranded_bytes,
+            reserved=reserved,
+            total=reserved + details.free,
+            private_free=layout.private_free_bytes,
+            large_segment=allocator.config.large_segment_size,
         )
-        segments = self.allocator.memory_snapshot()
-        self.oom = failed_request(number, size, stream, refusal, segments)
+        free = largest_free_blocks(segments, device, details.requested, stream)
+        verdict = judge(evidence, free, Circumstances(is_training=False))
+        return FailedRequest(
+            number,
+            size,
+            reserved,
+            allocator.stats.allocated_bytes.current,
+            layout.stranded_bytes,
+            verdict.cause,
+            verdict.detail,
+        )

@@ -76,7 +76,7 @@ def _selected(
 
 def _replay(recording: Recording, question: WhatIfQuestion) -> WhatIf:
     from torchmem.whatif.engine import what_if
-    from torchmem.whatif.text import Progress
+    from torchmem.whatif.page import Progress
 
     gpu = question.gpu
     with Progress(f"replaying {sanitize_text(recording.name)}") as progress:

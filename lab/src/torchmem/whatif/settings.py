@@ -116,26 +116,31 @@ def candidate(name: str, conf: str, *, gpu_known: bool = True) -> Candidate:
     return Candidate(name, conf, config, reason)
 
 
-def grid(
+def candidates(
     recording: Recording,
     recorded: Candidate,
+    given: Sequence[str] | None,
     *,
     gpu_known: bool,
     divisions: Sequence[int] = ROUNDUP_DIVISIONS,
 ) -> list[Candidate]:
-    """Return the settings worth trying, the simplest first, without duplicates.
+    """Return the given settings; if None, those worth trying, the simplest first.
 
-    The recorded settings are not among them. `divisions` are those that sizes are rounded to.
+    There are no duplicates, and the recorded settings are not worth trying. `divisions` are those
+    that sizes are rounded to.
     """
+    if given is not None:
+        texts = dict.fromkeys(given)
+        return [candidate(text or "default", text, gpu_known=gpu_known) for text in texts]
     requests = (event.size for event in recording.events if event.action in {"alloc", "oom"})
     largest = max(requests, default=0)
-    seen, candidates = {recorded.config}, []
+    seen, found = {recorded.config}, []
     for name, conf in _texts(largest, recorded.config, divisions):
         setting = candidate(name, conf, gpu_known=gpu_known)
         if setting.refused is not None or setting.config not in seen:
             seen.add(setting.config)
-            candidates.append(setting)
-    return candidates
+            found.append(setting)
+    return found
 
 
 def _texts(

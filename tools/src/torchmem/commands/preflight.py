@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchmem.compare.baseline_flags import BASELINE_FLAGS
+from torchmem.output.terminal import interrupted_by, write_out
 from torchmem.sample.errors import TorchmemError
 
 if TYPE_CHECKING:
@@ -78,13 +79,12 @@ def run(
         UsageError: a flag is wrong, or there is no verdict.
         InterruptedRunError: the run was interrupted by a signal.
     """
-    from torchmem.output.terminal import write_out
-    from torchmem.preflight import baseline, options, text
+    from torchmem.preflight import baseline, options, pages
     from torchmem.preflight.run import run as real_run
     from torchmem.preflight.runner import Runner
 
     if arguments.list_gpu_models:
-        write_out(text.gpu_model_table())
+        write_out(pages.gpu_model_table())
         return 0
     checked = options.checked_options(arguments)
     compared = baseline.checked_options(arguments)
@@ -240,33 +240,30 @@ def _run_checked(
 
 
 def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) -> int:
-    from torchmem.output.terminal import write_out
-    from torchmem.preflight import document, text
+    from torchmem.preflight import document, pages
     from torchmem.preflight.search import find_batch
 
     result = find_batch(options.plan, search, runner)
-    write_out(document.search_document(result) if options.json else text.search_page(result))
+    write_out(document.search_document(result) if options.json else pages.search_page(result))
     return 0 if result.fits else 1
 
 
 def _bisect(options: PreflightOptions, commits: str, runner: Runner) -> int:
-    from torchmem.output.terminal import write_out
-    from torchmem.preflight import bisect_text
+    from torchmem.preflight import bisect_page
     from torchmem.preflight.bisect import bisect
 
     result = bisect(options.plan, commits, runner, Path.cwd())
-    write_out(bisect_text.document(result) if options.json else bisect_text.page(result))
+    write_out(bisect_page.document(result) if options.json else bisect_page.page(result))
     return result.exit_code
 
 
 def _sweep(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:
-    from torchmem.output.terminal import write_out
-    from torchmem.preflight import baseline, document, judged_run, search, text
+    from torchmem.preflight import baseline, document, judged_run, pages, search
 
     result = search.sweep(options.plan, options.sweep, runner)
     runs = [(replace(options.plan, placement=rank.placement), rank.result) for rank in result.ranks]
     against = baseline.check(compared, runs, runner) if compared else None
-    page = document.sweep_document(result, against) if options.json else text.sweep_page(result)
+    page = document.sweep_document(result, against) if options.json else pages.sweep_page(result)
     write_out(page)
     return _closed(options, judged_run.exit_code(result.ranks), against)
 
@@ -278,28 +275,26 @@ def _matrix(
     start: Start | None,
     clock: Callable[[], float],
 ) -> int:
-    from torchmem.output.terminal import write_out
-    from torchmem.preflight import judged_run, matrix_text
+    from torchmem.preflight import judged_run, matrix_page
     from torchmem.preflight.matrix_runs import MatrixRuns
 
     runs = MatrixRuns(matrix, scratch, arguments.jobs, arguments.resume, clock)
     result = runs.run() if start is None else runs.run(start)
     if arguments.json:
-        write_out(matrix_text.document(result))
+        write_out(matrix_page.document(result))
     else:
-        write_out(matrix_text.table(result) if arguments.csv else matrix_text.page(result))
+        write_out(matrix_page.table(result) if arguments.csv else matrix_page.page(result))
     return judged_run.exit_code(result.cells)
 
 
 def _single_run(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:
-    from torchmem.output.terminal import write_out
-    from torchmem.preflight import baseline, document, text
+    from torchmem.preflight import baseline, document, pages
     from torchmem.preflight.report import make_report
 
     report = make_report(options, runner)
     runs = [(options.plan, report.result)]
     against = baseline.check(compared, runs, runner) if compared else None
-    page = document.run_document(report, against) if options.json else text.run_page(report)
+    page = document.run_document(report, against) if options.json else pages.run_page(report)
     write_out(page if options.json else f"\n{page}")
     if options.plot:
         from torchmem.preflight import plot
@@ -310,8 +305,6 @@ def _single_run(options: PreflightOptions, runner: Runner, compared: BaselineOpt
 
 def _closed(options: PreflightOptions, exit_code: int, against: BaselineResult | None) -> int:
     """Print the comparison with the baseline, and return the exit code of both."""
-    from torchmem.output.terminal import write_out
-
     if against is None:
         return exit_code
     lines = list(against.lines())
@@ -339,7 +332,6 @@ def _scratch_folder() -> Iterator[Path]:
 @contextmanager
 def _signals_as_interrupt() -> Iterator[None]:
     """Make SIGTERM, and SIGHUP from a closed terminal, end the script and clean up like Ctrl-C."""
-    from torchmem.output.terminal import interrupted_by
     from torchmem.preflight.run import ENDING_SIGNALS
 
     handled = [number for number in ENDING_SIGNALS if signal.getsignal(number) == signal.SIG_DFL]

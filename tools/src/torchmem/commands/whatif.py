@@ -105,9 +105,9 @@ def _answer(
 
     Pages after the first one start with an empty line.
     """
+    from torchmem.whatif.page import page
     from torchmem.whatif.question import results
     from torchmem.whatif.result import document
-    from torchmem.whatif.text import page
 
     decided = True
     for result in results(path, question):

@@ -10,8 +10,8 @@ from pathlib import Path
 from torchmem.sample.errors import UsageError
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.trace.lifetimes import At
+from torchmem.whatif import page as whatif_page
 from torchmem.whatif import question
-from torchmem.whatif import text as whatif_text
 from torchmem.whatif.result import whatif_values
 from torchmem.why.answer import NodeAnswer
 from torchmem.why.snapshot import SnapshotAnswer, SnapshotView
@@ -42,7 +42,7 @@ def what_if(
     question.check_settings(settings)
     model = question.gpu_model(gpu_model) if gpu_model else None
     results = list(question.results(path, question.WhatIfQuestion(gpu, model, tuple(settings))))
-    pages = map(whatif_text.page, results)
+    pages = map(whatif_page.page, results)
     return NodeAnswer("\n".join(pages), {"gpus": list(map(whatif_values, results))}, "Pass `gpu`.")
 
 

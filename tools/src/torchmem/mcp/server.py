@@ -29,7 +29,7 @@ READ_ONLY = ToolAnnotations(
 INSTRUCTIONS = f"""\
 torchmem monitors the GPU memory of PyTorch jobs. Start with list_ranks for a job that runs, and \
 with explain_oom after an OutOfMemoryError. The texts have the sentences of the commands \
-`torchmem why`, `oom`, `snapshot` and `whatif`. Sizes in the data are bytes, times are Unix \
+`torchmem why` and `whatif`. Sizes in the data are bytes, times are Unix \
 seconds, and what is unknown is left out. No tool changes anything. {NOTE}"""
 PROMPT = """\
 Explain the last out-of-memory error of my PyTorch job. Call explain_oom. Say in one sentence why \

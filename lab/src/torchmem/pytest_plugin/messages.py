@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
 from torchmem.compare.baseline import Compared
-from torchmem.compare.peak_memory import PeakMemory
-from torchmem.compare.text import (
+from torchmem.compare.peak_lines import (
     change_lines,
     headline,
     held_lines,
@@ -15,6 +14,7 @@ from torchmem.compare.text import (
     signed,
     words,
 )
+from torchmem.compare.peak_memory import PeakMemory
 from torchmem.output.terminal import counted
 from torchmem.phantom.gpus import CATALOG
 from torchmem.pytest_plugin.limits import MemoryLimits

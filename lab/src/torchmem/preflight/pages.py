@@ -25,7 +25,7 @@ from torchmem.preflight.result import GpuMemory, Phase, RunResult
 from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
 from torchmem.preflight.verdict import growth_sentence, phantom_name
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.whatif.text import recommendation, table
+from torchmem.whatif.page import recommendation, table
 
 PHASES: tuple[Phase, ...] = ("setup", "forward", "backward", "optimizer")
 TABLE_COLUMNS = ("peak allocated", "peak reserved", "headroom", "retries", "seconds", "")

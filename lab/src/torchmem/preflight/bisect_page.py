@@ -6,19 +6,19 @@ from dataclasses import asdict
 from typing import Any
 
 from torchmem.allocator.sizes import format_size
+from torchmem.compare.peak_lines import change_lines, change_values
 from torchmem.compare.peak_memory import PeakDiff, diff
-from torchmem.compare.text import change_lines, change_values
 from torchmem.preflight.bisect import BisectResult, CommitRun, peak
 from torchmem.preflight.document import dump_document, judged_values
 from torchmem.preflight.growth import deciding_growth
-from torchmem.preflight.report import PHANTOM_NOTE
-from torchmem.preflight.text import (
+from torchmem.preflight.pages import (
     TABLE_COLUMNS,
     steps_of_each,
     table_figures,
     table_page,
     table_title,
 )
+from torchmem.preflight.report import PHANTOM_NOTE
 from torchmem.preflight.verdict import growth_sentence
 
 SUBJECT_COLUMNS = 24

@@ -22,8 +22,8 @@ from torchmem.preflight.matrix import (
     largest_values,
     number_axis,
 )
+from torchmem.preflight.pages import TABLE_COLUMNS, table_figures, table_page, table_word
 from torchmem.preflight.report import PHANTOM_NOTE
-from torchmem.preflight.text import TABLE_COLUMNS, table_figures, table_page, table_word
 from torchmem.preflight.verdict import phantom_name
 from torchmem.sample.untrusted import sanitize_text
 
