@@ -39,6 +39,7 @@ from dashboards.queries import (
     row,
     seen,
     select,
+    states,
     sum_without_pool,
     with_texts,
     worst,
@@ -69,12 +70,10 @@ ONSET_NAMES = {
 STATE_NUMBERS = tuple(STATES)
 
 
-def _state(states: str) -> str:
+def _state(names: str) -> str:
     """Return the last state of each process, as a label, on each of its devices."""
-    state = append_matcher(seen(catalog.PROCESS_STATE), f'state=~"{states}"')
-    devices = f"{seen(catalog.RESERVED_PEAK)} * 0"
-    joined = f"{devices} + on ({', '.join(PROCESS)}) group_left (state) ({state} == 1)"
-    return row(DEVICE_ROW, joined, "state")
+    state = append_matcher(seen(catalog.PROCESS_STATE), f'state=~"{names}"')
+    return states(f"{seen(catalog.RESERVED_PEAK)} * 0", state)
 
 
 _OOM_TIMES = row(DEVICE_ROW, seen(catalog.LAST_OOM_TIMESTAMP))
