@@ -108,7 +108,7 @@ NO_RANK = "No data: no rank matches the selection"
 
 def stat_panel(
     title: str,
-    query: Query | Sequence[Query],
+    query: str | Query | Sequence[Query],
     unit: str,
     *,
     levels: Levels | None = None,
@@ -136,7 +136,8 @@ def stat_panel(
     return panel.decimals(1) if unit == Unit.RATIO else panel
 
 
-def _listed(query: Query | Sequence[Query]) -> Sequence[Query]:
+def _listed(query: str | Query | Sequence[Query]) -> Sequence[Query]:
+    query = Query(query) if isinstance(query, str) else query
     return [query] if isinstance(query, Query) else query
 
 
@@ -173,7 +174,7 @@ def lines(
         .sort(models.SortOrder.DESCENDING)
     )
     # The message without data is for the panel; a line that has ended has no last value.
-    panel.override_by_regexp(".*", [dashboard_models.DynamicConfigValue("noValue", "–")])
+    panel.override_by_regexp(".*", _styled({"noValue": "–"}))
     for index, each in enumerate(_listed(query)):
         panel.with_target(_target(each, index))
         _colored(panel, each, index)
@@ -237,34 +238,27 @@ def with_limit(panel: timeseries.Panel, limit: Query) -> timeseries.Panel:
 
 def with_trend(panel: timeseries.Panel, ahead: Query, pace: Query, unit: str) -> timeseries.Panel:
     """Add a dashed line that is `ahead` of the lines of a panel, and to the legend its `pace`."""
-    value = dashboard_models.DynamicConfigValue
     index = len(panel.build().targets or ())
     panel.with_target(_target(ahead, index)).with_target(_target(pace, index + 1))
-    panel.override_by_query(
-        _letter(index),
-        [
-            _fixed_color(colors.NOTICE),
-            value("custom.lineWidth", 2),
-            value("custom.lineStyle", {"fill": "dash", "dash": [6, 6]}),
-        ],
-    )
-    hidden = [value("custom.lineWidth", 0), value("custom.axisPlacement", "hidden")]
-    shown = [_fixed_color(colors.NOTICE), value("unit", unit), value("decimals", 2)]
-    return panel.override_by_query(_letter(index + 1), [*shown, *hidden])
+    color = {"color": _fixed(colors.NOTICE)}
+    dashed = {"custom.lineWidth": 2, "custom.lineStyle": {"fill": "dash", "dash": [6, 6]}}
+    panel.override_by_query(_letter(index), _styled({**color, **dashed}))
+    hidden = {"custom.lineWidth": 0, "custom.axisPlacement": "hidden"}
+    shown = {**color, "unit": unit, "decimals": 2}
+    return panel.override_by_query(_letter(index + 1), _styled({**shown, **hidden}))
 
 
 def _shaded(panel: timeseries.Panel) -> timeseries.Panel:
     """Fill the area between the queries B and C, and draw D thicker."""
-    value = dashboard_models.DynamicConfigValue
-    hidden = [
-        value("custom.lineWidth", 0),
-        value("custom.hideFrom", {"legend": True, "tooltip": False, "viz": False}),
-    ]
-    panel.override_by_query("C", hidden)
-    shade = [value("custom.fillBelowTo", "all, lowest"), value("custom.fillOpacity", 15)]
-    panel.override_by_query("B", [*hidden, *shade])
-    dashed = {"fill": "dash", "dash": [4, 4]}
-    return panel.override_by_query("D", [value("custom.lineStyle", dashed)])
+    hidden = {
+        "custom.lineWidth": 0,
+        "custom.hideFrom": {"legend": True, "tooltip": False, "viz": False},
+    }
+    panel.override_by_query("C", _styled(hidden))
+    shade = {"custom.fillBelowTo": "all, lowest", "custom.fillOpacity": 15}
+    panel.override_by_query("B", _styled({**hidden, **shade}))
+    dashed = {"custom.lineStyle": {"fill": "dash", "dash": [4, 4]}}
+    return panel.override_by_query("D", _styled(dashed))
 
 
 def bars(title: str, queries: Sequence[Query], unit: str) -> timeseries.Panel:
@@ -314,10 +308,8 @@ def component_stack(title: str, component: Callable[[str], str], total: Query) -
 
 def pale(panel: timeseries.Panel, index: int) -> timeseries.Panel:
     """Draw the area of a query as the background of the others."""
-    paler = dashboard_models.DynamicConfigValue(
-        "custom.fillOpacity", round(100 * colors.FREE_OPACITY)
-    )
-    return panel.override_by_query(_letter(index), [paler])
+    paler = {"custom.fillOpacity": round(100 * colors.FREE_OPACITY)}
+    return panel.override_by_query(_letter(index), _styled(paler))
 
 
 def small(panel: timeseries.Panel, repeat: str) -> timeseries.Panel:
@@ -337,14 +329,15 @@ def memory_stack(title: str, part: Callable[[str], str], total: Query) -> timese
 
 
 def _dashed_line() -> list[dashboard_models.DynamicConfigValue]:
-    value = dashboard_models.DynamicConfigValue
-    return [
-        _fixed_color(NEUTRAL),
-        value("custom.stacking", {"mode": "none", "group": "A"}),
-        value("custom.fillOpacity", 0),
-        value("custom.lineWidth", 2),
-        value("custom.lineStyle", {"fill": "dash", "dash": [10, 10]}),
-    ]
+    return _styled(
+        {
+            "color": _fixed(NEUTRAL),
+            "custom.stacking": {"mode": "none", "group": "A"},
+            "custom.fillOpacity": 0,
+            "custom.lineWidth": 2,
+            "custom.lineStyle": {"fill": "dash", "dash": [10, 10]},
+        }
+    )
 
 
 def _stacked() -> common.StackingConfig:
@@ -454,7 +447,7 @@ def joined_table(
     for index, query in enumerate(_column_queries(columns)):
         panel.with_target(_target(Query(query), index).instant().format(PromQueryFormat.TABLE))
     # The message without data is for the panel; a blank cell stays blank.
-    panel.override_by_regexp(".*", [dashboard_models.DynamicConfigValue("noValue", "")])
+    panel.override_by_regexp(".*", _styled({"noValue": ""}))
     for column in columns:
         if style := _column_style(column):
             panel.override_by_name(column.heading, style)
@@ -528,7 +521,7 @@ def _column_style(column: Column) -> list[dashboard_models.DynamicConfigValue]:
         style["decimals"] = column.decimals
     if column.width:
         style["custom.width"] = column.width
-    return [dashboard_models.DynamicConfigValue(name, value) for name, value in style.items()]
+    return _styled(style)
 
 
 # A blank cell has the color of the lowest threshold otherwise.
@@ -541,7 +534,7 @@ _BLANK = {
 def _cell(column: Column) -> dict[str, object]:
     """Return what fills the cells: a bar, a color, or wrapped text."""
     if column.bar:
-        plain = {} if column.levels else {"color": {"mode": "fixed", "fixedColor": colors.NOTICE}}
+        plain = {} if column.levels else {"color": _fixed(colors.NOTICE)}
         return {
             "min": 0,
             "max": column.highest,
@@ -588,11 +581,16 @@ def _letter(index: int) -> str:
 def _colored(panel: stat.Panel | timeseries.Panel, query: Query, index: int) -> None:
     """Give the series of a query its color; by its letter, as the series may not be there."""
     if query.color:
-        panel.override_by_query(_letter(index), [_fixed_color(query.color)])
+        panel.override_by_query(_letter(index), _styled({"color": _fixed(query.color)}))
 
 
-def _fixed_color(color: str) -> dashboard_models.DynamicConfigValue:
-    return dashboard_models.DynamicConfigValue("color", {"mode": "fixed", "fixedColor": color})
+def _styled(values: Mapping[str, object]) -> list[dashboard_models.DynamicConfigValue]:
+    """Return the values of an override, by Grafana's names of what they set."""
+    return [dashboard_models.DynamicConfigValue(name, value) for name, value in values.items()]
+
+
+def _fixed(color: str) -> Json:
+    return {"mode": "fixed", "fixedColor": color}
 
 
 def _thresholds(steps: Steps) -> builders.ThresholdsConfig:

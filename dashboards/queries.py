@@ -95,6 +95,15 @@ def ranks_in(state: str) -> str:
     return f"count({select(recorded.NEWEST_STATE, state=state)})"
 
 
+def states(devices: str, state: str) -> str:
+    """Return the state of processes as a label on each of their devices, as table rows.
+
+    `devices` is an expression that is 0 for each of them; `state` selects states.
+    """
+    joined = f"{devices} + on ({', '.join(PROCESS)}) group_left (state) ({state} == 1)"
+    return row(DEVICE_ROW, joined, "state")
+
+
 def worst(
     expression: str,
     labels: Sequence[str] = RUN_RANK,

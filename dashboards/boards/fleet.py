@@ -11,7 +11,6 @@ from dashboards.panels import (
     RANKS_BY_STATE,
     Column,
     Panel,
-    Query,
     Unit,
     joined_table,
     stat_panel,
@@ -65,28 +64,25 @@ FIRING_SINCE_MILLISECONDS = among(
 )
 
 NUMBERS: list[Panel] = [
+    stat_panel("GPUs", f"sum({select(recorded.NODE_GPUS)})", Unit.NUMBER, empty="0").description(
+        "How many GPUs does the driver reach on the selected nodes?"
+    ),
     stat_panel(
-        "GPUs", Query(f"sum({select(recorded.NODE_GPUS)})"), Unit.NUMBER, empty="0"
-    ).description("How many GPUs does the driver reach on the selected nodes?"),
-    stat_panel(
-        "Unhealthy GPUs", Query(SICK_GPUS), Unit.COUNT, levels=levels.ANY_HAS_FAILED, empty="0"
+        "Unhealthy GPUs", SICK_GPUS, Unit.COUNT, levels=levels.ANY_HAS_FAILED, empty="0"
     ).description(
         "How many GPUs are lost, or need a reset or a replacement? The dashboard GPU node "
         "shows which."
     ),
     stat_panel(
-        "Alerts firing",
-        Query(f"count({FIRING}) or vector(0)"),
-        Unit.COUNT,
-        levels=levels.ANY_IS_WRONG,
+        "Alerts firing", f"count({FIRING}) or vector(0)", Unit.COUNT, levels=levels.ANY_IS_WRONG
     ).description("How many torchmem alerts are firing? They are listed below."),
     stat_panel(
-        "OutOfMemoryErrors", Query(OOMS_IN_RANGE), Unit.COUNT, levels=levels.ANY_IS_WRONG, empty="0"
+        "OutOfMemoryErrors", OOMS_IN_RANGE, Unit.COUNT, levels=levels.ANY_IS_WRONG, empty="0"
     ).description(
         "How often did processes run out of memory within this time range, whether the "
         "script caught the errors or not? The dashboard After an OOM shows the ranks."
     ),
-    stat_panel("Wasted GPU-hours", Query(WASTED_GPU_HOURS), Unit.COUNT, empty="–")
+    stat_panel("Wasted GPU-hours", WASTED_GPU_HOURS, Unit.COUNT, empty="–")
     .description(
         "How much memory was unusable within this time range, in GPUs times hours? It counts "
         "idle GPUs whose memory is held, and memory stranded by fragmentation: half of the "
@@ -95,7 +91,7 @@ NUMBERS: list[Panel] = [
     .decimals(1),
     stat_panel(
         "Cost of the waste",
-        Query(f"{WASTED_GPU_HOURS} * {board.PRICE} > 0"),
+        f"{WASTED_GPU_HOURS} * {board.PRICE} > 0",
         Unit.DOLLARS,
         empty="No price",
     )

@@ -6,7 +6,7 @@ from dashboards import recorded
 from dashboards.board import LINK_TO_RUN
 from dashboards.boards.oom import ONSET_NAMES
 from dashboards.colors import ANY_IS_WRONG, Levels
-from dashboards.panels import Column, Panel, Query, Unit, joined_table, stat_panel
+from dashboards.panels import Column, Panel, Unit, joined_table, stat_panel
 from dashboards.queries import WASTED_GPU_HOURS, select, with_texts
 
 from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
@@ -42,7 +42,7 @@ def _by(labels: tuple[str, ...], spec: MetricSpec) -> str:
 def _total(title: str, question: str, spec: MetricSpec, levels: Levels | None = None) -> Panel:
     panel = stat_panel(
         title,
-        Query(f"sum({_hours(spec)}) or 0 * {WASTED_GPU_HOURS}"),
+        f"sum({_hours(spec)}) or 0 * {WASTED_GPU_HOURS}",
         Unit.COUNT,
         levels=levels,
         empty="–",

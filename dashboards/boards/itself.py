@@ -83,7 +83,7 @@ NUMBERS: list[Panel] = [
         "but some values may be missing."
     ),
     stat_panel(
-        "Highest SDK cost", Query(f"max({SDK_CORES})"), Unit.RATIO, levels=SDK_COST, empty="No rank"
+        "Highest SDK cost", f"max({SDK_CORES})", Unit.RATIO, levels=SDK_COST, empty="No rank"
     )
     .description(
         "What does the SDK cost in the rank where it costs most? CPU time as a share of one core."

@@ -60,24 +60,24 @@ _SHIPPED_XIDS = f"round(increase({value('xid_errors_total', '$__range')}))"
 _DRIVERS = f"count by (driver_version, cuda_version) ({value('driver_info')})"
 _NVML_DOWN = f"count by (reason) ({select(catalog.NVML_UP)} == 0)"
 NUMBERS: list[Panel] = [
+    stat_panel("GPUs", f"sum({select(catalog.NVML_GPU_UP)})", Unit.NUMBER, empty="0").description(
+        "How many GPUs does the driver reach on the selected nodes?"
+    ),
     stat_panel(
-        "GPUs", Query(f"sum({select(catalog.NVML_GPU_UP)})"), Unit.NUMBER, empty="0"
-    ).description("How many GPUs does the driver reach on the selected nodes?"),
-    stat_panel(
-        "Unhealthy GPUs", Query(SICK_GPUS), Unit.COUNT, levels=ANY_HAS_FAILED, empty="0"
+        "Unhealthy GPUs", SICK_GPUS, Unit.COUNT, levels=ANY_HAS_FAILED, empty="0"
     ).description(
         "How many GPUs are lost, or need a reset or a replacement? The table says what each "
         "of them needs."
     ),
     stat_panel(
-        "XID errors", Query(f"sum({_SHIPPED_XIDS})"), Unit.COUNT, levels=ANY_IS_WRONG, empty="0"
+        "XID errors", f"sum({_SHIPPED_XIDS})", Unit.COUNT, levels=ANY_IS_WRONG, empty="0"
     ).description(
         "How many errors did the driver report in the selected time range, including those "
         "caused by programs? The row Errors lists and explains them."
     ),
-    stat_panel(
-        "Power", Query(f"sum({value('power_watts')})"), Unit.WATTS, empty=NOTHING
-    ).description("How much power do the selected GPUs draw together?"),
+    stat_panel("Power", f"sum({value('power_watts')})", Unit.WATTS, empty=NOTHING).description(
+        "How much power do the selected GPUs draw together?"
+    ),
     stat_panel(
         "Nodes by driver",
         [

@@ -39,6 +39,7 @@ from dashboards.queries import (
     row,
     seen,
     select,
+    states,
     sum_without_pool,
     with_texts,
     worst,
@@ -69,12 +70,10 @@ ONSET_NAMES = {
 STATE_NUMBERS = tuple(STATES)
 
 
-def _state(states: str) -> str:
+def _state(names: str) -> str:
     """Return the last state of each process, as a label, on each of its devices."""
-    state = append_matcher(seen(catalog.PROCESS_STATE), f'state=~"{states}"')
-    devices = f"{seen(catalog.RESERVED_PEAK)} * 0"
-    joined = f"{devices} + on ({', '.join(PROCESS)}) group_left (state) ({state} == 1)"
-    return row(DEVICE_ROW, joined, "state")
+    state = append_matcher(seen(catalog.PROCESS_STATE), f'state=~"{names}"')
+    return states(f"{seen(catalog.RESERVED_PEAK)} * 0", state)
 
 
 _OOM_TIMES = row(DEVICE_ROW, seen(catalog.LAST_OOM_TIMESTAMP))
@@ -116,11 +115,7 @@ def _ended(state: str) -> Query:
 
 NUMBERS: list[Panel] = [
     stat_panel(
-        "OutOfMemoryErrors",
-        Query(OOMS_IN_RANGE),
-        Unit.NUMBER,
-        levels=levels.ANY_HAS_FAILED,
-        empty="None",
+        "OutOfMemoryErrors", OOMS_IN_RANGE, Unit.NUMBER, levels=levels.ANY_HAS_FAILED, empty="None"
     ).description(
         "How often did processes run out of memory within this time range, whether the "
         "script caught the errors or not? Processes that have ended count too."
@@ -153,7 +148,7 @@ NUMBERS: list[Panel] = [
         "How many processes were ended by a signal? It may come from the kernel's OOM "
         "killer if the host's memory is full, the scheduler, or a user."
     ),
-    stat_panel("Newest", Query(_NEWEST), Unit.AGO, empty="None").description(
+    stat_panel("Newest", _NEWEST, Unit.AGO, empty="None").description(
         "When was the newest OutOfMemoryError?"
     ),
 ]

@@ -28,7 +28,6 @@ from dashboards.queries import (
     LAST_OOM_MILLISECONDS,
     MAX_LINES,
     OOMS_IN_RANGE,
-    PROCESS,
     RANK_ROW,
     RETRIES_IN_10_MINUTES,
     STRANDED_SHARE,
@@ -38,6 +37,7 @@ from dashboards.queries import (
     newest,
     row,
     select,
+    states,
     threats,
     with_texts,
 )
@@ -96,7 +96,7 @@ NUMBERS: list[Panel] = [
     ),
     stat_panel(
         "Retries in 10 min",
-        Query(RETRIES_IN_10_MINUTES),
+        RETRIES_IN_10_MINUTES,
         Unit.COUNT,
         levels=levels.ANY_IS_WRONG,
         empty="None",
@@ -106,11 +106,7 @@ NUMBERS: list[Panel] = [
         "that have ended count too."
     ),
     stat_panel(
-        "OutOfMemoryErrors",
-        Query(OOMS_IN_RANGE),
-        Unit.COUNT,
-        levels=levels.ANY_HAS_FAILED,
-        empty="None",
+        "OutOfMemoryErrors", OOMS_IN_RANGE, Unit.COUNT, levels=levels.ANY_HAS_FAILED, empty="None"
     ).description(
         "How often did processes run out of memory within this time range, whether the script "
         "caught the errors or not? Processes that have ended count too. The dashboard After an "
@@ -135,12 +131,10 @@ ALERT_NAMES = {alert: alert.removeprefix("Torchmem") for alert in THREATS} | {"R
 REMEDIES = {**REMEDY_BY_CAUSE, **{name: REMEDY_BY_TREND[name] for name in TRENDS}, "none": "–"}
 
 
-def _states(states: str) -> str:
+def _states(names: str) -> str:
     """Return the state of the newest process of each rank, as a label, on each of its devices."""
-    devices = f"{newest(select(catalog.RESERVED_PEAK))} * 0"
-    state = append_matcher(select(catalog.PROCESS_STATE), f'state=~"{states}"')
-    joined = f"({devices}) + on ({', '.join(PROCESS)}) group_left (state) ({state} == 1)"
-    return row(DEVICE_ROW, joined, "state")
+    state = append_matcher(select(catalog.PROCESS_STATE), f'state=~"{names}"')
+    return states(f"({newest(select(catalog.RESERVED_PEAK))} * 0)", state)
 
 
 _WHY = f"topk({MAX_LINES}, {threats()})"
@@ -241,13 +235,11 @@ def _processes() -> Panel:
         return row(DEVICE_ROW, select(spec, **fixed))
 
     newest_oom = row(DEVICE_ROW, LAST_OOM_MILLISECONDS)
-    devices = f"{select(catalog.RESERVED_PEAK)} * 0"
-    state = f"({select(catalog.PROCESS_STATE)} == 1)"
-    joined = f"{devices} + on ({', '.join(PROCESS)}) group_left (state) {state}"
+    state = states(f"{select(catalog.RESERVED_PEAK)} * 0", select(catalog.PROCESS_STATE))
     columns = [
         Column("Rank", label="rank", width=60),
         LAUNCH_OF_LINKS,
-        Column("State", row(DEVICE_ROW, joined, "state"), label="state", colors=STATES, width=80),
+        Column("State", state, label="state", colors=STATES, width=80),
         Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
         Column("GPU", label="gpu", width=50),
         Column("Pid", label="pid", width=80),

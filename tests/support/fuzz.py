@@ -64,6 +64,7 @@ from torchmem.sdk.publish.request_files import RequestFile
 from torchmem.sdk.release.neighbors import offering_neighbors
 from torchmem.trace.content import InvalidSnapshotError, check
 from torchmem.trace.worker import load
+from torchmem.why.oom import OomList
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -160,7 +161,7 @@ def oom_report_file(content: bytes) -> bool:
         return False
     page = words.oom_page(Path("1-2-3-0.oom.json"), report, {})
     assert page.replace("\n", "").isprintable(), page
-    assert words.oom_table([(Path("1-2-3-0.oom.json"), report)])
+    assert OomList([(Path("1-2-3-0.oom.json"), report)]).words()
     assert oom_report.decode(oom_report.encode(report)) == report
     return True
 

@@ -16,7 +16,7 @@ from torchmem.node.why import oom_why
 from torchmem.pages import oom as page
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.why.node_answers import NodeTools
-from torchmem.why.oom import document
+from torchmem.why.oom import OomList, document
 
 
 def _words(shown: str) -> str:
@@ -33,7 +33,7 @@ def test_the_verdict_is_the_same_on_all_screens(name: str, tmp_path: Path) -> No
     listed = NodeTools(LocalNode(tmp_path)).oom_reports()
     said = headline(report)
 
-    assert f"{said}." in _words(words.oom_table([(path, report)]))
+    assert f"{said}." in _words(OomList([(path, report)]).words())
     assert _words(words.oom_page(path, report, {})).startswith(f"{said}.")
     assert said in _words(html.unescape(page.page(path, report, {}).decode()))
     assert said == document(report)["verdict"]["headline"]

@@ -11,7 +11,6 @@ from pathlib import Path
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.headline import headline
-from torchmem.explain.oom_chart import trend_columns, whole_run
 from torchmem.explain.oom_listings import held_lines, offer, tensor_lines
 from torchmem.explain.oom_report import (
     OomReport,
@@ -19,17 +18,16 @@ from torchmem.explain.oom_report import (
     format_seconds,
     memory_parts,
     origin_lines,
-    preceding_events,
 )
 from torchmem.explain.parts import component_words, part_words
-from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
+from torchmem.explain.rank_report import Fact, settings_facts
 from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
 from torchmem.explain.run_chart import Chart
 from torchmem.explain.run_summary import DeviceSummary, RunSummary
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.where import where
 from torchmem.node.state import RankWhy
-from torchmem.node.why import rank_report
+from torchmem.node.why import oom_why, rank_report
 from torchmem.output.terminal import joined, wrapped
 from torchmem.sample.sample import DeviceSample, Sample
 from torchmem.sample.untrusted import sanitize_text
@@ -58,16 +56,16 @@ def oom_page(
     cause, memory, advice = explanation(report, gpu=gpu)
     about = (f"  {line}" for line in heading_lines(report, gpu))
     heading = [*wrapped(f"{sentence or headline(report)}.", width=WIDTH), "", *about]
-    known = [*memory_facts(report.device), *settings_facts(report.allocator_settings)]
+    why = oom_why(report, gpu, may_look=True)
     return joined(
         [
             heading,
             list(where(report)),
             cause,
-            [*memory, *fact_lines(known)],
+            [*memory, *fact_lines(why.facts)],
             [*leaks, *held_lines(report)],
             list(tensor_lines(report)),
-            [*run_lines(whole_run(report)), *_trend_lines(report)],
+            list(trend_lines(why.charts, why.before)),
             advice,
             list(offer(report)),
             [f"Report: {sanitize_text(str(path))}"],
@@ -94,31 +92,6 @@ def _useless(report: OomReport) -> Iterator[str]:
     useless = would_not_help(report)
     if useless:
         yield from wrapped(useless, "  ", WIDTH)
-
-
-def oom_table(reports: Iterable[tuple[Path, OomReport]]) -> str:
-    """Return a list of reports: the process and its request, the verdict, and the file."""
-    return "".join(f"{line}\n" for path, report in reports for line in _row(path, report))
-
-
-def _row(path: Path, report: OomReport) -> Iterator[str]:
-    process, oom = report.process, report.oom
-    who = f"{local_time(oom.timestamp)}  {process.run:<16}  rank {process.rank:<4}"
-    return row_lines(who, oom.requested_bytes, headline(report), str(path))
-
-
-def row_lines(
-    who: str, requested_bytes: int | None, verdict: str, file: str | None
-) -> Iterator[str]:
-    """Yield an OutOfMemoryError as lists show it: the process, its request, the verdict, the file.
-
-    `who`: the time, and the process. `file`: the report, if there is one.
-    """
-    requested = "" if requested_bytes is None else f"  {format_size(requested_bytes):>10}"
-    yield f"{who}{requested}"
-    yield from wrapped(f"{verdict}.", "    ", WIDTH)
-    if file is not None:
-        yield f"    {sanitize_text(file)}"
 
 
 def local_time(timestamp: float) -> str:
@@ -180,12 +153,18 @@ def _between(known: Sequence[tuple[float, int]], place: float) -> int:
     return round(before + min(1.0, share) * (size - before))
 
 
-def _trend_lines(report: OomReport) -> Iterator[str]:
-    seconds = report.trend.seconds
-    yield f"The last {format_seconds(seconds[0])}" if seconds else "Before the OOM"
-    for name, column in trend_columns(report):
-        yield from spark_lines(name, column, width=SUBJECT)
-    yield from wrapped(" ".join(preceding_events(report)), "  ", WIDTH)
+def trend_lines(charts: Iterable[Chart], events: str) -> Iterator[str]:
+    """Yield the history of the run and of the minutes before an OOM, and what happened in them.
+
+    `charts` and `events` are those of an `OomWhy`; without a chart of the minutes, only the events.
+    """
+    of_minutes = {chart.unit == "before": chart for chart in charts}
+    yield from run_lines(of_minutes.get(False))
+    before = of_minutes.get(True)
+    yield f"The last {format_seconds(-before.x[0])}" if before else "Before the OOM"
+    for line in before.lines if before else ():
+        yield from spark_lines(line.label, line.values, width=SUBJECT)
+    yield from wrapped(events, "  ", WIDTH)
 
 
 def spark_lines(name: str, column: Sequence[int | None], *, width: int) -> Iterator[str]:

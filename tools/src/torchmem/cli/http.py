@@ -11,6 +11,7 @@ import base64
 import http.client
 import io
 import json
+import os
 import socket
 import threading
 import time
@@ -28,7 +29,7 @@ from typing import Any
 
 from torchmem.sample.errors import UsageError
 from torchmem.sample.file_kinds import check_file
-from torchmem.sample.untrusted import sanitize_text
+from torchmem.sample.untrusted import sanitize_text, strict_json
 
 TIMEOUT_SECONDS = 10.0
 MAX_ANSWER_BYTES = 32 << 20
@@ -278,6 +279,29 @@ def exporter_url(text: str) -> str:
     """
     check_file(Path(text), None, "the address of an exporter")
     return server_url(text, "an exporter", "http://HOST:9847").removesuffix("/metrics")
+
+
+def bearer_token(file: Path | None, variable: str) -> str:
+    """Return the token in a file, else in an environment variable; "" without one.
+
+    Raises UsageError, which does not show it.
+    """
+    try:
+        text = file.read_text(encoding="ascii") if file else os.environ.get(variable, "")
+    except (OSError, ValueError):
+        raise UsageError(f"cannot read the token from {file}: check --token-file.") from None
+    token = text.strip()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError("the token is not one line of ASCII characters: check where it is from.")
+    return token
+
+
+def message(answer: HttpAnswer, key: str) -> str | None:
+    """Return what a JSON API says about an error under `key`; None if it says nothing there."""
+    try:
+        return sanitize_text(str(strict_json(answer.body)[key]))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def why_not(error: OSError | ValueError) -> str:

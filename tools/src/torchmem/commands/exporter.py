@@ -17,97 +17,88 @@ Examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags. A flag that is not given is None, so that the configuration file decides."""
+    add = parser.add_argument
     _add_serving_arguments(parser)
     _add_reading_arguments(parser)
     _add_kubernetes_arguments(parser)
-    parser.add_argument(
-        "--config", metavar="FILE.yml", type=Path, help="settings in YAML; flags override them"
-    )
-    parser.add_argument(
+    add("--config", metavar="FILE.yml", type=Path, help="settings in YAML; flags override them")
+    add(
         "--thresholds",
         metavar="FILE.yml",
         help="thresholds of `torchmem manifests rules`, for the live page and `torchmem top`",
     )
-    parser.add_argument(
-        "--print-config", action="store_true", help="print the effective settings as YAML and exit"
-    )
-    parser.add_argument(
-        "--once", action="store_true", help="print the metrics once on stdout and exit"
-    )
+    add("--print-config", action="store_true", help="print the effective settings as YAML and exit")
+    add("--once", action="store_true", help="print the metrics once on stdout and exit")
 
 
 def _add_serving_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("serving")
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--listen",
         "--web.listen-address",
         metavar="HOST:PORT",
         help="address to serve on (default: 127.0.0.1:9847)",
     )
-    group.add_argument(
+    add(
         "--web.config.file",
         dest="web_config_file",
         metavar="FILE.yml",
         help="TLS and passwords, in the format of Prometheus exporters",
     )
-    group.add_argument(
+    add(
         "--web.systemd-socket",
         dest="systemd_socket",
         action="store_true",
         default=None,
         help="serve on the socket that systemd passes",
     )
-    group.add_argument(
+    add(
         "--web-ui",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="serve the live page at / (default: yes)",
     )
-    group.add_argument(
+    add(
         "--web.allowed-host",
         dest="allowed_hosts",
         metavar="NAME",
         action="append",
         help="another host name by which local browsers may open the page; can be repeated",
     )
-    group.add_argument(
+    add(
         "--otlp",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="also send the metrics by OTLP, as set by the variables OTEL_EXPORTER_OTLP_*",
     )
 
 
 def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reading")
-    group.add_argument(
-        "--run-dir", metavar="DIR", help="run directory that the training processes write to"
-    )
-    group.add_argument(
+    add = group.add_argument
+    add("--run-dir", metavar="DIR", help="run directory that the training processes write to")
+    add(
         "--ttl-seconds",
         metavar="N",
         type=_positive,
         help="how long to keep the last values of a process that ended (default: 900)",
     )
-    group.add_argument(
+    add(
         "--scrape-deadline-seconds",
         metavar="N",
         type=_positive,
         help="how long to wait for the driver (default: 5)",
     )
-    group.add_argument(
+    add(
         "--pcie-throughput",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="measure PCIe throughput, which takes 40 ms for each GPU and scrape",
     )
-    group.add_argument(
+    add(
         "--all-series",
         action=argparse.BooleanOptionalAction,
-        default=None,
         help="also export the series of ranks that no rule or panel reads, and finer histograms",
     )
-    group.add_argument(
+    add(
         "--processes-per-gpu",
         metavar="N",
         type=_count,
@@ -117,13 +108,14 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("names of pods")
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--container-logs",
         metavar="DIR",
         help="where the kubelet links the logs of containers; no log is read "
         "(default: /var/log/containers)",
     )
-    group.add_argument(
+    add(
         "--kubelet-socket",
         metavar="PATH",
         help="the kubelet's pod-resources socket; needs permission to connect and the extra "

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
 import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torchmem.cli.http import server_url
+from torchmem.cli.http import bearer_token, server_url
 from torchmem.output import html_files
 from torchmem.output.terminal import StatusLine, write_out
 from torchmem.sample.errors import UsageError
@@ -178,7 +177,9 @@ def _until(text: str | None) -> int:
 def _headers(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the headers of all requests. Raise UsageError, which shows no value."""
     headers = {}
-    token = _token(arguments.token_file)
+    token = bearer_token(arguments.token_file, TOKEN_VARIABLE)
+    if arguments.token_file and not token:
+        raise UsageError(f"there is no token in {arguments.token_file}: check --token-file.")
     if token:
         headers["Authorization"] = f"Bearer {token}"
     for text in arguments.header:
@@ -190,17 +191,3 @@ def _headers(arguments: argparse.Namespace) -> dict[str, str]:
             )
         headers[matched[1]] = matched[2]
     return headers
-
-
-def _token(file: Path | None) -> str:
-    """Return the token, "" without one. Raise UsageError."""
-    try:
-        text = file.read_text(encoding="ascii") if file else os.environ.get(TOKEN_VARIABLE, "")
-    except (OSError, ValueError):
-        raise UsageError(f"cannot read the token from {file}: check --token-file.") from None
-    token = text.strip()
-    if file and not token:
-        raise UsageError(f"there is no token in {file}: check --token-file.")
-    if not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError("the token is not one line of ASCII characters: check where it is from.")
-    return token

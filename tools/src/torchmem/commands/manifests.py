@@ -81,10 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_shipped_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the kinds of shipped files."""
-    parser.add_argument(
-        "--out", type=Path, metavar="DIR", required=True, help="the directory to write to"
-    )
-    parser.add_argument("--force", action="store_true", help="replace files that you changed")
+    add = parser.add_argument
+    add("--out", type=Path, metavar="DIR", required=True, help="the directory to write to")
+    add("--force", action="store_true", help="replace files that you changed")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -97,51 +97,47 @@ def run(
 
 
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--gpu-model",
         metavar="MODEL",
         help="a name from --list-gpu-models, or a size: 24GB (10^9), 22.5GiB (2^30)",
     )
-    parser.add_argument(
-        "--list-gpu-models",
-        action="store_true",
-        help="list the GPU models known by name, and exit",
+    add(
+        "--list-gpu-models", action="store_true", help="list the GPU models known by name, and exit"
     )
-    parser.add_argument(
+    add(
         "--gpus",
         type=int,
         metavar="N",
         help="number of GPUs visible to the script (default: one, or one per local rank)",
     )
-    parser.add_argument(
+    add(
         "--steps",
         type=int,
         default=DEFAULT_STEPS,
         metavar="N",
         help=f"stop after N optimizer steps (default {DEFAULT_STEPS})",
     )
-    parser.add_argument(
+    add(
         "--alloc-conf",
         metavar="CONF",
         help="PYTORCH_CUDA_ALLOC_CONF for the script (default: from the environment)",
     )
-    parser.add_argument(
-        "--beside-gpu", action="store_true", help="run even if this machine has a real NVIDIA GPU"
-    )
-    parser.add_argument(
-        "command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run"
-    )
+    add("--beside-gpu", action="store_true", help="run even if this machine has a real NVIDIA GPU")
+    add("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the command to run")
 
 
 def _add_distributed_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--world-size",
         type=int,
         metavar="N",
         help="run as one rank of N, with the environment that torchrun sets",
     )
-    group.add_argument("--rank", type=int, metavar="R", help="the rank to run (default 0)")
-    group.add_argument(
+    add("--rank", type=int, metavar="R", help="the rank to run (default 0)")
+    add(
         "--local-world-size",
         type=int,
         metavar="N",
@@ -150,16 +146,15 @@ def _add_distributed_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_table_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--find-batch",
         metavar="NAME=LO..HI",
         help="find the largest value of a script option that fits, such as batch-size=1..64 for "
         "--batch-size",
     )
-    group.add_argument(
-        "--ranks", metavar="LIST", help="run each of these ranks of --world-size, such as 0..3,7"
-    )
-    group.add_argument(
+    add("--ranks", metavar="LIST", help="run each of these ranks of --world-size, such as 0..3,7")
+    add(
         "--world-sizes",
         metavar="LIST",
         help="run --rank with each of these world sizes, such as 8,64,1024",
@@ -168,7 +163,8 @@ def _add_table_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--matrix",
         metavar="NAME=VALUES",
         nargs="+",
@@ -178,20 +174,20 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
         "{NAME} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, "
         "or an option of the script",
     )
-    group.add_argument(
+    add(
         "--jobs",
         type=int,
         metavar="N",
         help="combinations to run at a time (default: one per core, as far as RAM suffices)",
     )
-    group.add_argument(
+    add(
         "--resume",
         type=Path,
         metavar="FILE",
         help="keep the results of a matrix in FILE, and do not run those again that it has",
     )
-    group.add_argument("--csv", action="store_true", help="print a matrix as CSV")
-    group.add_argument(
+    add("--csv", action="store_true", help="print a matrix as CSV")
+    add(
         "--bisect",
         metavar="GOOD..BAD",
         help="find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own",
@@ -199,32 +195,31 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_report_flags(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--setting",
         metavar="CONF",
         action="append",
         default=[],
         help="compare this allocator setting instead of the default ones; can be repeated",
     )
-    group.add_argument(
+    add(
         "--gpu-models",
         metavar="LIST",
         help="compare these GPU models instead of the next larger and smaller ones",
     )
-    group.add_argument(
+    add(
         "--snapshot",
         metavar="FILE",
         type=Path,
         help="keep the trace, for memory_viz and torchmem whatif",
     )
-    group.add_argument(
+    add(
         "--json",
         action="store_true",
         help="print one JSON document; the script's output goes to stderr",
     )
-    group.add_argument(
-        "--plot", metavar="FILE", type=Path, help="plot memory over the steps, as .png or .svg"
-    )
+    add("--plot", metavar="FILE", type=Path, help="plot memory over the steps, as .png or .svg")
 
 
 def _add_baseline_flags(group: argparse._ArgumentGroup) -> None:

@@ -33,36 +33,30 @@ NO_RECOMMENDATION = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "snapshots",
         metavar="SNAPSHOT",
         nargs="+",
         type=Path,
         help="a file of torch.cuda.memory._dump_snapshot or `torchmem capture`",
     )
-    parser.add_argument(
-        "--gpu",
-        type=int,
-        metavar="N",
-        help="only cuda:N (default: all that have a trace)",
-    )
-    parser.add_argument(
+    add("--gpu", type=int, metavar="N", help="only cuda:N (default: all that have a trace)")
+    add(
         "--gpu-model",
         metavar="MODEL",
         help="a name from `torchmem preflight --list-gpu-models`, or a size: 24GB (10^9), "
         "22.5GiB (2^30) (default: from an OOM in the trace, otherwise unlimited)",
     )
-    parser.add_argument(
+    add(
         "--setting",
         metavar="CONF",
         action="append",
         default=[],
         help="try this instead of the usual settings, such as 'max_split_size_mb:256'; repeatable",
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON per device")
-    parser.add_argument(
-        "--plot", metavar="FILE", type=Path, help="plot memory over the trace, as .png or .svg"
-    )
+    add("--json", action="store_true", help="print one line of JSON per device")
+    add("--plot", metavar="FILE", type=Path, help="plot memory over the trace, as .png or .svg")
 
 
 def run(arguments: argparse.Namespace) -> int:

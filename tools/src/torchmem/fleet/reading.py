@@ -94,9 +94,9 @@ class StoreReader:
             self._hours(series.ALL_GPUS, CLUSTER).total,
             self._hours(series.ALL_IDLE, CLUSTER).total,
             self._hours(series.ALL_WASTED, CLUSTER).total,
-            self._merged(LAUNCH, series.highest(self._select(series.NEED)), max),
-            self._merged(LAUNCH, series.highest(self._select(series.STEP_PEAK)), max),
-            self._merged(LAUNCH, series.lowest(self._select(series.DEVICE_TOTAL)), min),
+            self._merged(LAUNCH, series.over("max", self._select(series.NEED)), max),
+            self._merged(LAUNCH, series.over("max", self._select(series.STEP_PEAK)), max),
+            self._merged(LAUNCH, series.over("min", self._select(series.DEVICE_TOTAL)), min),
             self.store.is_partial,
         )
 
@@ -125,7 +125,7 @@ class StoreReader:
     def _newest(self, name: str, equals: str = "") -> dict[Key, tuple[Labels, float]]:
         """Return labels and value of the newest series of each process."""
         found: dict[Key, tuple[Labels, float]] = {}
-        for _, rows in self._over(series.newest(self._select(name), equals)):
+        for _, rows in self._over(series.over("last", self._select(name), equals)):
             # Of two series of a process, the one with more labels knows more, such as an onset.
             rows.sort(key=lambda row: len(row[0]))
             found |= {_key(row[0], PROCESS): row for row in rows}

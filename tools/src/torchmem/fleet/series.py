@@ -36,16 +36,6 @@ def hours(selector: str) -> Query:
     return lambda seconds: f"sum_over_time({selector}[{seconds - 1}s:1m]) / 60"
 
 
-def newest(selector: str, equals: str = "") -> Query:
-    """Return the query of the newest values, of series that have ended too."""
-    return lambda seconds: f"last_over_time({selector}[{seconds}s]){equals}"
-
-
-def highest(selector: str) -> Query:
-    """Return the query of the highest values."""
-    return lambda seconds: f"max_over_time({selector}[{seconds}s])"
-
-
-def lowest(selector: str) -> Query:
-    """Return the query of the lowest values."""
-    return lambda seconds: f"min_over_time({selector}[{seconds}s])"
+def over(which: str, selector: str, equals: str = "") -> Query:
+    """Return the query of the last, max or min values, of series that have ended too."""
+    return lambda seconds: f"{which}_over_time({selector}[{seconds}s]){equals}"

@@ -119,7 +119,7 @@ class Store:
 
     def _rows(self, answer: http.HttpAnswer) -> list[Row]:
         if answer.status in TOO_MUCH:
-            raise TooMuchError(_message(answer.body) or f"it answered {answer.status}")
+            raise TooMuchError(http.message(answer, "error") or f"it answered {answer.status}")
         if answer.status != HTTPStatus.OK:
             raise self._problem(answer)
         try:
@@ -134,7 +134,7 @@ class Store:
 
     def _problem(self, answer: http.HttpAnswer) -> UsageError:
         known = _PROBLEMS.get(answer.status, "refuses the query: see its log")
-        message = _message(answer.body)
+        message = http.message(answer, "error")
         said = f" and {message!r}" if message else ""
         return UsageError(f"{self._name} {known} (it answered {answer.status}{said}).")
 
@@ -155,11 +155,3 @@ def _rows(result: Any) -> Iterator[Row]:
         value = float(series["value"][1])
         if math.isfinite(value):
             yield labels, value
-
-
-def _message(body: bytes) -> str | None:
-    """Return what the store says about an error, if it is Prometheus' form or short text."""
-    try:
-        return sanitize_text(str(strict_json(body)["error"]))
-    except (ValueError, KeyError, TypeError):
-        return None

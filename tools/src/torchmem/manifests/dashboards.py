@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
@@ -24,31 +23,24 @@ Examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags."""
+    add = parser.add_argument
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--out", type=Path, metavar="DIR", help="the directory to write to")
     target.add_argument("--grafana", metavar="URL", help="the Grafana to save them in")
-    parser.add_argument(
-        "--grafana-com",
-        action="store_true",
-        help="with --out: in the form that grafana.com takes",
-    )
-    parser.add_argument(
-        "--token-file", type=Path, metavar="FILE", help=f"the token (default: {TOKEN_VARIABLE})"
-    )
-    parser.add_argument(
+    add("--grafana-com", action="store_true", help="with --out: in the form that grafana.com takes")
+    add("--token-file", type=Path, metavar="FILE", help=f"the token (default: {TOKEN_VARIABLE})")
+    add(
         "--folder",
         default=FOLDER,
         metavar="TITLE",
         help="the folder in Grafana, made if it is missing (default: %(default)s)",
     )
-    parser.add_argument(
+    add(
         "--datasource",
         metavar="NAME",
         help="name or UID of the Prometheus data source (default: Grafana's default)",
     )
-    parser.add_argument(
-        "--force", action="store_true", help="replace dashboards that you may have changed"
-    )
+    add("--force", action="store_true", help="replace dashboards that you may have changed")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -103,16 +95,12 @@ def _url(text: str) -> str:
 
 def _token(file: Path | None) -> str:
     """Return the token. Raises UsageError."""
-    try:
-        text = file.read_text(encoding="ascii") if file else os.environ.get(TOKEN_VARIABLE, "")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read the token from {file}: check --token-file.") from error
-    token = text.strip()
+    from torchmem.cli.http import bearer_token
+
+    token = bearer_token(file, TOKEN_VARIABLE)
     if not token:
         raise UsageError(
             f"there is no token: set {TOKEN_VARIABLE}, or give --token-file, with the token of a "
             "Grafana service account."
         )
-    if not token.isprintable() or not token.isascii() or " " in token:
-        raise UsageError("the token is not one line of ASCII characters: check where it is from.")
     return token

@@ -126,7 +126,7 @@ class Grafana:
         Raises TorchmemError for every other status, with Grafana's message.
         """
         answer = self._answer(lambda: http.call(f"{self.url}{path}", self.token, body))
-        if answer.status in accepted and _message(answer) is not None:
+        if answer.status in accepted and http.message(answer, "message") is not None:
             return None
         if answer.status == HTTPStatus.OK:
             return self._json(answer)
@@ -157,19 +157,11 @@ class Grafana:
         known = _PROBLEMS.get(answer.status, "refuses the request: see its log")
         if answer.status // 100 == HTTPStatus.MULTIPLE_CHOICES // 100:
             known = "redirects to another address: give that one"
-        message = _message(answer)
+        message = http.message(answer, "message")
         said = f" and {message!r}" if message else ""
         return TorchmemError(
             f"{self.url} {known.format(permission=permission)} (it answered {answer.status}{said})."
         )
-
-
-def _message(answer: http.HttpAnswer) -> str | None:
-    """Return what Grafana says about an error, or None if the answer is not Grafana's."""
-    try:
-        return sanitize_text(str(strict_json(answer.body)["message"]))
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def _with_source(board: dict[str, Any], source: dict[str, str] | None) -> dict[str, Any]:

@@ -30,19 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the file of your thresholds (default: the shipped thresholds)",
     )
     action = parser.add_mutually_exclusive_group()
-    action.add_argument(
+    add = action.add_argument
+    add(
         "--out",
         type=Path,
         metavar="DIR|FILE",
         help="the directory to write to, one file for each subject; or one .yml file",
     )
-    action.add_argument(
+    add(
         "--check",
         type=Path,
         metavar="DIR|FILE",
         help="write nothing; fail if the rules there differ",
     )
-    action.add_argument(
+    add(
         "--defaults",
         action="store_true",
         help="print the shipped thresholds, as a template for your file",

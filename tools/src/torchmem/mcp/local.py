@@ -7,12 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from torchmem.explain.headline import headline
 from torchmem.explain.oom_listings import listings
-from torchmem.explain.oom_report import OomReport
 from torchmem.node.gpu_indices import gpu_indices
 from torchmem.node.reports import load, load_all
-from torchmem.node.state import LastOom, NodeState, RankWhy
+from torchmem.node.state import NodeState, RankWhy
 from torchmem.node.why import oom_why
 from torchmem.sample.capture_messages import (
     OOM_RECORDING_SUFFIX,
@@ -20,11 +18,10 @@ from torchmem.sample.capture_messages import (
     SNAPSHOT_SUFFIX,
 )
 from torchmem.sample.errors import UsageError
-from torchmem.sample.launch import is_launch, owned_launch
 from torchmem.sample.process_messages import sibling_path
-from torchmem.sample.sample import Process
 from torchmem.top.local import LocalRanks
 from torchmem.trace.recorded_leaks import leak_documents, leak_lines, recorded_leaks, sentence
+from torchmem.why import ooms
 from torchmem.why.source import MAX_REPORTS, Explanation, FoundRank, OomRow, SnapshotFile
 
 RECORDINGS = (SNAPSHOT_SUFFIX, OOM_SNAPSHOT_SUFFIX, OOM_RECORDING_SUFFIX)
@@ -53,7 +50,7 @@ class LocalNode:
     def reports(self) -> list[OomRow]:
         """Return the OOM reports in the directory, the newest first."""
         with suppress(UsageError):
-            return [_row(*each) for each in load_all(self._directory, limit=MAX_REPORTS)]
+            return [ooms.of_report(*each) for each in load_all(self._directory, limit=MAX_REPORTS)]
         return []
 
     def explain(self, file: str) -> Explanation:
@@ -64,7 +61,7 @@ class LocalNode:
         words = oom_why(report, gpu_indices().get(report.device.uuid or ""), may_look=True)
         listed = (*listings(leak_lines(leaking)), *words.listings)
         words = replace(words, summary=sentence(report, leaking), listings=listed)
-        return Explanation(_row(path, report), words, leak_documents(leaking))
+        return Explanation(ooms.of_report(path, report), words, leak_documents(leaking))
 
 
 def _recordings(sample: Path) -> Iterator[SnapshotFile]:
@@ -72,17 +69,3 @@ def _recordings(sample: Path) -> Iterator[SnapshotFile]:
         path = sibling_path(sample, suffix)
         with suppress(OSError):
             yield SnapshotFile(str(path), path.lstat().st_mtime)
-
-
-def _row(path: Path, report: OomReport) -> OomRow:
-    process, launch = report.process, _launch(path, report.process)
-    error, verdict = LastOom.of(report.oom), headline(report)
-    return OomRow(process.run, launch, process.rank, process.pid, error, verdict, str(path))
-
-
-def _launch(report: Path, process: Process) -> str | None:
-    """Return the launch in the label, which names the owner of the file."""
-    with suppress(OSError):
-        if is_launch(process.launch):
-            return owned_launch(process.launch, report.stat().st_uid)
-    return None

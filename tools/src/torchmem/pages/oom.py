@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from torchmem.explain.gpu_name import gpu_name
-from torchmem.explain.oom_chart import oom_charts
-from torchmem.explain.oom_listings import listings, oom_lines
-from torchmem.explain.oom_report import OomReport, failure_reason, memory_parts, preceding_events
-from torchmem.explain.rank_report import Fact, memory_facts, settings_facts
-from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
+from torchmem.explain.oom_listings import listings
+from torchmem.explain.oom_report import OomReport, memory_parts
+from torchmem.explain.rank_report import Fact
 from torchmem.node import words
+from torchmem.node.why import oom_why
 from torchmem.pages import memory_map
 from torchmem.pages.page import Heading, filled
-from torchmem.pages.sections import facts, paragraph, parts
+from torchmem.pages.sections import advice, paragraph, parts
 from torchmem.sample.memory_map import MAP_SUFFIX, DeviceMap
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.trace.leaks import Leak
@@ -64,38 +62,26 @@ def map_at(path: Path, report: OomReport) -> DeviceMap | None:
 
 
 def _device(report: OomReport, gpu: int | None, leaking: Sequence[Leak]) -> dict[str, Any]:
-    device, chart = report.device, next(iter(oom_charts(report)), None)
+    device, why = report.device, oom_why(report, gpu, may_look=True)
     return {
         "name": gpu_name(device.index, device.uuid, gpu),
         "total": device.total_bytes,
-        "chart": asdict(chart) if chart else None,
+        "chart": asdict(why.charts[0]) if why.charts else None,
         "paragraphs": [
-            paragraph("Why the request failed", *failure_reason(report, gpu)),
-            paragraph("What happened before", *preceding_events(report)),
+            paragraph("Why the request failed", why.reason),
+            paragraph("What happened before", why.before),
         ],
-        "advice": advice_items(remedies(report)),
-        "note": would_not_help(report),
+        "advice": advice(why.advice),
+        "note": why.note,
         "memory": "Memory of the GPU",
         "parts": parts(memory_parts(report), report.steps.unread),
-        "facts": facts(_facts(report)),
-        "listings": [
-            asdict(each) for each in listings(chain(leak_lines(leaking), oom_lines(report)))
-        ],
+        "facts": [asdict(fact) for fact in (_time(report), *why.facts)],
+        "listings": [asdict(each) for each in (*listings(leak_lines(leaking)), *why.listings)],
         "map": "Memory map at the error",
     }
 
 
-def _facts(report: OomReport) -> Iterator[Fact]:
-    """Yield the time in UTC, because tickets are read elsewhere, and the facts about the memory."""
+def _time(report: OomReport) -> Fact:
+    """Return the time in UTC, because tickets are read elsewhere."""
     moment = time.gmtime(report.oom.timestamp)
-    yield Fact("time", time.strftime("%Y-%m-%d %H:%M:%S UTC", moment))
-    yield from memory_facts(report.device)
-    yield from settings_facts(report.allocator_settings)
-
-
-def advice_items(found: Sequence[Remedy]) -> list[dict[str, Any]]:
-    """Return what to do, with the lines to type."""
-    return [
-        {"text": f"{remedy.text}{gain_sentence(remedy)}", "lines": list(remedy.lines)}
-        for remedy in found
-    ]
+    return Fact("time", time.strftime("%Y-%m-%d %H:%M:%S UTC", moment))

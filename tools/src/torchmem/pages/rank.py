@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.parts import device_parts
-from torchmem.explain.rank_report import ending, heading, next_request, rank_facts
-from torchmem.explain.run_chart import run_chart
-from torchmem.explain.threats import advice, threats
+from torchmem.explain.rank_report import ending, next_request
 from torchmem.explain.thresholds import Limits
 from torchmem.node import words
 from torchmem.node.ranks import TrainingProcess
+from torchmem.node.state import RankWhy
+from torchmem.node.why import rank_report
 from torchmem.pages import memory_map, sections
-from torchmem.pages.oom import advice_items
 from torchmem.pages.page import Heading, filled
 from torchmem.sample.memory_map import MAP_SUFFIX, DeviceMap, MemoryMap
 from torchmem.sample.process_messages import sibling_path
@@ -69,53 +68,52 @@ def page(subject: ReportedProcess, limits: Limits) -> bytes:
         subject, sample=replace(subject.sample, devices=devices[:MAX_DEVICES]), known=len(devices)
     )
     sample, process = shown.sample, shown.process
+    whys = [
+        rank_report(sample, device, shown.now, shown.index(device), limits)
+        for device in sample.devices
+    ]
     found = memory_map.read(sibling_path(process.sample, MAP_SUFFIX), process.uid)
     top = Heading(
         title=f"Memory of {sample.process.run}, rank {sample.process.rank}",
         kind="out of memory" if shown.state == "oom" else shown.state,
         state=shown.state,
-        headline=_headline(shown, limits),
-        about=_about(shown),
+        headline=_headline(shown, whys),
+        about=_about(shown, whys),
     )
     text = words.rank_page(sample, shown.now, shown.gpus, limits)
-    drawn = [_device(shown, device, limits, found) for device in sample.devices]
+    drawn = [_device(shown, *each, found) for each in zip(sample.devices, whys, strict=True)]
     return filled(top, text, drawn, [_map_of(found, device) for device in sample.devices])
 
 
-def _about(subject: ReportedProcess) -> list[str]:
+def _about(subject: ReportedProcess, whys: Sequence[RankWhy]) -> list[str]:
     """Return who this is; what the devices have in common is listed once."""
-    sample, now = subject.sample, subject.now
-    about = [heading(sample, device, now, subject.index(device)) for device in sample.devices]
-    if subject.known > len(sample.devices):
-        about.append((f"{len(sample.devices)} of {subject.known} devices are shown",))
-    return list(dict.fromkeys(line for lines in about for line in lines))
+    about = [line for why in whys for line in why.heading]
+    if subject.known > len(whys):
+        about.append(f"{len(whys)} of {subject.known} devices are shown")
+    return list(dict.fromkeys(about))
 
 
-def _headline(subject: ReportedProcess, limits: Limits) -> str:
+def _headline(subject: ReportedProcess, whys: Sequence[RankWhy]) -> str:
     """Return how the rank ended, or while it runs, what threatens it most."""
-    sample = subject.sample
-    found = [threat.text for device in sample.devices for threat in threats(sample, device, limits)]
-    ended = ending(sample, subject.state)
-    return ended or next(iter(found), "Nothing threatens this rank at the moment.")
+    found = (threat.text for why in whys for threat in why.threats)
+    ended = ending(subject.sample, subject.state)
+    return ended or next(found, "Nothing threatens this rank at the moment.")
 
 
 def _device(
-    subject: ReportedProcess, device: DeviceSample, limits: Limits, maps: MemoryMap | None
+    subject: ReportedProcess, device: DeviceSample, why: RankWhy, maps: MemoryMap | None
 ) -> dict[str, Any]:
-    sample = subject.sample
-    chart = run_chart(device.run_history, device.total_bytes)
     parts = device_parts(device, device.driver_free_bytes)
-    found = [asdict(threat) for threat in threats(sample, device, limits)]
     return {
         "name": gpu_name(device.index, device.uuid, subject.index(device)),
         "total": device.total_bytes,
-        "chart": asdict(chart) if chart else None,
+        "chart": asdict(why.run) if why.run else None,
         "paragraphs": _next(device) if subject.is_live else [],
-        "threats": found if subject.is_live else None,
-        "advice": advice_items(advice(sample, device, limits)),
+        "threats": list(map(asdict, why.threats)) if subject.is_live else None,
+        "advice": sections.advice(why.advice),
         "memory": f"Memory of the GPU{subject.ago(device.stats_timestamp)}",
-        "parts": sections.parts(parts, sample.steps.unread),
-        "facts": sections.facts(rank_facts(sample, device, subject.now)),
+        "parts": sections.parts(parts, subject.sample.steps.unread),
+        "facts": list(map(asdict, why.facts)),
         "listings": [],
         "map": f"Memory map{subject.ago(maps.timestamp if maps else None)}",
     }

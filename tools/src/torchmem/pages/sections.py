@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchmem.explain.parts import PartBytes, part_words
-from torchmem.explain.rank_report import Fact
+from torchmem.explain.remedies import Remedy
 
 
-def paragraph(title: str, *sentences: str) -> dict[str, str]:
+def paragraph(title: str, text: str) -> dict[str, str]:
     """Return a paragraph under its title."""
-    return {"title": title, "text": " ".join(sentences)}
+    return {"title": title, "text": text}
 
 
 def parts(known: Iterable[PartBytes], unread_steps: int | None) -> list[dict[str, Any]]:
@@ -22,6 +22,6 @@ def parts(known: Iterable[PartBytes], unread_steps: int | None) -> list[dict[str
     ]
 
 
-def facts(known: Iterable[Fact]) -> list[dict[str, str]]:
-    """Return what is known about some subjects."""
-    return [{"subject": fact.subject, "text": fact.text} for fact in known]
+def advice(found: Iterable[Remedy]) -> list[dict[str, Any]]:
+    """Return what to do, with the lines to type."""
+    return [{"text": remedy.text, "lines": remedy.lines} for remedy in found]

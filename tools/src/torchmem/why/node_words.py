@@ -7,20 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.parts import PartBytes
-from torchmem.explain.run_chart import Chart
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
 from torchmem.node.state import OomWhy, RankWhy
 from torchmem.node.words import (
-    SUBJECT,
     advice_lines,
     fact_lines,
     local_time,
     memory_lines,
-    row_lines,
-    run_lines,
-    spark_lines,
+    trend_lines,
 )
 from torchmem.output.terminal import joined, wrapped
+from torchmem.sample.untrusted import sanitize_text
 from torchmem.top.reading import rank_lines, sound
 from torchmem.why.source import Explanation, FoundRank, OomRow, SnapshotFile
 
@@ -72,14 +69,17 @@ def _held(found: FoundRank, oom: OomWhy | None) -> Iterator[list[str]]:
 
 
 def oom_table(rows: Iterable[OomRow]) -> str:
-    """Return a list of OutOfMemoryErrors, as `torchmem why --list` prints it."""
+    """Return a list of OutOfMemoryErrors: the process and its request, the verdict, the file."""
     return "".join(f"{line}\n" for row in rows for line in _oom_lines(row))
 
 
 def _oom_lines(row: OomRow) -> Iterator[str]:
-    oom, rank = row.oom, "-" if row.rank is None else row.rank
-    who = f"{_time(oom.timestamp)}  {row.run:<16}  rank {rank:<4}"
-    return row_lines(who, oom.requested_bytes, row.headline, row.file)
+    size, rank = row.oom.requested_bytes, "-" if row.rank is None else row.rank
+    requested = "" if size is None else f"  {format_size(size):>10}"
+    yield f"{_time(row.oom.timestamp)}  {row.run:<16}  rank {rank:<4}{requested}"
+    yield from wrapped(f"{row.headline}.", "    ", WIDTH)
+    if row.file is not None:
+        yield f"    {sanitize_text(row.file)}"
 
 
 def oom_page(found: Explanation) -> str:
@@ -93,7 +93,7 @@ def oom_page(found: Explanation) -> str:
             wrapped(oom.reason, width=WIDTH),
             [*memory_lines(oom.total_bytes, _labeled(oom.parts)), *fact_lines(oom.facts)],
             *_listings(oom),
-            list(_trend(oom)),
+            list(trend_lines(filter(None, map(sound, oom.charts)), oom.before)),
             [*advice_lines(oom.advice), *wrapped(oom.note or "", "  ", WIDTH)],
             [f"Report: {file}"] if file else [],
         ]
@@ -105,21 +105,6 @@ def _listings(oom: OomWhy) -> Iterator[list[str]]:
         yield [listing.title, *(f"  {line}" for line in listing.lines)]
     if oom.hidden:
         yield ["The exporter shows the program's lines only to the rank's own user."]
-
-
-def _trend(oom: OomWhy) -> Iterator[str]:
-    """Yield the history of the run and of the minutes before, and what happened in them."""
-    charts = list(filter(None, map(sound, oom.charts)))
-    before = next((chart for chart in charts if chart.unit == "before"), None)
-    yield from run_lines(next((chart for chart in charts if chart.unit != "before"), None))
-    yield from _minutes_before(before)
-    yield from wrapped(oom.before, "  ", WIDTH)
-
-
-def _minutes_before(chart: Chart | None) -> Iterator[str]:
-    yield "Before the OOM" if chart is None else f"The last {format_seconds(-chart.x[0])}"
-    for line in chart.lines if chart else ():
-        yield from spark_lines(line.label, line.values, width=SUBJECT)
 
 
 def _labeled(parts: Iterable[PartBytes]) -> list[tuple[str, int]]:

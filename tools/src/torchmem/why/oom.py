@@ -12,10 +12,12 @@ from typing import Any
 from torchmem.explain.oom_report import OomReport
 from torchmem.node.gpu_indices import gpu_indices
 from torchmem.node.reports import load
-from torchmem.node.words import oom_page, oom_table
+from torchmem.node.words import oom_page
 from torchmem.sample.errors import UsageError
 from torchmem.trace.leaks import Leak
 from torchmem.trace.recorded_leaks import leak_documents, leak_lines, recorded_leaks, sentence
+from torchmem.why.node_words import oom_table
+from torchmem.why.ooms import of_report
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class OomList:
 
     def words(self) -> str:
         """Return for each report the process and its request, the verdict, and the file."""
-        return oom_table(self.reports)
+        return oom_table(of_report(*each) for each in self.reports)
 
     def json_lines(self) -> list[str]:
         """Return each file, with its verdict in words."""

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
+from torchmem.explain.headline import headline
+from torchmem.explain.oom_report import OomReport
 from torchmem.node.ranks import ProcessFilter
 from torchmem.node.state import LastOom
+from torchmem.sample.launch import is_launch, owned_launch
+from torchmem.sample.sample import Process
 from torchmem.why.source import (
     MAX_REPORTS,
     Explanation,
@@ -15,6 +21,21 @@ from torchmem.why.source import (
     ranks_on_gpus,
     selects,
 )
+
+
+def of_report(path: Path, report: OomReport) -> OomRow:
+    """Return the error of a report on disk."""
+    process, launch = report.process, _launch(path, report.process)
+    error, verdict = LastOom.of(report.oom), headline(report)
+    return OomRow(process.run, launch, process.rank, process.pid, error, verdict, str(path))
+
+
+def _launch(report: Path, process: Process) -> str | None:
+    """Return the launch in the label, which names the owner of the file."""
+    with suppress(OSError):
+        if is_launch(process.launch):
+            return owned_launch(process.launch, report.stat().st_uid)
+    return None
 
 
 def newest(source: NodeSource) -> list[tuple[OomRow, FoundRank | None]]:
