@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from torchmem.host.process_table import ProcessTable
 from torchmem.host.procfs import start_ticks
+from torchmem.output.terminal import first_of
 from torchmem.sample.errors import UsageError
 from torchmem.sample.launch import is_launch, owned_launch
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES, SAMPLE_SUFFIX, find_files
@@ -111,14 +112,14 @@ def find_process(
         return running[0]
     if running:
         raise UsageError(
-            f"several processes match: {_names(running)}; select one with --rank, --run, --launch "
-            "or --pid."
+            f"several processes match: {first_of(running, MAX_NAMED)}; select one with --rank, "
+            "--run, --launch or --pid."
         )
     if matching and or_ended:
         return max(matching, key=lambda item: item.written_ns)
     if matching:
         raise UsageError(f"{matching[0]} has ended; select a running process.")
-    others = _names([process for process in processes if process.alive is not False])
+    others = first_of([process for process in processes if process.alive is not False], MAX_NAMED)
     hint = " Only root can select processes of other users." if os.geteuid() else ""
     if others:
         raise UsageError(f"no process in {directory} matches; running processes: {others}.{hint}")
@@ -164,9 +165,3 @@ def _read(path: Path, status: os.stat_result, processes: ProcessTable) -> Traini
         return None
     alive = False if ended else location.alive
     return TrainingProcess(path, uid, process, location.pid, alive, status.st_mtime_ns)
-
-
-def _names(processes: list[TrainingProcess]) -> str:
-    more = len(processes) - MAX_NAMED
-    names = ", ".join(map(str, processes[:MAX_NAMED]))
-    return f"{names} and {more} more" if more > 0 else names

@@ -53,6 +53,12 @@ def counted(number: int, noun: str, several: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
+def first_of(names: Sequence[object], most: int) -> str:
+    """Return the first names, and how many more there are: "a, b and 3 more"."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
+
+
 def joined(sections: Iterable[Sequence[str]]) -> str:
     """Return sections of lines as text, with an empty line between those that are not empty."""
     return "\n\n".join("\n".join(section) for section in sections if section) + "\n"

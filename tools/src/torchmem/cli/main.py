@@ -11,7 +11,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from torchmem.cli.parser import Parser, check_command
+from torchmem.cli.parser import Parser, add_command, check_command
 from torchmem.sample.errors import TorchmemError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -62,28 +62,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def command_line(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """Return a parser of the commands `names`; its result has the command's function as `run`."""
-    raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(
         prog="torchmem",
         description="Prometheus monitoring for PyTorch GPU memory.",
         epilog=EPILOG,
-        formatter_class=raw,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=lambda _: _help(parser))
     if names == COMMANDS:
         _add_version(parser)
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     for name in names:
-        command = importlib.import_module(f"torchmem.commands.{name}")
-        subparser = subparsers.add_parser(
-            name,
-            help=command.HELP,
-            description=command.HELP,
-            epilog=command.EPILOG,
-            formatter_class=raw,
-        )
-        command.add_arguments(subparser)
-        subparser.set_defaults(run=command.run)
+        add_command(subparsers, name, importlib.import_module(f"torchmem.commands.{name}"))
     return parser
 
 

@@ -61,6 +61,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(UsageError.exit_code, f"torchmem: {sentence}\n")
 
 
+def add_command(commands: Any, name: str, module: Any) -> None:
+    """Add a command with the flags of its module, whose `run` the result has as `run`.
+
+    `commands`: what `add_subparsers` returns.
+    """
+    parser = commands.add_parser(
+        name,
+        help=module.HELP,
+        description=module.HELP,
+        epilog=module.EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    parser.set_defaults(run=module.run)
+
+
 def check_command(words: Sequence[str], commands: Sequence[str]) -> None:
     """Raise UsageError if the first word is not a command, but a misspelt one or a file."""
     word = next(iter(words), "-")

@@ -6,6 +6,7 @@ import argparse
 from importlib.metadata import distribution
 from pathlib import Path
 
+from torchmem.cli.parser import add_command
 from torchmem.manifests import completion, dashboards, rules, shipped
 from torchmem.sample.errors import UsageError
 
@@ -69,14 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, content in SHIPPED.items():
         _add_shipped_arguments(kinds.add_parser(name, help=content, description=content))
     for name, kind in MADE.items():
-        made = kinds.add_parser(
-            name,
-            help=kind.HELP,
-            description=kind.HELP,
-            epilog=kind.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        kind.add_arguments(made)
+        add_command(kinds, name, kind)
 
 
 def _add_shipped_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,16 +81,7 @@ def _add_shipped_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write or print what the kind says, and return the exit code.
-
-    Raises UsageError, and what `run` of the kind raises.
-    """
-    made = MADE.get(arguments.kind)
-    return made.run(arguments) if made else _write_shipped(arguments)
-
-
-def _write_shipped(arguments: argparse.Namespace) -> int:
-    """Write the files of a kind, and print what to do next."""
+    """Write the shipped files of a kind, and print what to do next. Raises UsageError."""
     from torchmem.manifests import writing
 
     paths = shipped.paths(shipped.root(), arguments.kind)

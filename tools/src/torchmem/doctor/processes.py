@@ -10,6 +10,7 @@ from pathlib import Path
 from torchmem.doctor.check import Check
 from torchmem.explain.rank_report import HOW_TO_COUNT_STEPS
 from torchmem.node.ranks import TrainingProcess, training_processes
+from torchmem.output.terminal import first_of
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import SAMPLE_SUFFIX, find_files, is_user_directory
 from torchmem.sample.sample import Process, Sample, read_sample
@@ -95,6 +96,4 @@ def _uncounted(samples: Sequence[Sample]) -> Iterator[Check]:
 
 
 def _listed(names: set[str]) -> str:
-    """Return the first names of a set."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(sorted(names)[:MAX_NAMED]) + more
+    return first_of(sorted(names), MAX_NAMED)

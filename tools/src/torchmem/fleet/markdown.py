@@ -11,6 +11,7 @@ from torchmem.explain.headline import ONSET_SUMMARIES
 from torchmem.explain.oom_report import CAUSE_SUMMARIES, format_seconds
 from torchmem.fleet.launches import OUTCOMES
 from torchmem.fleet.report import MIN_FREE, MIN_STEPS, Bill, Ending, Fit, FleetReport
+from torchmem.output.terminal import first_of
 
 MAX_ROWS = 20
 NONE = "–"
@@ -171,18 +172,12 @@ def _savings(report: FleetReport) -> list[str]:
             f"{saving.remedy}.",
             str(saving.launches),
             hours(saving.gpu_hours),
-            _listed(saving.runs),
+            first_of(list(map(_words, saving.runs)), 3),
         ]
         for saving in report.savings
     ]
     heading = ["Change", "Launches", "GPU-hours", "Runs"]
     return ["## What would have saved them", "", *_table(heading, rows, words=1)]
-
-
-def _listed(runs: Sequence[str]) -> str:
-    shown = [_words(run) for run in runs[:3]]
-    rest = len(runs) - len(shown)
-    return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
 def _fits(report: FleetReport, max_rows: int) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchmem.manifests import shipped
+from torchmem.output.terminal import first_of
 from torchmem.sample.errors import UsageError
 
 _EXECUTABLE = 0o111
@@ -27,8 +28,8 @@ def write(folder: Path, files: Mapping[str, bytes], *, force: bool) -> list[str]
         changed = [name for name, content in files.items() if _differs(folder / name, content)]
         if changed and not force:
             raise UsageError(
-                f"{listed(changed)} in {folder} would be replaced by other content: save your "
-                "changes and add --force, or give another --out."
+                f"{first_of(changed, _NAMED)} in {folder} would be replaced by other content: save "
+                "your changes and add --force, or give another --out."
             )
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -53,12 +54,6 @@ def report(folder: Path, count: int, replaced: list[str]) -> None:
     print(f"Wrote {count} files to {where}.")
     if replaced:
         print(f"Replaced: {', '.join(replaced)}.")
-
-
-def listed(names: list[str]) -> str:
-    """Return the first names, and how many more there are."""
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _differs(path: Path, content: bytes) -> bool:

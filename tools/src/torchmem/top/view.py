@@ -158,24 +158,8 @@ _MOVES: dict[str, Callable[[int, int], int]] = {
     "home": lambda _, __: 0,
     "end": lambda _, count: count,
 }
-
-
-def _by_rank(rank: RankState) -> tuple[float, float]:
-    return (not is_live(rank), rank.rank or 0)
-
-
-def _by_headroom(rank: RankState) -> tuple[float, float]:
-    headroom = rank.headroom_flush_bytes
-    return (headroom is None, headroom or 0)
-
-
-def _by_reserved(rank: RankState) -> tuple[float, float]:
-    reserved = rank.reserved_bytes
-    return (reserved is None, -(reserved or 0))
-
-
 _RANK_KEYS: dict[Order, Callable[[RankState], tuple[float, float]]] = {
-    "rank": _by_rank,
-    "headroom": _by_headroom,
-    "reserved": _by_reserved,
+    "rank": lambda rank: (not is_live(rank), rank.rank or 0),
+    "headroom": lambda rank: (rank.headroom_flush_bytes is None, rank.headroom_flush_bytes or 0),
+    "reserved": lambda rank: (rank.reserved_bytes is None, -(rank.reserved_bytes or 0)),
 }

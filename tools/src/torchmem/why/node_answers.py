@@ -9,6 +9,7 @@ from typing import Any
 from torchmem.explain.threats import Threat
 from torchmem.node.ranks import ProcessFilter
 from torchmem.node.state import NodeState, OomWhy, RankWhy
+from torchmem.output.terminal import first_of
 from torchmem.sample.errors import UsageError
 from torchmem.top.view import is_live
 from torchmem.why import node_words as words
@@ -130,9 +131,7 @@ def _ease(found: FoundRank) -> tuple[bool, float]:
 
 
 def _names(found: list[FoundRank]) -> str:
-    names = list(dict.fromkeys(map(str, found)))
-    more = len(names) - MAX_NAMED
-    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return first_of(list(dict.fromkeys(map(str, found))), MAX_NAMED)
 
 
 _NOT_SHOWN = {
