@@ -158,10 +158,10 @@ class Lifetime:
                     self.at_close.pop()()
             atexit.unregister(self.at_exit)
             self.errors.log_deferred()
-            self.on_end()
         except BaseException:  # from a signal handler; the next call ends what is left
             self.has_ended = False
             raise
+        self.on_end()  # not above: what is let go of cannot be ended again
 
 
 def _without_keeping(method: Callable[[], None]) -> Callable[[], None]:
