@@ -241,8 +241,8 @@ FAILED = (
         "as long as Prometheus retains them. The cause is the change that would have made "
         "enough room for the job. Why now is what had changed since it ran well: if something "
         "grew, look there first. The link in When opens this dashboard, and the link in Rank "
-        "the dashboard Training memory, for the time around the error. On the node, `torchmem "
-        "oom` explains the same error in full."
+        "the dashboard Training memory, for the time around the error. On the node, "
+        "`torchmem why` explains the same error in full."
     )
     .no_value(NO_OOM)
 )

@@ -92,6 +92,7 @@ def test_the_other_files_are_answered(tmp_path: Path, capsys: pytest.CaptureFixt
         (("--rank", "3"), "name files, or choose with"),
         (("--plot", "out.png"), "--plot draws a memory snapshot"),
         (("--top", "0"), "--top must be at least 1"),
+        (("--exporter", "http://127.0.0.1:1"), "an exporter shows no files"),
     ],
 )
 def test_flags_that_do_not_fit(
@@ -104,3 +105,11 @@ def test_flags_that_do_not_fit(
 
     assert (code, out) == (2, "")
     assert sentence in err
+
+
+def test_an_exporter_has_its_own_thresholds(capsys: pytest.CaptureFixture[str]) -> None:
+    """Thresholds that would have no effect are refused before the exporter is asked."""
+    code, out, err = why(capsys, "--exporter", "http://127.0.0.1:1", "--thresholds", "mine.yml")
+
+    assert (code, out) == (2, "")
+    assert "an exporter has thresholds of its own" in err

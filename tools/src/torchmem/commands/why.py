@@ -112,8 +112,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    if arguments.files and arguments.exporter is not None:
-        raise UsageError("an exporter shows no files: leave out the files, or --exporter.")
+    if arguments.exporter is not None:
+        _check_exporter(arguments)
     if arguments.files and (arguments.list or _selection(arguments) != (None,) * 4):
         raise UsageError("name files, or choose with --list, --rank, --run, --launch or --pid.")
     if arguments.html:
@@ -129,6 +129,13 @@ def _check(arguments: argparse.Namespace) -> None:
         if not arguments.files:
             raise UsageError("--plot draws a memory snapshot: name one.")
         plots.check(arguments.plot, "why")
+
+
+def _check_exporter(arguments: argparse.Namespace) -> None:
+    if arguments.files:
+        raise UsageError("an exporter shows no files: leave out the files, or --exporter.")
+    if arguments.thresholds:
+        raise UsageError("an exporter has thresholds of its own: leave out --thresholds.")
 
 
 def _selection(arguments: argparse.Namespace) -> tuple[Any, ...]:
