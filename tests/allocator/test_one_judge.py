@@ -58,7 +58,7 @@ def told_of_a_rank_that_runs(kept: Kept) -> float | None:
     """Return the pace in the sample of a rank."""
     history = recorded(kept)
     found = live_growth(history, TOTAL, TOTAL - history.peak_bytes[-1])
-    return found.bytes_per_step if found and found.kind == "leak" else None
+    return found.bytes_per_step if found and found.is_leak else None
 
 
 def told_after_an_oom(kept: Kept) -> float | None:
@@ -74,7 +74,7 @@ def told_by_a_preflight(kept: Kept) -> float | None:
     """Return the pace in the report of a preflight that was stopped after the last step."""
     gpu = gpu_of_steps([BASE + size for size in kept], [STEP] * len(kept), TOTAL)
     found = growth(gpu, TOTAL, gpu.peak_allocated)
-    return found.bytes_per_step if found and found.decides and found.kind == "leak" else None
+    return found.bytes_per_step if found and found.decides and found.kind == "kept" else None
 
 
 def starts_a_recording(kept: Kept) -> bool:

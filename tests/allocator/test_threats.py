@@ -73,7 +73,7 @@ def test_the_thresholds_of_the_user(content: dict[str, Any], causes: list[str]) 
     assert causes == [threat.cause for threat in threats(CALM, device, limits)]
 
 
-LEAK = Growth("leak", 8 * MIB, 40, GIB, "held")
+LEAK = Growth("kept", 8 * MIB, 40, GIB, "held", is_leak=True)
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             {"parameters": 8 * gib, "held": gib},
             {"parameters": 8 * gib, "held": 10 * gib},
         ),
-        growth=Growth("leak", float(gib), 1, 9 * gib, "held"),
+        growth=Growth("kept", float(gib), 1, 9 * gib, "held", is_leak=True),
         engine=Engine(
             "vllm",
             {"weights": gib},

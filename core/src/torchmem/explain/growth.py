@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, pairwise
 from statistics import median
 
@@ -181,7 +181,7 @@ def of_steps(leak: Growth | None, larger_step: Growth | None) -> Growth | None:
 
 def growth_of_steps(history: RunHistory, evidence: Evidence) -> Growth | None:
     """Return what grows from step to step in a run, by what it keeps and by its peaks."""
-    leak = judge_growth("leak", kept_points(history), evidence, grown_component(history))
+    leak = judge_growth("kept", kept_points(history), evidence, grown_component(history))
     return of_steps(leak, judge_growth("larger_step", peak_points(history), HIGHEST_NEEDS))
 
 
@@ -244,7 +244,8 @@ def live_growth(history: RunHistory, total: int | None, left: int | None) -> Gro
         judge_growth("outside", outside_points(history), JUDGED_OFTEN),
     )
     told = [growth for growth in found if growth and _is_worth(growth, history, total, left)]
-    return max(told, key=lambda growth: growth.bytes_per_step, default=None)
+    most = max(told, key=lambda growth: growth.bytes_per_step, default=None)
+    return most and replace(most, is_leak=most.kind == "kept")
 
 
 def is_known(history: RunHistory) -> bool:
@@ -283,7 +284,7 @@ def steps_left(device: DeviceSample) -> float | None:
 
 def _is_peak_older(history: RunHistory | None, growth: Growth) -> bool:
     """Return whether the highest peak has not risen while more was kept."""
-    if history is None or growth.kind != "leak":
+    if history is None or growth.kind != "kept":
         return False
     points = zip(history.steps, history.peak_bytes, strict=True)
     peaks = [peak for step, peak in points if step >= growth.since_step]

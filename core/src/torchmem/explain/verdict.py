@@ -290,12 +290,12 @@ class _Run:
         grown = int(growth.grown_bytes + rate * unread)
         if grown < MIN_GROWTH_RATIO * self._total:
             return None
-        return OnsetEvidence(growth.kind, grown, rate, growth.since_step, growth.component)
+        return OnsetEvidence(growth.onset, grown, rate, growth.since_step, growth.component)
 
     def _is_gone(self, growth: Growth) -> bool:
         active, kept = self._about.active, self._kept[-1][1]
         is_freed = active is not None and active < kept - growth.grown_bytes / 2
-        return growth.kind == "leak" and is_freed
+        return growth.kind == "kept" and is_freed
 
     def _outside(self) -> OnsetEvidence | None:
         """Return the growth outside the allocator, steady or not."""

@@ -10,7 +10,8 @@ from typing import Literal
 MAX_POINTS = 64
 """The most points in a history; a full one keeps every second."""
 
-GrowthKind = Literal["leak", "larger_step", "outside"]
+GrowthKind = Literal["kept", "larger_step", "outside"]
+GrowthOnset = Literal["leak", "larger_step", "outside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,13 @@ class Growth:
     """What grows from step to step in a rank that runs.
 
     Attributes:
-        kind: what is kept between steps (leak), what a step needs beside it (larger_step), or what
-            is outside the allocator.
-        bytes_per_step: the median growth.
+        kind: what is kept between steps, what a step needs beside it (larger_step), or what is
+            outside the allocator.
+        bytes_per_step: the pace.
         since_step: the steps that had ended when it began.
         grown_bytes: the growth so far.
         component: the component that grew most, where it is known.
+        is_leak: whether what is kept leaks: nothing healthy that this run has shown explains it.
     """
 
     kind: GrowthKind
@@ -69,3 +71,9 @@ class Growth:
     since_step: int
     grown_bytes: int
     component: str | None = None
+    is_leak: bool = False
+
+    @property
+    def onset(self) -> GrowthOnset:
+        """The onset of an OutOfMemoryError that it causes."""
+        return "leak" if self.kind == "kept" else self.kind

@@ -31,7 +31,7 @@ segment and a little more leave the last third."""
 class GpuGrowth:
     """What grows on one GPU, by `bytes_per_step`.
 
-    kind: what is kept between steps (leak), or what a step needs beside it (larger_step).
+    kind: what is kept between steps (kept), or what a step needs beside it (larger_step).
     steps_left: further steps until the GPU is full, about. decides: whether that is soon enough,
     as in a rank that runs, to count as a run that does not fit.
     """
@@ -120,7 +120,7 @@ def _second_half(steps: Sequence[StepMemory]) -> Sequence[StepMemory]:
 
 def _kept(steps: Sequence[StepMemory]) -> Growth | None:
     points = [(step.step, step.allocated) for step in _second_half(steps)]
-    return judge_growth("leak", points, MEASURED_EXACTLY)
+    return judge_growth("kept", points, MEASURED_EXACTLY)
 
 
 def _needed(steps: Sequence[StepMemory]) -> Growth | None:
