@@ -58,7 +58,7 @@ def told_of_a_rank_that_runs(kept: Kept) -> float | None:
     """Return the pace in the sample of a rank."""
     history = recorded(kept)
     found = live_growth(history, TOTAL, TOTAL - history.peak_bytes[-1])
-    return found.bytes_per_step if found and found.is_leak else None
+    return found.bytes_per_step if found and found.kind == "kept" else None
 
 
 def told_after_an_oom(kept: Kept) -> float | None:
