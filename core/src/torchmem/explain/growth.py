@@ -21,8 +21,6 @@ from torchmem.sample.sample import DeviceSample
 Point = tuple[float, float]
 """Steps that had ended, or seconds, and bytes."""
 
-MIN_GROWTH_RATIO = 0.05
-"""Growth below this share of the GPU does not explain an OutOfMemoryError."""
 MIN_LIVE_GROWTH_RATIO = 0.005
 """Growth below this share of the GPU is not reported in a rank that runs: allocators settle."""
 MIN_RISE_RATIO = 0.001
