@@ -417,8 +417,8 @@ class _Painter:
         if now is None or stats is None or snapshots is None:
             return []
         text = (
-            f"Sizes were read at most {_age(stats, now)} ago, and the snapshots behind FI and "
-            f"stranded bytes were taken at most {_age(snapshots, now)} ago."
+            f"Sizes were read at most {_age(stats, now)} ago, and the snapshots behind the "
+            f"fragmentation index (FI) and stranded bytes were taken at most {_age(snapshots, now)} ago."
         )
         return self._wrapped(Text(text, style="dim"))
 
