@@ -20,6 +20,8 @@ STATUS_DELAY_SECONDS = 1.0
 STATUS_INTERVAL_SECONDS = 0.1
 PLAIN_INTERVAL_SECONDS = 10.0
 """The time between lines of progress if stderr is not a terminal, and before the first one."""
+WARM_UP_REPORTS = 2
+"""Reports of progress that say nothing about the pace of the rest."""
 BAR_COLUMNS = 30
 
 
@@ -95,28 +97,29 @@ def bar(label: str, done: int, total: int) -> str:
 class Pace:
     """How fast work advances, and how long the rest of it takes.
 
-    What comes before the first report, such as the start of a script and its first step, says
-    nothing about the rest, so that the estimate begins with the second report.
+    Only the reports after the first WARM_UP_REPORTS count: the start of a script takes much longer
+    than a step, and so do its first steps.
     """
 
     def __init__(self) -> None:
-        self._first: tuple[float, int] | None = None
-        self._newest = (0.0, 0)
+        self._reports = 0
+        self._start = self._newest = 0.0, 0
 
     def add(self, now: float, done: int) -> None:
-        """Take a report at the time `now`, in seconds."""
-        if self._first is None:
-            self._first = self._newest = now, done
-        elif done != self._newest[1]:
-            self._newest = now, done
+        """Take a report at the time `now`, in seconds; one that repeats the last is none."""
+        if self._reports and done == self._newest[1]:
+            return
+        self._reports += 1
+        self._newest = now, done
+        if self._reports <= WARM_UP_REPORTS:
+            self._start = self._newest
 
     def seconds_left(self, now: float, total: int) -> float | None:
         """Return the seconds that the rest takes at the pace so far; None if that is unknown."""
-        at, done = self._newest
-        if self._first is None or done <= self._first[1] or at <= self._first[0]:
+        (began, first), (at, done) = self._start, self._newest
+        if done <= first or at <= began:
             return None
-        each = (at - self._first[0]) / (done - self._first[1])
-        return max(0.0, (total - done) * each - (now - at))
+        return max(0.0, (total - done) * (at - began) / (done - first) - (now - at))
 
 
 def share_done(label: str, done: int, total: int, seconds: float, left: float | None) -> str:
