@@ -418,7 +418,8 @@ class _Painter:
             return []
         text = (
             f"Sizes were read at most {_age(stats, now)} ago, and the snapshots behind the "
-            f"fragmentation index (FI) and stranded bytes were taken at most {_age(snapshots, now)} ago."
+            "fragmentation index (FI) and stranded bytes were taken at most "
+            f"{_age(snapshots, now)} ago."
         )
         return self._wrapped(Text(text, style="dim"))
 
