@@ -17,7 +17,7 @@ pytestmark = pytest.mark.allocator
 PRELUDE = """
 import torch
 from torchmem import sdk
-session = sdk.instrument(interval=0.02, history="oom")
+session = sdk.instrument(interval=0.02, history=True)
 def take(mib): return torch.empty(int(mib * 2**20), dtype=torch.uint8, device="cuda")
 def failing(call):
     try: call()

@@ -211,7 +211,7 @@ def failure_reason(report: OomReport, gpu: int | None = None) -> tuple[str, ...]
     request = f"PyTorch asked the driver for {requested} on {name}."
     free = (
         f"After PyTorch had emptied its cache, {driver} was free at the driver and {cached} in "
-        f"PyTorch's own free blocks{_in_pools(report)}."
+        "PyTorch's own free blocks."
     )
     return (request, free, *filter(None, _REASONS[report.oom.cause](report)))
 
@@ -220,7 +220,7 @@ def _in_pools(report: OomReport) -> str:
     if report.oom.detail != "pool" or not report.private_free_bytes:
         return ""
     size = format_size(report.private_free_bytes)
-    return f", and {size} in the pools of CUDA graphs and MemPools"
+    return f"In the pools of CUDA graphs and MemPools, {size} is free."
 
 
 def _capacity(report: OomReport) -> Sequence[str]:
@@ -245,6 +245,7 @@ def _fragmentation(report: OomReport) -> Sequence[str]:
     return (
         "" if largest is None else f"The largest of these blocks is {format_size(largest)}.",
         FRAGMENTATION_REASONS[detail] if detail else "",
+        _in_pools(report),
         _limit_beside(report),
     )
 

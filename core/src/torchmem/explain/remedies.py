@@ -143,12 +143,6 @@ def _with_gain(found: Iterable[Remedy], gain: Gain) -> Iterator[Remedy]:
         yield replace(remedy, gain_bytes=gain.bytes, gain_steps=gain.steps) if first else remedy
 
 
-def would_not_help(refuted: Iterable[str]) -> str | None:
-    """Return which allocator settings do not help, as a replay has shown; None without any."""
-    names = ", ".join(sorted(refuted))
-    return f"Would not have helped, by a replay: {names}." if names else None
-
-
 def conf_variable(versions: Mapping[str, str]) -> str:
     """Return the environment variable for allocator settings that this version of PyTorch reads.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from torchmem.explain.oom_report import (
 )
 from torchmem.explain.parts import component_words, part_words
 from torchmem.explain.rank_report import Fact, settings_facts
-from torchmem.explain.remedies import remedies, would_not_help
+from torchmem.explain.remedies import remedies
 from torchmem.explain.remedy import Remedy, gain_sentence
 from torchmem.explain.run_chart import Chart
 from torchmem.explain.run_summary import DeviceSummary, RunSummary
@@ -76,7 +76,7 @@ def oom_page(
 
 
 def explanation(
-    report: OomReport, refuted: Collection[str] = (), gpu: int | None = None
+    report: OomReport, refuted: Container[str] = (), gpu: int | None = None
 ) -> tuple[list[str], list[str], list[str]]:
     """Return why the request failed, where the memory was, and what to do.
 
@@ -86,10 +86,7 @@ def explanation(
     return (
         wrapped(" ".join(failure_reason(report, gpu)), width=WIDTH),
         list(memory_lines(report.device.total_bytes, parts)),
-        [
-            *advice_lines(remedies(report, refuted)),
-            *wrapped(would_not_help(refuted) or "", "  ", WIDTH),
-        ],
+        list(advice_lines(remedies(report, refuted))),
     )
 
 

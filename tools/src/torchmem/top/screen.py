@@ -417,9 +417,8 @@ class _Painter:
         if now is None or stats is None or snapshots is None:
             return []
         text = (
-            f"Sizes were read at most {_age(stats, now)} ago, and the snapshots behind the "
-            "fragmentation index (FI) and stranded bytes were taken at most "
-            f"{_age(snapshots, now)} ago."
+            f"Sizes were read at most {_age(stats, now)} ago, and the snapshots behind FI and "
+            f"stranded bytes were taken at most {_age(snapshots, now)} ago."
         )
         return self._wrapped(Text(text, style="dim"))
 
@@ -488,6 +487,8 @@ def _facts(gpu: GpuState, rank: RankState, now: float | None) -> Iterator[str]:
     if rank.steps:
         mean = "" if rank.step_seconds is None else f" of {rank.step_seconds:.2f} s"
         yield f"{counted(rank.steps, 'step')}{mean}"
+    if rank.fragmentation_ratio is not None:
+        yield f"fragmentation index (FI) {ratio(rank.fragmentation_ratio)}"
     if now is not None and rank.sample_time is not None:
         yield f"seen {_age(rank.sample_time, now)} ago"
     if now is not None and rank.snapshot_time is not None:
