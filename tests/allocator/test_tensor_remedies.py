@@ -130,6 +130,14 @@ def test_the_tensors_that_hold_most_come_first(
     assert any("Shard" in each.text for each in found) == shards
 
 
+def test_a_rank_that_runs_is_judged_by_its_peak() -> None:
+    """What was read between two steps has no activations."""
+    sizes = {"held": 20 * GIB, "parameters": GIB}
+    device = replace(CAPACITY.device, components=sizes, component_peaks=sizes | {"step": 50 * GIB})
+
+    assert "smaller batch" in remedies(replace(CAPACITY, device=device))[0].text
+
+
 @pytest.mark.parametrize(("in_python", "first"), [(70, "belong neither"), (5, "smaller batch")])
 def test_in_a_first_step_the_tensors_tell_what_was_kept(in_python: int, first: str) -> None:
     """Before a step has ended, `held` has the activations too, which are no Python objects."""

@@ -80,7 +80,10 @@ def tensor_shares(report: OomReport) -> dict[Kind, float] | None:
 
 
 def _tensor_sizes(report: OomReport) -> dict[str, int]:
-    sizes = report.device.components
+    """Return the bytes by component; those of the peak if they were read between two steps."""
+    device = report.device
+    is_within_step = bool(device.components.keys() & OF_A_STEP)
+    sizes = device.components if is_within_step else device.component_peaks or device.components
     return {name: size for name, size in sizes.items() if name not in NO_TENSORS}
 
 
