@@ -151,6 +151,7 @@ def compose(observation: OomObservation, sample: Sample, trend: OomTrend) -> Oom
         lines=observation.lines,
         tensors=observation.tensors,
         verdict=observation.verdict,
+        gradients_enabled=observation.gradients_enabled,
     )
 
 
