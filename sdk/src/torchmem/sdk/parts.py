@@ -58,6 +58,8 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     compared = lines.compared if settings.history else None
     reports = OomReports(path, backend, errors, monitor.sample, lambda: monitor.is_dying, compared)
     context.uncaught.at_death(reports.add_tensors)
+    if settings.note_on_oom:
+        context.uncaught.explain(reports.note)
     yield reports
     yield RunSummaries(path)
     yield _map(monitor, errors, enabled=settings.memory_map)
