@@ -69,7 +69,7 @@ def test_what_the_traceback_has_said_is_left_out() -> None:
     died = replace(HEALTHY, process=RANK, ended="oom")
 
     assert lines(died, reports.LIMIT, DEFAULT, is_explained=True) == (
-        "torchmem: rank 3, peak 38.0 of 80.0 GiB (48%), 42.0 GiB left",
+        "torchmem: rank 3, peak 38.0 of 80.0 GiB (48%)",
     )
 
 
