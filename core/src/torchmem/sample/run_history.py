@@ -8,7 +8,9 @@ from operator import le
 from typing import Literal
 
 MAX_POINTS = 64
-"""The most points in a history; a full one keeps every second."""
+"""The most points in a history; those of a full one are spread over the run."""
+NEWEST_POINTS = 24
+"""The newest points, all of which are kept: they show what has begun lately."""
 
 GrowthKind = Literal["kept", "larger_step", "outside"]
 GrowthOnset = Literal["leak", "larger_step", "outside"]
@@ -25,6 +27,7 @@ class RunHistory:
         peak_bytes: the highest active bytes so far.
         stranded_bytes: stranded bytes in the latest snapshot.
         outside_bytes: bytes that were neither free at the driver nor reserved by this process.
+        kept_bytes: what the components that are kept between steps add up to, at a step's end.
         first_components: what the allocated bytes consisted of at a step's end, soon after the
             first steps.
         last_components: the same at the latest step's end for which it is known.
@@ -36,6 +39,7 @@ class RunHistory:
     peak_bytes: tuple[int, ...] = ()
     stranded_bytes: tuple[int | None, ...] = ()
     outside_bytes: tuple[int | None, ...] = ()
+    kept_bytes: tuple[int | None, ...] = ()
     first_components: dict[str, int] = field(default_factory=dict)
     last_components: dict[str, int] = field(default_factory=dict)
 
