@@ -8,9 +8,11 @@ sleeps, and of PyTorch for calls to the driver outside the caching allocator.
 
 from __future__ import annotations
 
+import builtins
 import re
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -28,6 +30,7 @@ from torchmem.sdk.safety.interruptions import is_interruption
 
 MAX_CHAIN = 32
 MAX_TEXT_LENGTH = 1 << 16
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
 
 _LIBRARY_OOM = (
     r"\w+_STATUS_ALLOC(?:ATION)?_FAILED|CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"
@@ -122,12 +125,16 @@ def ending_of(error: BaseException | None, *, oom_pending: bool) -> Ending:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, its cause, or else the one that was being handled, and so on."""
+    """Yield an exception, those of its group, its cause, or else what was handled, and so on."""
+    waiting = deque([error])
     for _ in range(MAX_CHAIN):
-        if error is None:
+        link = waiting.popleft() if waiting else None
+        if link is None:
             return
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        yield link
+        before = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        members = link.exceptions if isinstance(link, _GROUP) else ()
+        waiting.extend((*members, before) if before else members)
 
 
 def _text(error: BaseException) -> str:
@@ -219,13 +226,12 @@ class UncaughtErrors(Part):
         """Return how the process ends, with what is known of it: an exception that ends it."""
         if self._ending is None and error is not None:
             self._handle(error, ends_process=True)
-            # A hook that did not call `in_main` has written the last error.
             if not isinstance(error, SystemExit) and error is not last_error():
                 self.is_explained = self._explain(error)
         if self._ending is None:
             self._ending = self._exit_ending()
         with self._errors.suppress("exit"):
-            self._explain_child()
+            self._explain_below(error)
         self._write_below()
         return self._ending
 
@@ -250,14 +256,16 @@ class UncaughtErrors(Part):
             return oom is not None and self._note.add_to(oom)
         return False
 
-    def _explain_child(self) -> None:
-        """Write why a child of multiprocessing died of an OOM, if no traceback has said it.
+    def _explain_below(self, error: BaseException | None) -> None:
+        """Write why the process died of an OOM, if its traceback has been written without that.
 
-        Python 3.13 writes the traceback before the session ends, and torch.multiprocessing sends
-        it to the parent.
+        A hook that did not call `in_main` has written it, or multiprocessing: in Python 3.13 before
+        the session ends, and torch.multiprocessing sends it to the parent.
         """
-        if self._ending == "oom" and not self.is_explained and is_multiprocessing_child():
-            self.is_explained = self._note.write()
+        if self._ending == "oom" and not self.is_explained:
+            is_uncaught = error is not None and error is last_error() and _oom_in(error) is not None
+            if is_uncaught or is_multiprocessing_child():
+                self.is_explained = self._note.write()
 
     def _exit_ending(self) -> Ending:
         """Return the ending of a process that no uncaught exception ends."""
