@@ -269,7 +269,7 @@ class Session:
         self.lifetime.end_after(error)
 
 
-class Published(NamedTuple):
+class NewestSample(NamedTuple):
     """What a process published last, and its run directory.
 
     `is_explained` is whether stderr has told why the process has died of an OutOfMemoryError.
@@ -282,7 +282,7 @@ class Published(NamedTuple):
 
 _lock = Lock()
 _current: Session | None = None
-_ended: Published | None = None
+_ended: NewestSample | None = None
 
 
 def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKeywords]) -> Session:
@@ -328,7 +328,7 @@ def current_session() -> Session | None:
     return _current
 
 
-def newest_sample() -> Published | None:
+def newest_sample() -> NewestSample | None:
     """Return what this process published last, also by a session that has ended.
 
     None if nothing was published.
@@ -336,11 +336,11 @@ def newest_sample() -> Published | None:
     return (_current and _published(_current)) or _ended
 
 
-def _published(session: Session) -> Published | None:
+def _published(session: Session) -> NewestSample | None:
     newest, lifetime = session.newest, session.lifetime
     if newest is None:
         return None
-    return Published(newest, session.settings.directory(os.environ), lifetime.is_explained)
+    return NewestSample(newest, session.settings.directory(os.environ), lifetime.is_explained)
 
 
 def _forget(session: Session) -> None:
