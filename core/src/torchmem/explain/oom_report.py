@@ -13,6 +13,7 @@ from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.call_stack import Origin
+from torchmem.explain.garbage import Garbage
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.lines import Lines
 from torchmem.explain.parts import PartBytes, device_parts
@@ -66,6 +67,8 @@ class OomReport:
         origin: where in the program the memory was requested.
         lines: the lines that held the memory, if their stacks were recorded.
         tensors: the tensors of the device that are Python objects, in groups; empty if unknown.
+        garbage: what a full collection has freed after the process had died of the OOM; None if
+            nothing, or unknown.
         survived: whether the process is known to have gone on.
         verdict: the cause, the onset, and what each change would have freed; None for a threat to
             a rank that runs, if nothing has changed in it.
@@ -85,6 +88,7 @@ class OomReport:
     origin: Origin | None = None
     lines: Lines | None = None
     tensors: tuple[TensorGroup, ...] = ()
+    garbage: Garbage | None = None
     survived: bool = False
     verdict: Verdict | None = None
     schema: int = SCHEMA_VERSION
@@ -327,8 +331,9 @@ def memory_parts(report: OomReport) -> tuple[PartBytes, ...]:
 
 
 def preceding_events(report: OomReport) -> tuple[str, ...]:
-    """Return what happened in the minutes before the OOM, in a few sentences."""
-    return tuple(filter(None, (_steps(report), _retries(report), _cache(report))))
+    """Return what happened in the minutes before the OOM, and at its end, in a few sentences."""
+    sentences = _steps(report), _retries(report), _cache(report), _garbage(report)
+    return tuple(filter(None, sentences))
 
 
 def _steps(report: OomReport) -> str:
@@ -359,6 +364,17 @@ def _cache(report: OomReport) -> str:
     releasable, stranded = format_size(before.releasable_bytes), format_size(before.stranded_bytes)
     return (
         f"{when}, the cache held {releasable} that could be released and {stranded} that could not."
+    )
+
+
+def _garbage(report: OomReport) -> str:
+    garbage = report.garbage
+    if garbage is None:
+        return ""
+    off = ", which the script had switched off," if garbage.is_collector_off else ""
+    return (
+        f"After the error, Python's collector{off} freed {format_size(garbage.bytes)} of tensors in "
+        f"reference cycles{garbage.origin}."
     )
 
 

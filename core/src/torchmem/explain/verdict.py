@@ -119,6 +119,7 @@ class Circumstances:
         is_new_phase: whether that part had never ended before.
         is_training: whether the failed request belongs to training, which steps follow.
         is_alone: whether this is the only process of its job.
+        garbage: bytes that were in reference cycles; None if unknown.
     """
 
     steps: int = 0
@@ -128,6 +129,7 @@ class Circumstances:
     is_new_phase: bool = True
     is_training: bool = True
     is_alone: bool = False
+    garbage: int | None = None
 
 
 def judge(
@@ -265,6 +267,23 @@ class _Run:
 
     def why(self) -> OnsetEvidence | None:
         """Return the onset, None if it is unknown."""
+        found = self._without_garbage()
+        return self._garbage(found) or found
+
+    def _garbage(self, other: OnsetEvidence | None) -> OnsetEvidence | None:
+        """Return garbage if the request fits without it, unless another change is larger.
+
+        What was kept or needed contains the garbage.
+        """
+        garbage = self._about.garbage or 0
+        if max(0, self._evidence.obtainable) + garbage < self._evidence.requested or not garbage:
+            return None
+        rest = (other and other.bytes) or 0
+        if other and other.onset in {"leak", "larger_step", "new_phase"}:
+            rest -= garbage
+        return OnsetEvidence("garbage", garbage) if garbage >= rest else None
+
+    def _without_garbage(self) -> OnsetEvidence | None:
         if self._steps < WARM_UP_STEPS:
             return OnsetEvidence("first_step") if self._about.is_training else None
         if not self._peaks or self._needed is None:

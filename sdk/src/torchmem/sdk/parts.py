@@ -15,6 +15,7 @@ from torchmem.sdk.capture.oom_trace import OomSnapshot, OomTrace
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.context import Context
 from torchmem.sdk.monitor import Monitor
+from torchmem.sdk.oom.garbage import GarbageMeter
 from torchmem.sdk.oom.reports import OomReports
 from torchmem.sdk.part import Part
 from torchmem.sdk.publish.memory_map import MapPublisher
@@ -56,8 +57,17 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield context.engine
     yield context.evaluation
     compared = lines.compared if settings.history else None
-    reports = OomReports(path, backend, errors, monitor.sample, lambda: monitor.is_dying, compared)
-    context.uncaught.at_death(reports.add_tensors)
+    reports = OomReports(
+        path,
+        backend,
+        errors,
+        monitor.sample,
+        lambda: monitor.is_dying,
+        compared,
+        GarbageMeter(backend, errors) if settings.collect_on_oom else None,
+        context.ooms.judge_garbage,
+    )
+    context.uncaught.at_death(reports.at_death)
     yield reports
     yield RunSummaries(path)
     yield _map(monitor, errors, enabled=settings.memory_map)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,8 +11,11 @@ from pathlib import Path
 from torchmem.allocator.backend import Backend
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.lines import divided
+from torchmem.explain.oom_report import OomReport
+from torchmem.explain.verdict import OnsetEvidence
 from torchmem.sample.sample import Sample
 from torchmem.sdk.observation import Oom, OomObservation
+from torchmem.sdk.oom.garbage import GarbageMeter
 from torchmem.sdk.oom.module_names import ModuleNames
 from torchmem.sdk.oom.report_writer import ReportWriter
 from torchmem.sdk.part import Part
@@ -23,7 +27,9 @@ class OomReports(Part):
     """Writes a report at each OOM.
 
     `sample` returns the current state, and `is_pending` whether the process may die of the newest
-    OOM. `compared` adds the lines that grew; None if no stacks are recorded.
+    OOM. `compared` adds the lines that grew; None if no stacks are recorded. `garbage` measures what
+    Python's collector frees; None if it must not run. `judge_garbage` returns the onset if that is
+    garbage, by the device and the bytes that were freed.
     """
 
     stage: Stage = "report"
@@ -36,6 +42,8 @@ class OomReports(Part):
         sample: Callable[[], Sample],
         is_pending: Callable[[], bool],
         compared: Callable[[OomObservation], OomObservation] | None,
+        garbage: GarbageMeter | None,
+        judge_garbage: Callable[[int, int], OnsetEvidence | None],
     ) -> None:
         self._writer = ReportWriter(path)
         self._details = OomDetails(backend)
@@ -43,12 +51,16 @@ class OomReports(Part):
         self._sample = sample
         self._is_pending = is_pending
         self._compared = compared
+        self._garbage = garbage
+        self._judge_garbage = judge_garbage
 
     def at_oom(self, oom: Oom) -> None:
         """Write the report."""
         if oom.observation:
             oom.observation = self._detailed(oom.observation)
             self._writer.write(oom.observation, self._sample())
+            if self._garbage:
+                self._garbage.watch(oom.observation.device)
 
     def _detailed(self, observation: OomObservation) -> OomObservation:
         """Add which lines grew, who called them for which module, and what the tensors are."""
@@ -61,20 +73,50 @@ class OomReports(Part):
                 observation = replace(observation, tensors=tensors)
         return observation
 
-    def add_tensors(self) -> None:
-        """Add to the newest report what the tensors are, as the process dies of that OOM."""
+    def at_death(self) -> None:
+        """Add to the newest report what only the end shows, as the process dies of that OOM.
+
+        Each write may be the last one that succeeds.
+        """
         if self._is_pending():
-            self._writer.add_tensors(self._details.tensors)
+            self._writer.complete(self._with_tensors)
+            self._writer.complete(self._with_garbage)
+
+    def _with_tensors(self, report: OomReport) -> OomReport:
+        if report.tensors:
+            return report
+        return replace(report, tensors=self._details.tensors(report.device.index))
+
+    def _with_garbage(self, report: OomReport) -> OomReport:
+        """Add what a full collection frees, which may be the reason why memory ran out.
+
+        Not at a prompt, which goes on.
+        """
+        if self._garbage is None or report.garbage is not None or hasattr(sys, "ps1"):
+            return report
+        garbage = self._garbage.measured(with_line=report.lines is not None)
+        if garbage is None:
+            return report
+        report = replace(report, garbage=garbage)
+        why = self._judge_garbage(report.device.index, garbage.bytes)
+        if why is None or report.verdict is None:
+            return report
+        oom, verdict = replace(report.oom, onset=why.onset), replace(report.verdict, why=why)
+        return replace(report, oom=oom, verdict=verdict)
 
     def at_publish(self, sample: Sample, *, routine: bool) -> None:
         """Keep the sample for the trend, and mark the reports that the process has survived."""
         if routine:
             self._writer.remember(sample)
             self._writer.mark_survived(self._is_pending)
+            if self._garbage:
+                self._garbage.expire(is_dying=self._is_pending())
 
     def end(self, *, may_read: bool) -> None:  # noqa: ARG002
         """Mark reports for the last time, and give back the room for one."""
         try:
+            if self._garbage:
+                self._garbage.stop()
             self._writer.mark_survived(self._is_pending)
         finally:
             self._writer.close()
