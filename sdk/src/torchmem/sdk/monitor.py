@@ -5,6 +5,7 @@ It reads, publishes, and calls a list of parts, without knowing any of them.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import deque
@@ -17,7 +18,6 @@ from weakref import ref
 
 from torchmem.allocator.backend import OomObserver
 from torchmem.allocator.settings import ignored_settings
-from torchmem.allocator.snapshot import without_collector
 from torchmem.explain.activity import is_in_optimizer
 from torchmem.explain.call_stack import Origin
 from torchmem.sample.native_threads import Lock
@@ -335,9 +335,21 @@ class Monitor:
         self.reader.measure(self.on_snapshot)
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
-        """Keep the evidence; an exception here would replace the user's OutOfMemoryError."""
+        """Keep the evidence; an exception here would replace the user's OutOfMemoryError.
+
+        Python's collector stays off: it would free what was garbage at the OOM, before it is read.
+        """
         if not self.is_running:
             return
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            self._examine(device, requested, limit, driver_free)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    def _examine(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         origin = None
         with self._errors.suppress("oom"):
             origin = calling_origin(self._backend.backward_node(), self._context.phases.current)
@@ -370,19 +382,14 @@ class Monitor:
         """Read, publish, and call the parts, in this order: each may be the last that succeeds."""
         started, spent, oom = time.perf_counter(), time.thread_time(), Oom(failed, None)
         self.oom_pending = self._is_rank = True
-        # A collection here would free what the reports are to name as garbage.
-        with without_collector():
-            self._report_oom(oom, examine)
-        self._recorder.oom_seconds = time.perf_counter() - started
-        self._cost.add(time.thread_time() - spent)
-
-    def _report_oom(self, oom: Oom, examine: Callable[[], OomObservation | None]) -> None:
         with self._errors.suppress("setup"):
             self._recorder.read_settings()
         with self._errors.suppress("oom"):
             oom.observation = examine()
         self.publish()
         self._call_each(self._parts.all, lambda part: part.at_oom(oom))
+        self._recorder.oom_seconds = time.perf_counter() - started
+        self._cost.add(time.thread_time() - spent)
 
     def publish(self, *, routine: bool = False) -> None:
         """Write a rank's current state to all outputs; a `routine` one only where it is due."""

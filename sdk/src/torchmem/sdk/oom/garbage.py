@@ -14,10 +14,10 @@ from torchmem.explain.lines import MIN_EXPLAINED, Uses, grown, uses_by_line
 from torchmem.sample.native_threads import is_main_thread
 from torchmem.sdk.oom.garbage_types import can_collect, collect
 from torchmem.sdk.safety.errors import Errors
-from torchmem.sdk.safety.interruptions import ignore
 
 WATCHED_SECONDS = 30.0
 """How long collections are measured after an OOM: an exception that ends the process is faster."""
+SPARE_OBJECTS = 1000
 MIN_BYTES = 1 << 20
 """Less garbage is not worth a word."""
 
@@ -26,7 +26,8 @@ class GarbageMeter:
     """Measures what collections free on the device of the newest OOM.
 
     An exception may create enough objects on its way up that the collector runs by itself. What
-    that frees was garbage at the OOM, too.
+    that frees was garbage at the OOM, too, but its types are lost. The collector is due once so
+    many more objects were created than deleted, so `watch` deletes some that were kept for that.
     """
 
     def __init__(
@@ -40,22 +41,25 @@ class GarbageMeter:
         self._before: int | None = None
         self._deadline = 0.0
         self._callback = backend.untraced(self._make_callback())
+        self._spare = _spare_objects()
 
     def watch(self, device: int) -> None:
         """Measure from now on what each collection in the main thread frees on a device."""
         self._device, self._freed, self._before = device, 0, None
         self._deadline = self._clock() + WATCHED_SECONDS
+        self._spare.clear()
         if self._callback not in gc.callbacks:
             gc.callbacks.append(self._callback)
 
     def expire(self, *, is_dying: bool) -> None:
         """Stop to measure if the process has survived the OOM, or does not end of it soon."""
-        if not is_dying or self._clock() > self._deadline:
+        if self._callback in gc.callbacks and (not is_dying or self._clock() > self._deadline):
             self.stop()
+            self._spare = _spare_objects()
 
     def stop(self) -> None:
         """Measure collections no longer."""
-        with ignore(ValueError):
+        if self._callback in gc.callbacks:
             gc.callbacks.remove(self._callback)
 
     def _make_callback(self) -> Callable[[str, object], None]:
@@ -96,6 +100,11 @@ class GarbageMeter:
 
     def _uses(self) -> Uses:
         return uses_by_line(self._backend.memory_snapshot() or (), self._device)
+
+
+def _spare_objects() -> list[list[object]]:
+    """Return objects that the collector counts, in a list: more than the report of an OOM leaves."""
+    return [[] for _ in range(SPARE_OBJECTS)]
 
 
 def _freed_line(before: Uses, after: Uses, freed: int) -> Frame | None:
