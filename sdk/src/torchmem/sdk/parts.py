@@ -56,19 +56,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield PlannedPeaks(context.plan, recorder)
     yield context.engine
     yield context.evaluation
-    compared = lines.compared if settings.history else None
-    reports = OomReports(
-        path,
-        backend,
-        errors,
-        monitor.sample,
-        lambda: monitor.is_dying,
-        compared,
-        GarbageMeter(backend, errors) if settings.collect_on_oom else None,
-        context.ooms.judge_garbage,
-    )
-    context.uncaught.at_death(reports.at_death)
-    yield reports
+    yield _reports(context, monitor, lines)
     yield RunSummaries(path)
     yield _map(monitor, errors, enabled=settings.memory_map)
     yield from _recordings(context, path, history)
@@ -79,6 +67,22 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield context.release
     yield Capture(history, path, errors, before_start=stop_own_recordings)
     yield from _outputs(context, monitor)
+
+
+def _reports(context: Context, monitor: Monitor, lines: LineHistory) -> Part:
+    settings, backend, errors = context.settings, context.backend, context.errors
+    reports = OomReports(
+        monitor.path,
+        backend,
+        errors,
+        monitor.sample,
+        lambda: monitor.is_dying,
+        lines.compared if settings.history else None,
+        GarbageMeter(backend, errors) if settings.collect_on_oom else None,
+        context.ooms.judge_garbage,
+    )
+    context.uncaught.at_death(reports.at_death)
+    return reports
 
 
 def _map(monitor: Monitor, errors: Errors, *, enabled: bool) -> Part:
