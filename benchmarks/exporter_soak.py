@@ -166,6 +166,7 @@ def over_http(folder: Path, scrapes: int) -> dict[str, object]:
     ) as exporter:
         pid = exporter.popen.pid
         connection = HTTPConnection(exporter.url.removeprefix("http://"))
+        exporter.get()  # the first collection may have begun before the node's first change
         sizes, started = list[Size](), cpu_seconds(pid)
         for number in range(scrapes):
             if number % SCRAPES_PER_CHANGE == 0:

@@ -41,6 +41,7 @@ def _history(allocated: list[int], peaks: list[int] | None = None) -> RunHistory
         peak_bytes=tuple(accumulate(peaks, max)),
         stranded_bytes=(None,) * number,
         outside_bytes=(None,) * number,
+        kept_bytes=(None,) * number,
     )
 
 
@@ -52,7 +53,7 @@ def _line(number: int, slope: int) -> list[int]:
 def test_a_straight_line_has_its_slope(slope: float, number: int, start: float) -> None:
     """A growth by the same number of bytes in each step is found exactly."""
     points: Points = [(step, start + slope * step) for step in range(number)]
-    growth = judge_growth("leak", points, JUDGED_ONCE)
+    growth = judge_growth("kept", points, JUDGED_ONCE)
     assert growth is not None
     assert growth.bytes_per_step == pytest.approx(slope, rel=1e-3)
 
@@ -61,7 +62,7 @@ def test_a_leak_in_a_rank_that_runs() -> None:
     """Fifty steps of a leak that will fill the GPU are told, with its bytes a step."""
     growth = live_growth(_history(_line(13, 64 * MIB)), TOTAL, 40 * GIB)
     assert growth is not None
-    assert (growth.kind, growth.bytes_per_step) == ("leak", 64 * MIB)
+    assert (growth.kind, growth.bytes_per_step) == ("kept", 64 * MIB)
 
 
 @pytest.mark.parametrize("most", [2, 8, 30])
@@ -156,7 +157,7 @@ def test_steps_that_need_more_and_more() -> None:
 def test_without_two_steps_there_is_no_slope() -> None:
     """Points of one step have no slope."""
     assert theil_sen([(3, 5), (3, 9)]) is None
-    assert judge_growth("leak", [(0, 5)] * 9, JUDGED_ONCE) is None
+    assert judge_growth("kept", [(0, 5)] * 9, JUDGED_ONCE) is None
 
 
 @pytest.mark.parametrize(

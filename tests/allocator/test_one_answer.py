@@ -73,7 +73,7 @@ def _living(grown: int, gain: int, *, has_failed: bool) -> tuple[Sample, DeviceS
         releasable_bytes=0,
     )
     oom = replace(STRANDED.oom, onset="leak") if has_failed else None
-    growth = Growth("leak", grown / 350, STEPS_BEFORE, grown, "held")
+    growth = Growth("kept", grown / 350, STEPS_BEFORE, grown, "held", is_leak=True)
     device = replace(DEVICE, layout=layout, growth=growth, driver_free_bytes=GIB, last_oom=oom)
     steps = replace(SAMPLE.steps, count=STEPS_BEFORE + 350)
     sample = replace(SAMPLE, steps=steps, oom_pending=has_failed, allocator_settings={})

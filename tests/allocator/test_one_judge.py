@@ -58,13 +58,14 @@ def told_of_a_rank_that_runs(kept: Kept) -> float | None:
     """Return the pace in the sample of a rank."""
     history = recorded(kept)
     found = live_growth(history, TOTAL, TOTAL - history.peak_bytes[-1])
-    return found.bytes_per_step if found and found.kind == "leak" else None
+    return found.bytes_per_step if found and found.kind == "kept" else None
 
 
 def told_after_an_oom(kept: Kept) -> float | None:
     """Return the pace in the report of an OOM that follows the last step."""
-    history, held = recorded(kept), BASE + kept[-1]
-    evidence = OomEvidence(TOTAL - held, TOTAL, 0, 0, TOTAL - GIB, TOTAL)
+    history, requested = recorded(kept), 20 * MIB
+    held = BASE + kept[-1] + STEP - requested
+    evidence = OomEvidence(requested, held, 0, 0, held, held)
     about = Circumstances(len(kept), held, history)
     why = judge(evidence, None, about).why
     return why.bytes_per_step if why and why.onset == "leak" else None
@@ -74,7 +75,7 @@ def told_by_a_preflight(kept: Kept) -> float | None:
     """Return the pace in the report of a preflight that was stopped after the last step."""
     gpu = gpu_of_steps([BASE + size for size in kept], [STEP] * len(kept), TOTAL)
     found = growth(gpu, TOTAL, gpu.peak_allocated)
-    return found.bytes_per_step if found and found.decides and found.kind == "leak" else None
+    return found.bytes_per_step if found and found.decides and found.kind == "kept" else None
 
 
 def starts_a_recording(kept: Kept) -> bool:

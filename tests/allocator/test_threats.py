@@ -73,7 +73,7 @@ def test_the_thresholds_of_the_user(content: dict[str, Any], causes: list[str]) 
     assert causes == [threat.cause for threat in threats(CALM, device, limits)]
 
 
-LEAK = Growth("leak", 8 * MIB, 40, GIB, "held")
+LEAK = Growth("kept", 8 * MIB, 40, GIB, "held", is_leak=True)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_grows_is_a_threat(growth: Growth, words: str, remedy: str) -> None
     assert "since step 40" in threat.text
     assert left is not None
     assert f"full in about {int(left):,} steps ({format_seconds(2 * left)})." in threat.text
-    assert growth.kind == threat.onset
+    assert growth.onset == threat.onset
     assert remedy in advice(sample, device, SHIPPED)[0].text
 
 
@@ -162,6 +162,7 @@ def test_the_end_of_a_leak_below_an_older_peak() -> None:
             peak_bytes=peaks,
             stranded_bytes=unknown,
             outside_bytes=unknown,
+            kept_bytes=unknown,
         )
         device = replace(_stranded(0, LEAK, 0), run_history=run)
         assert (steps_left(device) is not None) == is_known

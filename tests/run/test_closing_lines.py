@@ -62,7 +62,7 @@ def test_an_oom_is_the_verdict() -> None:
 
 def test_growth_is_the_verdict() -> None:
     """The first line says what still grew when the program ended."""
-    growth = Growth("leak", 8 << 20, 1, 40 * GIB, "held")
+    growth = Growth("kept", 8 << 20, 1, 40 * GIB, "held", is_leak=True)
     first, _ = lines(replace(HEALTHY, devices=(replace(DEVICE, growth=growth),)), None, DEFAULT)
 
     assert "; memory leak: tensors kept between steps grow by 8.00 MiB a step" in first

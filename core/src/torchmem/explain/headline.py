@@ -52,8 +52,11 @@ def short_headline(oom: OomRecord) -> str:
 def growth_sentence(growth: Growth, steps_left: float | None) -> str:
     """Return what grows in a rank that runs, and when it is full, without a full stop."""
     rate = format_size(round(growth.bytes_per_step))
+    kept = _component(growth.component)
     what = {
-        "leak": f"Memory leak: {_component(growth.component)} grow by {rate} a step",
+        "kept": f"Memory leak: {kept} grow by {rate} a step"
+        if growth.is_leak
+        else f"{kept[0].upper()}{kept[1:]} grow by {rate} a step",
         "larger_step": f"Steps need {rate} more from step to step",
         "outside": f"Memory outside PyTorch's allocator grows by {rate} a step",
     }[growth.kind]

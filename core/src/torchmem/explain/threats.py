@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Literal
 
 from torchmem.allocator.oom_cause import CONTEXT_ALLOWANCE_BYTES
 from torchmem.allocator.outside_memory import outside_bytes
@@ -33,16 +34,42 @@ MIN_GAIN = 0.5
 """What compaction gains, as a share of what is left, for it to matter to a rank that retries."""
 
 
+ThreatKind = Literal[
+    "ended",
+    "failed",
+    "leak",
+    "kept",
+    "larger_step",
+    "outside",
+    "fragmentation",
+    "capacity",
+    "external",
+    "library",
+    "retries",
+    "host",
+    "settings",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Threat:
     """One thing that may end the run or slow it down.
 
-    `cause` and `onset` are those of the OOM to expect, as far as they are known.
+    Attributes:
+        kind: what it is: how the process ended, an allocation that failed, what grows (a leak,
+            other kept tensors, what a step needs, memory outside the allocator), and so on.
+        text: the sentence for people.
+        cause, onset: those of the OOM to expect, as far as they are known.
+        bytes: what it is about: the bytes that have grown or are stranded, or those that are left.
+        bytes_per_step: the pace of what grows.
     """
 
+    kind: ThreatKind
     text: str
     cause: OomCause | None = None
     onset: Onset | None = None
+    bytes: int | None = None
+    bytes_per_step: float | None = None
 
 
 def threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Threat, ...]:
@@ -136,18 +163,18 @@ def _why(sample: Sample, device: DeviceSample, onset: Onset) -> OnsetEvidence | 
     The growth is taken up to the steps of the sample, which may be newer than the judgment.
     """
     growth = device.growth
-    if growth is None or growth.kind != onset:
+    if growth is None or growth.onset != onset:
         return OnsetEvidence(onset) if onset == "leak" else None
     rate, since = growth.bytes_per_step, growth.since_step
     grown = max(growth.grown_bytes, int(rate * (sample.steps.count - since)))
-    return OnsetEvidence(growth.kind, grown, rate, since, growth.component)
+    return OnsetEvidence(growth.onset, grown, rate, since, growth.component)
 
 
 def _failed(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
     if sample.oom_pending and device.last_oom:
         line = f" at {device.last_oom.line}" if device.last_oom.line else ""
         text = f"An allocation has failed{line} and no step has ended since: run `torchmem why`."
-        yield Threat(text, device.last_oom.cause, device.last_oom.onset)
+        yield Threat("failed", text, device.last_oom.cause, device.last_oom.onset)
 
 
 def _growth(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:
@@ -156,8 +183,11 @@ def _growth(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]
         return
     seconds = sample.steps.mean_seconds
     time = f" ({format_seconds(left * seconds)})" if left is not None and seconds else ""
-    cause: OomCause = "external" if growth.kind == "outside" else "capacity"
-    yield Threat(f"{growth_sentence(growth, left)}{time}.", cause, growth.kind)
+    kind: ThreatKind = "leak" if growth.is_leak else growth.kind
+    cause: OomCause = "external" if kind == "outside" else "capacity"
+    text = f"{growth_sentence(growth, left)}{time}."
+    rate = growth.bytes_per_step
+    yield Threat(kind, text, cause, growth.onset, growth.grown_bytes, rate)
 
 
 def _is_below(size: int | None, ratio: float, device: DeviceSample) -> bool:
@@ -198,9 +228,11 @@ def _fragmentation(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[
     fails = (layout.headroom_flush_bytes or 0) <= headroom
     end = "fails" if fails else "has to flush the cache"
     yield Threat(
+        "fragmentation",
         f"Fragmentation: {format_size(stranded)}{share} is free but stranded beside live tensors, "
         f"and a request above {format_size(headroom)} {end}.",
         "fragmentation",
+        bytes=stranded,
     )
 
 
@@ -219,9 +251,11 @@ def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threa
     else:
         held, cause = "", "capacity"
     yield Threat(
+        "external" if cause == "external" else "capacity",
         f"Nearly full: no request above {format_size(headroom)} succeeds, even after a flush of "
         f"the cache{held}.",
         cause,
+        bytes=headroom,
     )
 
 
@@ -231,9 +265,11 @@ def _libraries(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Thre
     is_short = free is not None and free < limits.gpu_library_bytes
     if free is not None and is_short and releasable >= limits.library_releasable_bytes:
         yield Threat(
+            "library",
             f"The driver has {format_size(free)} left for libraries such as NCCL, while PyTorch "
             f"caches {format_size(releasable)} in whole segments.",
             "library",
+            bytes=releasable,
         )
 
 
@@ -242,7 +278,8 @@ def _retries(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat
     if retries:
         often = f", in {steps:,} steps" if steps else ""
         times = "once" if retries == 1 else f"{retries:,} times"
-        yield Threat(f"PyTorch has emptied its whole cache {times} to retry an allocation{often}.")
+        text = f"PyTorch has emptied its whole cache {times} to retry an allocation{often}."
+        yield Threat("retries", text)
 
 
 def _host(sample: Sample, _: DeviceSample, limits: Limits) -> Iterator[Threat]:
@@ -251,12 +288,15 @@ def _host(sample: Sample, _: DeviceSample, limits: Limits) -> Iterator[Threat]:
         return
     if host.available_bytes < limits.host_available_ratio * host.limit_bytes:
         yield Threat(
+            "host",
             f"Host memory is almost full: {format_size(host.available_bytes)} of "
-            f"{format_size(host.limit_bytes)} is left."
+            f"{format_size(host.limit_bytes)} is left.",
+            bytes=host.available_bytes,
         )
 
 
 def _ignored(sample: Sample, _: DeviceSample, __: Limits) -> Iterator[Threat]:
     names = [name for name, ignored in sample.settings_ignored.items() if ignored]
     if names:
-        yield Threat(f"PyTorch has ignored these allocator settings: {', '.join(names)}.")
+        text = f"PyTorch has ignored these allocator settings: {', '.join(names)}."
+        yield Threat("settings", text)

@@ -264,7 +264,7 @@ LAST_OOM_INFO = _group.info(
 )
 GROWTH = _group.gauge(
     "torchmem_step_growth_bytes",
-    "Bytes by which memory grows in each step: what is kept between steps (kind leak), what a step "
+    "Bytes by which memory grows in each step: what is kept between steps (kind kept), what a step "
     "needs beside it (larger_step), or what is outside the allocator (outside). Absent if nothing "
     "grows.",
     "kind",

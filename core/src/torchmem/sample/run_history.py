@@ -8,9 +8,12 @@ from operator import le
 from typing import Literal
 
 MAX_POINTS = 64
-"""The most points in a history; a full one keeps every second."""
+"""The most points in a history; those of a full one are spread over the run."""
+NEWEST_POINTS = 24
+"""The newest points, all of which are kept: they show what has begun lately."""
 
-GrowthKind = Literal["leak", "larger_step", "outside"]
+GrowthKind = Literal["kept", "larger_step", "outside"]
+GrowthOnset = Literal["leak", "larger_step", "outside"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class RunHistory:
         peak_bytes: the highest active bytes so far.
         stranded_bytes: stranded bytes in the latest snapshot.
         outside_bytes: bytes that were neither free at the driver nor reserved by this process.
+        kept_bytes: what the components that are kept between steps add up to, at a step's end.
         first_components: what the allocated bytes consisted of at a step's end, soon after the
             first steps.
         last_components: the same at the latest step's end for which it is known.
@@ -35,6 +39,7 @@ class RunHistory:
     peak_bytes: tuple[int, ...] = ()
     stranded_bytes: tuple[int | None, ...] = ()
     outside_bytes: tuple[int | None, ...] = ()
+    kept_bytes: tuple[int | None, ...] = ()
     first_components: dict[str, int] = field(default_factory=dict)
     last_components: dict[str, int] = field(default_factory=dict)
 
@@ -56,12 +61,13 @@ class Growth:
     """What grows from step to step in a rank that runs.
 
     Attributes:
-        kind: what is kept between steps (leak), what a step needs beside it (larger_step), or what
-            is outside the allocator.
-        bytes_per_step: the median growth.
+        kind: what is kept between steps, what a step needs beside it (larger_step), or what is
+            outside the allocator.
+        bytes_per_step: the pace.
         since_step: the steps that had ended when it began.
         grown_bytes: the growth so far.
         component: the component that grew most, where it is known.
+        is_leak: whether what is kept leaks: nothing healthy that this run has shown explains it.
     """
 
     kind: GrowthKind
@@ -69,3 +75,9 @@ class Growth:
     since_step: int
     grown_bytes: int
     component: str | None = None
+    is_leak: bool = False
+
+    @property
+    def onset(self) -> GrowthOnset:
+        """The onset of an OutOfMemoryError that it causes."""
+        return "leak" if self.kind == "kept" else self.kind

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from torchmem.explain.growth import (
     MAX_HORIZON,
     MEASURED_EXACTLY,
-    MIN_GROWTH_RATIO,
     MIN_POINTS,
     judge_growth,
     of_steps,
@@ -25,13 +24,15 @@ from torchmem.sample.run_history import Growth, GrowthKind
 MAX_WASTE = 1.5
 """Reserved bytes for each allocated one at most, in the long run: two blocks of a third of a
 segment and a little more leave the last third."""
+MIN_GROWTH_RATIO = 0.05
+"""Growth below this share of the GPU within the horizon does not decide."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuGrowth:
     """What grows on one GPU, by `bytes_per_step`.
 
-    kind: what is kept between steps (leak), or what a step needs beside it (larger_step).
+    kind: what is kept between steps (kept), or what a step needs beside it (larger_step).
     steps_left: further steps until the GPU is full, about. decides: whether that is soon enough,
     as in a rank that runs, to count as a run that does not fit.
     """
@@ -120,7 +121,7 @@ def _second_half(steps: Sequence[StepMemory]) -> Sequence[StepMemory]:
 
 def _kept(steps: Sequence[StepMemory]) -> Growth | None:
     points = [(step.step, step.allocated) for step in _second_half(steps)]
-    return judge_growth("leak", points, MEASURED_EXACTLY)
+    return judge_growth("kept", points, MEASURED_EXACTLY)
 
 
 def _needed(steps: Sequence[StepMemory]) -> Growth | None:

@@ -64,4 +64,4 @@ def leaks(lifetimes: Lifetimes) -> tuple[Leak, ...]:
 def _grows(sizes: Sequence[int]) -> bool:
     """Return whether what a line has kept grows from part to part."""
     kept = list(enumerate(accumulate(sizes), 1))
-    return judge_growth("leak", kept[WARMUP_PARTS - 1 :], MEASURED_EXACTLY) is not None
+    return judge_growth("kept", kept[WARMUP_PARTS - 1 :], MEASURED_EXACTLY) is not None

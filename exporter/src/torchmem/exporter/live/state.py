@@ -260,7 +260,7 @@ def _why(item: Published, device: DeviceSample | None, limits: Limits) -> tuple[
     ended = ending(item.sample, item.state)
     if ended is not None:
         oom = device.last_oom if device and item.state == "oom" else None
-        return (Threat(ended, oom.cause, oom.onset) if oom else Threat(ended),)
+        return (Threat("ended", ended, oom.cause, oom.onset) if oom else Threat("ended", ended),)
     return threats(item.sample, device, limits) if device else ()
 
 

@@ -81,7 +81,7 @@ class StepPressure:
         self._reads.append((step, seconds, max(highest, allocated), peak))
         steps, times, kept, peaks = zip(*self._reads, strict=True)
         paces = (
-            _pace("leak", tuple(zip(steps, kept, strict=True)), total),
+            _pace("kept", tuple(zip(steps, kept, strict=True)), total),
             _pace("larger_step", tuple(zip(steps, peaks, strict=True)), total),
         )
         per_step = (times[-1] - times[0]) / max(1, steps[-1] - steps[0])

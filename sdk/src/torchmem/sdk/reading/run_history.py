@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchmem.sample.run_history import MAX_POINTS, RunHistory
+from torchmem.sample.run_history import MAX_POINTS, NEWEST_POINTS, RunHistory
 from torchmem.sample.sample import Component
 
 EARLY_STEPS = 100
@@ -28,25 +28,31 @@ class Point:
     peak: int
     stranded: int | None
     outside: int | None
+    kept: int | None = None
+
+
+def kept_between_steps(components: dict[str, int]) -> dict[str, int]:
+    """Return the components at a step's end, except those that are not kept between steps."""
+    return {name: size for name, size in components.items() if name not in _OF_A_STEP}
 
 
 class RunHistoryRecorder:
-    """Takes every point, and keeps every 2nd, 4th, 8th, …, so that they span the run.
+    """Keeps the newest points, and before them points that are spread evenly over the run.
 
-    The latest point is always there. Used in the training thread and in the sampler's.
+    Even in steps, or in time without steps, because the first steps are read more often. Used in
+    the training thread and in the sampler's, which may read at any time: each change is one
+    assignment.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started: float | None = None
         self._points: list[Point] = []
-        self._stride = 1
-        self._unkept = 0
         self._first_components: dict[str, int] = {}
         self._last_components: dict[str, int] = {}
         self._published: RunHistory | None = None
 
-    def add(
+    def add(  # noqa: PLR0913 - one point
         self,
         steps: int,
         allocated: int,
@@ -54,45 +60,35 @@ class RunHistoryRecorder:
         *,
         stranded: int | None = None,
         outside: int | None = None,
+        components: dict[str, int] | None = None,
     ) -> None:
-        """Take a point; `outside` is the latest known one if it was not read."""
+        """Take a point at a step's end, with the components if they were read.
+
+        `outside` is the latest known one if it was not read.
+        """
         now = self._clock()
         self._started = now if self._started is None else self._started
         if outside is None and self._points:
             outside = self._points[-1].outside
-        point = Point(steps, round(now - self._started, 3), allocated, peak, stranded, outside)
-        self._take(point)
+        seconds, kept = round(now - self._started, 3), None
+        if components:
+            parts = kept_between_steps(components)
+            kept = sum(parts.values())
+            if steps <= SETTLED_STEPS or not self._first_components:
+                self._first_components = parts
+            self._last_components = parts
+        point = Point(steps, seconds, allocated, peak, stranded, outside, kept)
+        is_again = bool(self._points and steps and self._points[-1].steps == steps)
+        points = [*(self._points[:-1] if is_again else self._points), point]
+        if len(points) > MAX_POINTS:
+            points = [*_spread(points[:-NEWEST_POINTS]), *points[-NEWEST_POINTS:]]
+        self._points = points
         self._published = None
-
-    def _take(self, point: Point) -> None:
-        """Add a point. The other thread may read at any time, so each change is one assignment."""
-        if self._points and self._points[-1].steps == point.steps and point.steps:
-            self._points[-1] = point
-            return
-        if self._unkept:
-            self._points[-1] = point
-        elif len(self._points) == MAX_POINTS:
-            self._points = [*self._points, point][::2]
-            self._stride *= 2
-            return
-        else:
-            self._points.append(point)
-        self._unkept = (self._unkept + 1) % self._stride
 
     @property
     def newest(self) -> Point | None:
         """The latest point."""
         return self._points[-1] if self._points else None
-
-    def add_components(self, steps: int, components: dict[str, int]) -> None:
-        """Take the components at a step's end, except those that are not kept between steps."""
-        if not components:
-            return
-        kept = {name: size for name, size in components.items() if name not in _OF_A_STEP}
-        if steps <= SETTLED_STEPS or not self._first_components:
-            self._first_components = kept
-        self._last_components = kept
-        self._published = None
 
     def published(self) -> RunHistory | None:
         """Return the history so far; None before the first point."""
@@ -105,7 +101,16 @@ class RunHistoryRecorder:
                 peak_bytes=tuple(point.peak for point in points),
                 stranded_bytes=tuple(point.stranded for point in points),
                 outside_bytes=tuple(point.outside for point in points),
+                kept_bytes=tuple(point.kept for point in points),
                 first_components=self._first_components,
                 last_components=self._last_components,
             )
         return self._published
+
+
+def _spread(points: list[Point]) -> list[Point]:
+    """Return the points without one: the one whose neighbors are the closest together."""
+    places = [point.steps or point.seconds for point in points]
+    gaps = [after - before for before, after in zip(places, places[2:], strict=False)]
+    closest = gaps.index(min(gaps)) + 1
+    return points[:closest] + points[closest + 1 :]
