@@ -289,12 +289,12 @@ class _Run:
         return self._garbage(found) or found
 
     def _garbage(self, other: OnsetEvidence | None) -> OnsetEvidence | None:
-        """Return garbage if the request fits without it, unless another change is larger.
+        """Return garbage if it explains the OOM, unless another change is larger.
 
         What was kept or needed contains the garbage.
         """
         garbage = self._about.garbage or 0
-        if max(0, self._evidence.obtainable) + garbage < self._evidence.requested or not garbage:
+        if not garbage or not self._succeeds_without(garbage):
             return None
         rest = (other and other.bytes) or 0
         if other and other.onset in {"leak", "larger_step", "new_phase"}:
