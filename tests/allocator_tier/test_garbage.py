@@ -137,7 +137,7 @@ def test_a_leak_is_no_garbage(tmp_path: Path, script: str) -> None:
 
 
 def test_garbage_beside_a_larger_leak_is_a_remark(tmp_path: Path) -> None:
-    """A leak of 3 GiB is the reason, and not 400 MiB of garbage that would have been room for one."""
+    """A leak of 3 GiB is the reason, not 400 MiB of garbage that would have been room for one."""
     report, _ = _report(tmp_path, f"gc.disable()\n{LEAK_AND_CYCLES}")
 
     assert report.garbage is not None
@@ -147,7 +147,8 @@ def test_garbage_beside_a_larger_leak_is_a_remark(tmp_path: Path) -> None:
 
 def test_a_collector_that_is_off(tmp_path: Path) -> None:
     """A script that has switched the collector off is told so, and its setting is kept."""
-    script = "gc.disable()\nimport atexit\natexit.register(lambda: print(gc.isenabled(), file=sys.stderr))"
+    at_exit = "lambda: print(gc.isenabled(), file=sys.stderr)"
+    script = f"import atexit; gc.disable(); atexit.register({at_exit})"
     report, errors = _report(tmp_path, script + CYCLES)
 
     assert report.garbage is not None

@@ -45,4 +45,6 @@ class Garbage:
         """The types and the line as the end of a sentence, such as " (28 × Node)"."""
         names = ", ".join(f"{kind.count:,} × {kind.name}" for kind in self.types)
         types = f" ({names})" if names else ""
-        return f"{types}, allocated at {' in '.join(public_place(self.line))}" if self.line else types
+        return (
+            f"{types}, allocated at {' in '.join(public_place(self.line))}" if self.line else types
+        )

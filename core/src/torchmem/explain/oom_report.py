@@ -369,13 +369,11 @@ def _cache(report: OomReport) -> str:
 
 def _garbage(report: OomReport) -> str:
     garbage = report.garbage
-    if garbage is None:
+    if garbage is None or report.oom.onset == "garbage":  # which the headline says
         return ""
     off = ", which the script had switched off," if garbage.is_collector_off else ""
-    return (
-        f"After the error, Python's collector{off} freed {format_size(garbage.bytes)} of tensors in "
-        f"reference cycles{garbage.origin}."
-    )
+    freed = f"freed {format_size(garbage.bytes)} of tensors in reference cycles{garbage.origin}"
+    return f"After the error, Python's collector{off} {freed}."
 
 
 def format_seconds(seconds: float) -> str:

@@ -103,7 +103,7 @@ class GarbageMeter:
 
 
 def _spare_objects() -> list[list[object]]:
-    """Return objects that the collector counts, in a list: more than the report of an OOM leaves."""
+    """Return more objects that the collector counts than the report of an OOM leaves."""
     return [[] for _ in range(SPARE_OBJECTS)]
 
 

@@ -11,7 +11,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from torchmem.allocator.snapshot import without_collector
@@ -118,11 +117,10 @@ def _rank(value: object) -> int:
     """Return 0 for the script's types and for exceptions, more for PyTorch's and for Python's."""
     kind = type(value)
     module = _module_of(kind)
-    if issubclass(kind, BaseException):
+    package = module.partition(".")[0] if type(module) is str else ""
+    if issubclass(kind, BaseException) or package not in {"torch", "builtins", "collections"}:
         return 0
-    if kind in {FrameType, TracebackType, CodeType} or module in {"builtins", "collections"}:
-        return 2
-    return 1 if isinstance(module, str) and module.partition(".")[0] == "torch" else 0
+    return 1 if package == "torch" else 2
 
 
 def _counted(owners: Any) -> tuple[GarbageType, ...]:

@@ -27,9 +27,9 @@ class OomReports(Part):
     """Writes a report at each OOM.
 
     `sample` returns the current state, and `is_pending` whether the process may die of the newest
-    OOM. `compared` adds the lines that grew; None if no stacks are recorded. `garbage` measures what
-    Python's collector frees; None if it must not run. `judge_garbage` returns the onset if that is
-    garbage, by the device and the bytes that were freed.
+    OOM. `compared` adds the lines that grew; None if no stacks are recorded. `garbage` measures
+    what Python's collector frees; None if it must not run. `judge_garbage` returns the onset if
+    that is garbage, by the device and the bytes that were freed.
     """
 
     stage: Stage = "report"
