@@ -165,6 +165,31 @@ def test_frozen_objects_are_left_alone(tmp_path: Path) -> None:
     assert report.garbage is None
 
 
+NOTEBOOK = """
+import traceback
+def forward(batch):
+    hidden = [take(400) for _ in range(6)]
+    raise ValueError("no")
+try: forward(take(200))
+except ValueError as error: sys.last_traceback = error.__traceback__
+live = take(700)
+try: take(1000)
+except torch.OutOfMemoryError: pass
+"""
+
+
+def test_the_traceback_of_the_last_error(tmp_path: Path) -> None:
+    """What `sys.last_traceback` keeps, as in a notebook, is said, and how to let go of it."""
+    environment = {"TORCHMEM_RUN_DIR": str(tmp_path)}
+    state = tmp_path / "phantom"
+    run_on_phantom("-c", PRELUDE + NOTEBOOK, memory="4GiB", environment=environment, state=state)
+    (path,) = tmp_path.rglob(f"*{REPORT_SUFFIX}")
+    report = decode(path.read_bytes())
+
+    assert report.last_error_bytes == 2600 * MIB
+    assert "sys.last_traceback = " in remedies(report)[0].lines[0]
+
+
 def test_the_setting_switches_it_off(tmp_path: Path) -> None:
     """Without `collect_on_oom` nothing of the script is collected at its end."""
     script = "import weakref\nfinalized = weakref.finalize(sys, print)"

@@ -132,6 +132,7 @@ reports = st.builds(
     | st.builds(Lines, uses, samples.size, samples.size, uses, st.integers(0, 1 << 30)),
     tensors=st.lists(tensors, max_size=4).map(tuple),
     garbage=st.none() | garbage,
+    last_error_bytes=st.none() | samples.size,
     verdict=st.none() | verdicts,
 )
 

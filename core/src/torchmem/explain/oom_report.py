@@ -69,6 +69,8 @@ class OomReport:
         tensors: the tensors of the device that are Python objects, in groups; empty if unknown.
         garbage: what a full collection has freed after the process had died of the OOM; None if
             nothing, or unknown.
+        last_error_bytes: bytes of tensors that, at least, only the traceback of an earlier error
+            keeps in `sys.last_traceback`; None if nothing.
         survived: whether the process is known to have gone on.
         verdict: the cause, the onset, and what each change would have freed; None for a threat to
             a rank that runs, if nothing has changed in it.
@@ -89,6 +91,7 @@ class OomReport:
     lines: Lines | None = None
     tensors: tuple[TensorGroup, ...] = ()
     garbage: Garbage | None = None
+    last_error_bytes: int | None = None
     survived: bool = False
     verdict: Verdict | None = None
     schema: int = SCHEMA_VERSION
@@ -332,8 +335,8 @@ def memory_parts(report: OomReport) -> tuple[PartBytes, ...]:
 
 def preceding_events(report: OomReport) -> tuple[str, ...]:
     """Return what happened in the minutes before the OOM, and at its end, in a few sentences."""
-    sentences = _steps(report), _retries(report), _cache(report), _garbage(report)
-    return tuple(filter(None, sentences))
+    sentences = _steps, _retries, _cache, _last_error, _garbage
+    return tuple(filter(None, (sentence(report) for sentence in sentences)))
 
 
 def _steps(report: OomReport) -> str:
@@ -365,6 +368,13 @@ def _cache(report: OomReport) -> str:
     return (
         f"{when}, the cache held {releasable} that could be released and {stranded} that could not."
     )
+
+
+def _last_error(report: OomReport) -> str:
+    if report.last_error_bytes is None:
+        return ""
+    size = format_size(report.last_error_bytes)
+    return f"The traceback of an earlier error (sys.last_traceback) kept {size} of tensors."
 
 
 def _garbage(report: OomReport) -> str:

@@ -144,6 +144,7 @@ def _all(report: OomReport) -> Iterator[Remedy]:
         yield from _REMEDIES[report.oom.cause](report)
         return
     why, gains = verdict.why, verdict.material
+    yield from _last_error(report)
     if why and why.onset in _BY_ONSET:
         yield from _BY_ONSET[why.onset](report, why)
     for gain in gains:
@@ -359,6 +360,16 @@ def _leak(_: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
         "activations."
     )
     yield Remedy(text, gain_bytes=why.bytes)
+
+
+def _last_error(report: OomReport) -> Iterator[Remedy]:
+    if report.last_error_bytes is not None:
+        yield Remedy(
+            "Let go of the last error: its traceback keeps the local variables of all functions "
+            "that it passed.",
+            ("import sys; sys.last_traceback = sys.last_value = sys.last_exc = None",),
+            gain_bytes=report.last_error_bytes,
+        )
 
 
 def _garbage(report: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:

@@ -68,6 +68,7 @@ class OomObservation:
     verdict: Verdict | None = None
     snapshot: MeasuredSnapshot | None = None
     tensors: tuple[TensorGroup, ...] = ()
+    last_error_bytes: int | None = None
 
 
 @dataclass(slots=True)

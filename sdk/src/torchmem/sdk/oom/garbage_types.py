@@ -26,7 +26,7 @@ MAX_DISTANCE = 200
 OBJECTS_PER_CHECK = 1000
 
 StorageOf = Callable[[object], "tuple[int, int] | None"]
-"""Returns the address and the bytes of a tensor's storage; None for other objects."""
+"""Returns the identity and the bytes of a tensor's storage; None for other objects."""
 
 _module_of = type.__dict__["__module__"].__get__
 _name_of = type.__dict__["__name__"].__get__

@@ -149,6 +149,7 @@ def compose(observation: OomObservation, sample: Sample, trend: OomTrend) -> Oom
         origin=observation.origin,
         lines=observation.lines,
         tensors=observation.tensors,
+        last_error_bytes=observation.last_error_bytes,
         verdict=observation.verdict,
     )
 

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from torchmem.allocator.backend import Backend
@@ -15,7 +16,8 @@ from torchmem.explain.oom_report import OomReport
 from torchmem.explain.verdict import OnsetEvidence
 from torchmem.sample.sample import Sample
 from torchmem.sdk.observation import Oom, OomObservation
-from torchmem.sdk.oom.garbage import GarbageMeter
+from torchmem.sdk.oom.garbage import MIN_BYTES, GarbageMeter
+from torchmem.sdk.oom.last_error import kept_by_last_error
 from torchmem.sdk.oom.module_names import ModuleNames
 from torchmem.sdk.oom.report_writer import ReportWriter
 from torchmem.sdk.part import Part
@@ -68,6 +70,7 @@ class OomReports(Part):
             if self._compared:
                 observation = self._compared(observation)
             observation = self._details.divide(observation)
+            observation = self._details.add_last_error(observation)
             if self._compared:
                 tensors = self._details.tensors(observation.device)
                 observation = replace(observation, tensors=tensors)
@@ -148,6 +151,15 @@ class OomDetails:
         found = self._backend.python_tensors(device)
         self._spend(started)
         return found or ()
+
+    def add_last_error(self, observation: OomObservation) -> OomObservation:
+        """Add what the traceback of an earlier error keeps, where Python keeps one."""
+        if not hasattr(sys, "last_traceback") or not self._has_time():
+            return observation
+        started = time.thread_time()
+        kept = kept_by_last_error(partial(self._backend.storage, device=observation.device))
+        self._spend(started)
+        return replace(observation, last_error_bytes=kept if kept >= MIN_BYTES else None)
 
     def _has_time(self) -> bool:
         return self._allowance.is_left(time.perf_counter(), resuming=False)
