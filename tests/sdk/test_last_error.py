@@ -26,7 +26,7 @@ def _outer(argument: object) -> None:
     _inner(argument)
 
 
-def _inner(argument: object) -> None:  # noqa: ARG001 - kept by the frame
+def _inner(argument: object) -> None:
     own, several, named = Tensor(), [Tensor(), Tensor()], {"a": Tensor()}  # noqa: F841
     shared, holder = SHARED, (SHARED,)  # noqa: F841
     raise ValueError("no")

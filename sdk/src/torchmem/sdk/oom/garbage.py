@@ -64,7 +64,8 @@ class GarbageMeter:
 
     def _make_callback(self) -> Callable[[str, object], None]:
         def on_collection(phase: str, _: object) -> None:
-            if is_main_thread():  # another one might wait for the allocator with the GIL
+            # Another thread might wait for the allocator with the GIL.
+            if is_main_thread() and self._backend.is_initialized():
                 with self._errors.suppress("report"):
                     self._measure(is_start=phase == "start")
 
