@@ -295,11 +295,21 @@ def test_garbage_that_ends_a_script(run_script: Run, published: Published, tmp_p
         "try:\n    while True: Kept(40)\nexcept OutOfMemoryError: sys.exit(3)",
         "gc.set_debug(gc.DEBUG_SAVEALL)\nwhile True: Kept(40)",
         "sys.ps1 = '> '\nwhile True: Kept(40)",
+        """
+class Model:
+    def __init__(self): self.layer = Kept(900); self.me = self
+def train():
+    model = Model()
+    Kept(500)
+try: train()
+except OutOfMemoryError as error: text = str(error)
+raise OutOfMemoryError(text)
+""",
     ],
-    ids=["leak", "caught", "saved", "prompt"],
+    ids=["leak", "caught", "saved", "prompt", "other_exception"],
 )
 def test_no_garbage_is_told(run_script: Run, tmp_path: Path, script: str) -> None:
-    """A leak is none; after a caught error, with saved garbage, or at a prompt nothing is run."""
+    """A leak is none, nor what lived until the exception was replaced; a prompt goes on."""
     run_script(f"{KEPT}\n{script}")
 
     (report,) = _reports(tmp_path)

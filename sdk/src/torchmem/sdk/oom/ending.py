@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from traceback import walk_tb
 from types import FrameType
 from typing import Any, Protocol
 
@@ -114,6 +115,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
+def keeps_frame(error: BaseException, file: str, function: str) -> bool:
+    """Return whether a traceback of an exception keeps a frame of a function, and its variables.
+
+    Where a library has caught the exception and raises another one, from its text, none does.
+    """
+    wanted = file.rpartition("/")[2], function.rpartition(".")[2]
+    codes = (frame.f_code for link in _chain(error) for frame, _ in walk_tb(link.__traceback__))
+    return wanted in ((code.co_filename.rpartition("/")[2], code.co_name) for code in codes)
+
+
 def _text(error: BaseException) -> str:
     """Return the text of an exception, or "" if it fails to provide one."""
     try:
@@ -163,7 +174,7 @@ class UncaughtErrors(Part):
     def __init__(self, errors: Errors) -> None:
         self._errors = errors
         self._monitor: _Monitor | None = None
-        self._add_details: Callable[[], None] | None = None
+        self._add_details: Callable[[BaseException], None] | None = None
         self._ending: Ending | None = None
         self._installed = False
         self._hook, self._thread_hook = self.in_main, self._in_thread
@@ -174,8 +185,8 @@ class UncaughtErrors(Part):
         """Report to this monitor, which has no reports of OOMs yet."""
         self._monitor, self._add_details = monitor, None
 
-    def at_death(self, add_details: Callable[[], None]) -> None:
-        """Have the newest report of an OOM completed when the process dies of it."""
+    def at_death(self, add_details: Callable[[BaseException], None]) -> None:
+        """Have the newest report of an OOM completed when the process dies of this exception."""
         self._add_details = add_details
 
     def begin(self) -> None:
@@ -209,7 +220,7 @@ class UncaughtErrors(Part):
             if oom is not None:
                 monitor.on_library_oom(oom)
             if ends_process and self._add_details and (oom is not None or is_oom(error)):
-                self._add_details()
+                self._add_details(error)
             if ends_process and not hasattr(sys, "ps1"):
                 self._ending = ending_of(error, oom_pending=monitor.oom_pending)
 

@@ -88,11 +88,10 @@ class GarbageMeter:
         `with_line`: whether stacks are recorded. Runs finalizers of the script.
         """
         self.stop()
-        if not can_collect():
-            return None
         uses = self._uses() if with_line else {}
         before = self._allocated()
-        types = collect(partial(self._backend.storage, device=self._device))
+        storage_of = partial(self._backend.storage, device=self._device)
+        types = collect(storage_of) if can_collect() else ()
         freed = self._freed + max(0, before - self._allocated())
         if freed < MIN_BYTES:
             return None

@@ -19,8 +19,10 @@ from torchmem.sample.untrusted import sanitize_text
 
 SECONDS = 0.5
 """CPU time to find the types; if it takes longer, they are not known."""
-MAX_BLOCKS = 10_000_000
-"""Memory blocks of Python up to which a process is collected: about a second."""
+MAX_BLOCKS = 20_000_000
+"""Memory blocks of Python up to which a process is collected: a few seconds."""
+MAX_NAMED_BLOCKS = 5_000_000
+"""Blocks up to which the types are found, which takes a second collection."""
 MAX_DISTANCE = 200
 """Objects that are looked at to find what keeps one tensor."""
 OBJECTS_PER_CHECK = 1000
@@ -40,6 +42,9 @@ def can_collect() -> bool:
 
 def collect(storage_of: StorageOf) -> tuple[GarbageType, ...]:
     """Run a full collection; return the types whose objects kept tensors, most bytes first."""
+    if sys.getallocatedblocks() > MAX_NAMED_BLOCKS:
+        gc.collect()
+        return ()
     start, flags = len(gc.garbage), gc.get_debug()
     try:
         with without_collector():

@@ -16,6 +16,7 @@ from torchmem.explain.oom_report import OomReport
 from torchmem.explain.verdict import OnsetEvidence
 from torchmem.sample.sample import Sample
 from torchmem.sdk.observation import Oom, OomObservation
+from torchmem.sdk.oom.ending import keeps_frame
 from torchmem.sdk.oom.garbage import MIN_BYTES, GarbageMeter
 from torchmem.sdk.oom.last_error import kept_by_last_error
 from torchmem.sdk.oom.module_names import ModuleNames
@@ -76,26 +77,28 @@ class OomReports(Part):
                 observation = replace(observation, tensors=tensors)
         return observation
 
-    def at_death(self) -> None:
+    def at_death(self, error: BaseException) -> None:
         """Add to the newest report what only the end shows, as the process dies of that OOM.
 
-        Each write may be the last one that succeeds.
+        `error` ends it. Each write may be the last one that succeeds.
         """
         if self._is_pending():
             self._writer.complete(self._with_tensors)
-            self._writer.complete(self._with_garbage)
+            self._writer.complete(lambda report: self._with_garbage(report, error))
 
     def _with_tensors(self, report: OomReport) -> OomReport:
         if report.tensors:
             return report
         return replace(report, tensors=self._details.tensors(report.device.index))
 
-    def _with_garbage(self, report: OomReport) -> OomReport:
+    def _with_garbage(self, report: OomReport, error: BaseException) -> OomReport:
         """Add what a full collection frees, which may be the reason why memory ran out.
 
-        Not at a prompt, which goes on.
+        Not at a prompt, which goes on, and not if what the failed function kept may be gone since.
         """
-        if self._garbage is None or report.garbage is not None or hasattr(sys, "ps1"):
+        own = report.origin.own if report.origin else None
+        is_kept = own is None or keeps_frame(error, own.file, own.function)
+        if self._garbage is None or report.garbage or hasattr(sys, "ps1") or not is_kept:
             return report
         garbage = self._garbage.measured(with_line=report.lines is not None)
         if garbage is None:
