@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.garbage import no_collection
+from support.waiting import until
 
 from torchmem.explain.garbage import MAX_TYPES, GarbageType
 from torchmem.explain.oom_report import OomReport, decode
@@ -19,10 +20,13 @@ from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.sdk.oom.garbage import MIN_BYTES, WATCHED_SECONDS, GarbageMeter
 from torchmem.sdk.oom.garbage_types import can_collect, collect
 from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
+from torchmem.simulator.errors import OutOfMemoryError
 
 MIB = 1 << 20
+Opener = Callable[..., Session]
 Run = Callable[..., subprocess.CompletedProcess[str]]
 Published = Callable[[], list[dict[str, Any]]]
 
@@ -230,6 +234,23 @@ def test_collections_are_watched_only_while_the_process_may_die(
     meter.expire(is_dying=is_dying)
 
     assert gc.callbacks == before
+
+
+def test_a_run_without_an_oom_pays_nothing(
+    allocator: DeviceCachingAllocator, backend: SimulatedBackend, open_session: Opener
+) -> None:
+    """The collector calls the SDK from an OOM on, until a step shows that the run has survived."""
+    before = list(gc.callbacks)
+    open_session(backend, interval=0.01)
+    allocator.malloc(MIB)
+    backend.step()
+    assert gc.callbacks == before
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(2048 * MIB)
+    assert len(gc.callbacks) == len(before) + 1
+    assert not gc.isenabled()
+    backend.step()
+    until(lambda: gc.callbacks == before)
 
 
 def test_the_collector_is_not_due_sooner(backend: SimulatedBackend) -> None:

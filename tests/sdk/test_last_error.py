@@ -45,7 +45,7 @@ def test_tensors_that_only_its_functions_keep() -> None:
     try:
         _outer(Tensor())
     except ValueError as error:
-        sys.last_traceback = error.__traceback__  # type: ignore[assignment]
+        sys.last_traceback = error.__traceback__
 
     assert kept_by_last_error(storage_of) == 5
     assert kept_by_last_error(storage_of) == 5
