@@ -143,7 +143,7 @@ def judge(
     best = max((gain for gain in gains if gain.matters), key=_rank, default=None)
     cause = CAUSE_BY_CHANGE[best.change] if best else "capacity"
     if why is not None and why.onset == "stranded" and cause == "capacity":
-        why = OnsetEvidence("tight")
+        why = run.why(is_compact=True)  # compaction would not have made enough room
     detail = fragmentation_detail(evidence, blocks) if blocks and cause == "fragmentation" else None
     return Verdict(cause, detail, why, gains)
 
@@ -272,10 +272,8 @@ class _Run:
 
     def _succeeds_without(self, added: int) -> bool:
         """Return whether the request, and the rest of its step, would have found room."""
-        obtainable = self._evidence.obtainable + added
         free = self._evidence.cached_free + self._evidence.private_free
-        is_enough = obtainable + free >= self._still_needed
-        return obtainable >= self._evidence.requested and is_enough
+        return self._evidence.obtainable + free + added >= self._still_needed
 
     @property
     def _variation(self) -> float:
@@ -283,25 +281,26 @@ class _Run:
         peaks = [size for _, size in self._peaks]
         return max(peaks) - median(peaks[: max(1, len(peaks) // 8)]) if peaks else 0.0
 
-    def why(self) -> OnsetEvidence | None:
-        """Return the onset, None if it is unknown."""
-        found = self._without_garbage()
+    def why(self, *, is_compact: bool = False) -> OnsetEvidence | None:
+        """Return the onset, None if it is unknown. `is_compact`: stranded memory is none."""
+        found = self._without_garbage(is_compact=is_compact)
         return self._garbage(found) or found
 
     def _garbage(self, other: OnsetEvidence | None) -> OnsetEvidence | None:
         """Return garbage if it explains the OOM, unless another change is larger.
 
-        What was kept or needed contains the garbage.
+        What was kept or needed contains the garbage. It counts without what was stranded beside it.
         """
         garbage = self._about.garbage or 0
-        if not garbage or not self._succeeds_without(garbage):
+        is_enough = self._evidence.obtainable + garbage >= self._evidence.requested
+        if not garbage or not is_enough or not self._succeeds_without(garbage):
             return None
         rest = (other and other.bytes) or 0
         if other and other.onset in {"leak", "larger_step", "new_phase"}:
             rest -= garbage
         return OnsetEvidence("garbage", garbage) if garbage >= rest else None
 
-    def _without_garbage(self) -> OnsetEvidence | None:
+    def _without_garbage(self, *, is_compact: bool) -> OnsetEvidence | None:
         if self._steps < WARM_UP_STEPS:
             is_first = self._about.is_training and not self._is_repeated
             return OnsetEvidence("first_step") if is_first else None
@@ -313,7 +312,7 @@ class _Run:
             self._in_phase(),
             self._appeared(),
             self._larger_step(),
-            self._stranded(),
+            None if is_compact else self._stranded(),
         )
         found = [each for each in changes if each and self._explains(each)]
         unchanged = OnsetEvidence("tight", self._surprise or None)
