@@ -27,7 +27,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from torchmem.allocator.backend import Device, HeldBlock, OomObserver, T, TraceEntry
+from torchmem.allocator.backend import C, Device, HeldBlock, OomObserver, T, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo, without_collector
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.sample.native_threads import is_main_thread
@@ -123,6 +123,7 @@ class TorchBackend:
         self._devices: dict[int, Device] = {}
         self._user_peaks: UserPeaks | None = None
         self._reader = AllocatorReader(torch, os.environ)
+        self._walk = TensorWalk(torch)
         self._collection = GarbageCollection(torch, self._reader)
         _captures.listeners = [self._collection.pause]
         self._observer_code: CodeType | None = None
@@ -373,7 +374,15 @@ class TorchBackend:
 
     def python_tensors(self, device: int) -> tuple[TensorGroup, ...] | None:
         """Return the tensors among the objects that Python's collector tracks."""
-        return TensorWalk(torch).groups(device)
+        return self._walk.groups(device)
+
+    def storage(self, value: object, device: int) -> tuple[int, int] | None:
+        """Return the storage of a tensor of exactly PyTorch's own types."""
+        return self._walk.storage(value, device)
+
+    def untraced(self, function: C) -> C:
+        """Keep TorchDynamo out of a function and of what it calls."""
+        return untraced(torch, function)
 
     def modules(self) -> SeenModules:
         """Return the modules that have registered something since this module was imported."""
