@@ -8,6 +8,7 @@ argument: `allocator_reader.py`, `device_uuid.py`, `dynamo.py`.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -422,11 +423,16 @@ class TorchBackend:
         def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
             if self._holding_thread == threading.get_ident():
                 return
+            was_enabled = gc.isenabled()
+            gc.disable()  # first of all: what a collection frees is to be seen as garbage
             try:
                 limit = self._users_limit(device, limit)
                 observer(device, requested, limit, driver_free)
             except BaseException as error:  # noqa: BLE001 - the observer counts its own errors
                 self._raise_after_oom(error, callback.__code__)
+            finally:
+                if was_enabled:
+                    gc.enable()
 
         callback = untraced(torch, shield(observe))
         self._observer_code = callback.__code__
