@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import Metric
 
 from torchmem.explain.threat_series import Judgment, judgment, threat_families
-from torchmem.explain.thresholds import Thresholds
+from torchmem.explain.thresholds import Limits, Thresholds
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.sample_files import Published
-from torchmem.sample.sample import LIVE_STATES, Sample
+from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample
 
-_Judged = tuple[Sample, tuple[Judgment | None, ...]]
-"""A sample, and the judgment on each of its devices."""
+_Devices = tuple[DeviceSample, ...]
+_Judged = tuple[_Devices, tuple[Judgment | None, ...]]
+"""The devices of a sample, and the judgment on each of them."""
 
 
 class RankThreats:
-    """Judges each sample once. For one thread at a time."""
+    """Judges the devices of each sample once. For one thread at a time."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, judge: Callable[[Sample, DeviceSample, Limits], Judgment | None] = judgment
+    ) -> None:
+        self._judge = judge
         self._known: dict[int, _Judged] = {}
         self._thresholds: Thresholds | None = None
 
@@ -34,22 +38,21 @@ class RankThreats:
         if thresholds is not self._thresholds:
             self._known, self._thresholds = {}, thresholds
         live = [item for item in published if item.state in LIVE_STATES]
-        # A sample that is kept here has an id of its own.
-        self._known = {id(item.sample): self._judged(item.sample, thresholds) for item in live}
+        judged = [self._judged(item.sample, thresholds) for item in live]
+        # Devices that are kept here have an id of their own.
+        self._known = {id(devices): (devices, found) for devices, found in judged}
         indices = {uuid: str(gpu.index) for uuid, gpu in gpus.items()}
-        found = [
-            (labels, judged)
-            for item in live
-            for (labels, _), judged in zip(
-                item.view(indices).devices(), self._known[id(item.sample)][1], strict=True
-            )
-            if judged
-        ]
-        yield from threat_families(found)
+        rows = (
+            (labels, one)
+            for item, (_, found) in zip(live, judged, strict=True)
+            for (labels, _), one in zip(item.view(indices).devices(), found, strict=True)
+        )
+        yield from threat_families([(labels, one) for labels, one in rows if one])
 
     def _judged(self, sample: Sample, thresholds: Thresholds) -> _Judged:
-        known = self._known.get(id(sample))
+        known = self._known.get(id(sample.devices))
         if known:
             return known
         limits = thresholds.limits(sample.process.run, platform.node())
-        return sample, tuple(judgment(sample, device, limits) for device in sample.devices)
+        found = tuple(self._judge(sample, device, limits) for device in sample.devices)
+        return sample.devices, found
