@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -108,7 +108,7 @@ def test_the_series_is_what_the_page_says_first(
 
 def test_every_kind_that_concerns_memory_has_a_case() -> None:
     """How a process ended is told by torchmem_process_state."""
-    assert {*CASES, *OTHER_KINDS, "ended"} == {*ThreatKind.__args__}
+    assert {*CASES, *OTHER_KINDS, "ended"} == {*get_args(ThreatKind)}
 
 
 @pytest.mark.parametrize("ended", ["oom", "failed", "exited"])
