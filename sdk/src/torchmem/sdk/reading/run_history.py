@@ -10,7 +10,8 @@ from torchmem.sample.run_history import MAX_POINTS, NEWEST_POINTS, RunHistory
 from torchmem.sample.sample import Component
 
 EARLY_STEPS = 100
-"""The first steps, each of which is read: a job may end in its first seconds."""
+"""The first steps, each of which is read: a job may end in its first seconds. After so many more,
+a hundredth of the steps is left out between two reads, however fast the steps are."""
 SETTLED_STEPS = 3
 """Steps after which the first components are kept: the optimizer's state is there by then."""
 
@@ -28,6 +29,17 @@ class Point:
     peak: int
     stranded: int | None
     outside: int | None
+    kept: int | None = None
+
+
+def next_early_step(step: int) -> int:
+    """Return the step whose end is read after this one's, even if little time has passed."""
+    return step + max(1, step // EARLY_STEPS)
+
+
+def kept_between_steps(components: dict[str, int]) -> dict[str, int]:
+    """Return the components at a step's end, except those that are not kept between steps."""
+    return {name: size for name, size in components.items() if name not in _OF_A_STEP}
 
 
 class RunHistoryRecorder:
@@ -46,7 +58,7 @@ class RunHistoryRecorder:
         self._last_components: dict[str, int] = {}
         self._published: RunHistory | None = None
 
-    def add(
+    def add(  # noqa: PLR0913 - one point
         self,
         steps: int,
         allocated: int,
@@ -54,13 +66,24 @@ class RunHistoryRecorder:
         *,
         stranded: int | None = None,
         outside: int | None = None,
+        components: dict[str, int] | None = None,
     ) -> None:
-        """Take a point; `outside` is the latest known one if it was not read."""
+        """Take a point at a step's end, with the components if they were read.
+
+        `outside` is the latest known one if it was not read.
+        """
         now = self._clock()
         self._started = now if self._started is None else self._started
         if outside is None and self._points:
             outside = self._points[-1].outside
-        point = Point(steps, round(now - self._started, 3), allocated, peak, stranded, outside)
+        seconds, kept = round(now - self._started, 3), None
+        if components:
+            parts = kept_between_steps(components)
+            kept = sum(parts.values())
+            if steps <= SETTLED_STEPS or not self._first_components:
+                self._first_components = parts
+            self._last_components = parts
+        point = Point(steps, seconds, allocated, peak, stranded, outside, kept)
         is_again = bool(self._points and steps and self._points[-1].steps == steps)
         points = [*(self._points[:-1] if is_again else self._points), point]
         if len(points) > MAX_POINTS:
@@ -73,16 +96,6 @@ class RunHistoryRecorder:
         """The latest point."""
         return self._points[-1] if self._points else None
 
-    def add_components(self, steps: int, components: dict[str, int]) -> None:
-        """Take the components at a step's end, except those that are not kept between steps."""
-        if not components:
-            return
-        kept = {name: size for name, size in components.items() if name not in _OF_A_STEP}
-        if steps <= SETTLED_STEPS or not self._first_components:
-            self._first_components = kept
-        self._last_components = kept
-        self._published = None
-
     def published(self) -> RunHistory | None:
         """Return the history so far; None before the first point."""
         if self._published is None and self._points:
@@ -94,6 +107,7 @@ class RunHistoryRecorder:
                 peak_bytes=tuple(point.peak for point in points),
                 stranded_bytes=tuple(point.stranded for point in points),
                 outside_bytes=tuple(point.outside for point in points),
+                kept_bytes=tuple(point.kept for point in points),
                 first_components=self._first_components,
                 last_components=self._last_components,
             )
