@@ -24,7 +24,6 @@ from dashboards.queries import (
     OOMS_IN_RANGE,
     RUN_ROW,
     SICK_GPUS,
-    STRANDED_SHARE,
     WASTED_GPU_HOURS,
     among,
     append_matcher,
@@ -142,7 +141,6 @@ def _states() -> Panel:
 def _least_headroom() -> Panel:
     share, exhaustion = row(DEVICE_ROW, HEADROOM_SHARE), row(DEVICE_ROW, EXHAUSTION)
     listed = f"(bottomk({MAX_RANKS}, {share}) or {exhaustion})"
-    stranded = row(DEVICE_ROW, STRANDED_SHARE)
     columns = [
         Column("Run", label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
@@ -150,7 +148,6 @@ def _least_headroom() -> Panel:
         Column("Node", label="instance", link=board.LINK_TO_NODE),
         _bar("Headroom", among(DEVICE_ROW, share, listed), levels.HEADROOM, width=95),
         Column("OOM in", exhaustion, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=75),
-        _bar("Stranded", among(DEVICE_ROW, stranded, listed), levels.STRANDED, width=90),
         Column(
             "Why",
             among(DEVICE_ROW, reasons.judgments(), listed),

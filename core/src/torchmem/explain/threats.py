@@ -80,14 +80,20 @@ class Threat:
 
 
 def threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Threat, ...]:
-    """Return what threatens a rank on one of its devices, the most urgent first.
+    """Return what threatens a rank on one of its devices, the most urgent first."""
+    return tuple(in_turn(sample, device, limits))
+
+
+def in_turn(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    """Yield the same one by one, for who needs only the first.
 
     If compaction would make more room than what has grown, fragmentation comes before the growth.
     """
     is_first = strands_most(device, limits)
     growth = (_fragmentation, _growth) if is_first else (_growth, _fragmentation)
     finders = (_failed, *growth, _capacity, _libraries, _retries, _host, _ignored)
-    return tuple(threat for find in finders for threat in find(sample, device, limits))
+    for find in finders:
+        yield from find(sample, device, limits)
 
 
 def strands_most(device: DeviceSample, limits: Limits) -> bool:
