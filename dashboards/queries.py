@@ -239,34 +239,3 @@ GPU_HOURS = f"sum_over_time({select(recorded.WASTED)}[$__range:1m]) / 60"
 def named(expression: str) -> str:
     """Add the label short_name to the values of GPUs, for legends."""
     return f"({expression}) * on (instance, uuid) group_left (short_name) ({GPU_NAMES})"
-
-
-# What each alert says about the cause of the OOM that will come, in the order in which they count.
-# The alert about an OOM that has come has a label for it.
-THREATS = {
-    "TorchmemOutOfMemory": None,
-    "TorchmemFragmentationHigh": "fragmentation",
-    "TorchmemStrandedAfterPhase": "fragmentation",
-    "TorchmemMemoryLeak": "leak",
-    "TorchmemNoMemoryForLibraries": "library",
-    "TorchmemOutsideAllocatorGrowth": "outside",
-    "TorchmemOutOfMemoryPredicted": "leak",
-    "TorchmemPlannedBatchTooLarge": "capacity",
-    "TorchmemEngineCannotWake": "external",
-    "TorchmemEngineSleepLeak": "leak",
-    "TorchmemNearCapacity": "capacity",
-    "TorchmemRetryStorm": "capacity",
-}
-
-
-def _threat(alert: str, cause: str | None) -> str:
-    alerts = newest(select(recorded.ALERTS, alertname=alert))
-    if cause is None:
-        return row(DEVICE_ROW, alerts, "alertname", "cause")
-    return f'label_replace({row(DEVICE_ROW, alerts, "alertname")}, "cause", "{cause}", "", "")'
-
-
-def threats() -> str:
-    """Return the alert of each rank, firing or pending, and the cause that it suspects."""
-    every = [_threat(alert, cause) for alert, cause in THREATS.items()]
-    return " or on (run, launch, rank) ".join(every)

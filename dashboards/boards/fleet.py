@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards import board, recorded
+from dashboards import board, reasons, recorded
 from dashboards import colors as levels
 from dashboards.boards import fleet_report
 from dashboards.boards.fleet_subjects import NODES, OVER_TIME
@@ -24,7 +24,6 @@ from dashboards.queries import (
     OOMS_IN_RANGE,
     RUN_ROW,
     SICK_GPUS,
-    STRANDED_SHARE,
     WASTED_GPU_HOURS,
     among,
     append_matcher,
@@ -142,7 +141,6 @@ def _states() -> Panel:
 def _least_headroom() -> Panel:
     share, exhaustion = row(DEVICE_ROW, HEADROOM_SHARE), row(DEVICE_ROW, EXHAUSTION)
     listed = f"(bottomk({MAX_RANKS}, {share}) or {exhaustion})"
-    stranded = row(DEVICE_ROW, STRANDED_SHARE)
     columns = [
         Column("Run", label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
@@ -150,7 +148,14 @@ def _least_headroom() -> Panel:
         Column("Node", label="instance", link=board.LINK_TO_NODE),
         _bar("Headroom", among(DEVICE_ROW, share, listed), levels.HEADROOM, width=95),
         Column("OOM in", exhaustion, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=75),
-        _bar("Stranded", among(DEVICE_ROW, stranded, listed), levels.STRANDED, width=90),
+        Column(
+            "Why",
+            among(DEVICE_ROW, reasons.judgments(), listed),
+            label="threat",
+            names=reasons.NAMES,
+            colors=reasons.COLORS,
+            width=110,
+        ),
     ]
     unseen = ("gpu", "pid")
     table = joined_table("Ranks with the least headroom", columns, sort="Headroom", hidden=unseen)
@@ -159,7 +164,7 @@ def _least_headroom() -> Panel:
         "least headroom, and all ranks for which an OOM is predicted, with the time until almost "
         "nothing will be left at the peak of their steps. Headroom is the largest tensor "
         "that would fit after the allocator has released its cache, as a share of the GPU; the "
-        "lowest value of the last 5 minutes is used."
+        "lowest value of the last 5 minutes is used. Why is what the rank's page says first."
     ).no_value("No snapshot of any rank yet")
     return table.span(11).height(6).min_width(80)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards import board, recorded
+from dashboards import board, reasons, recorded
 from dashboards import colors as levels
 from dashboards.boards import run_comparison, training_memory, training_serving, training_speed
 from dashboards.panels import (
@@ -21,7 +21,6 @@ from dashboards.panels import (
 )
 from dashboards.queries import (
     DEVICE_ROW,
-    EXHAUSTION,
     GPU_ROW,
     HEADROOM,
     HEADROOM_SHARE,
@@ -31,22 +30,20 @@ from dashboards.queries import (
     RANK_ROW,
     RETRIES_IN_10_MINUTES,
     STRANDED_SHARE,
-    THREATS,
     among,
     append_matcher,
+    live,
     newest,
     row,
     select,
     states,
-    threats,
     with_texts,
 )
 
 from torchmem.allocator.settings import LAST_PARSED
-from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
 from torchmem.manifests import prediction
 from torchmem.metrics import catalog
-from torchmem.metrics.colors import CAUSES, STATES, TRENDS
+from torchmem.metrics.colors import STATES
 
 NO_SNAPSHOT = "No snapshot yet"
 
@@ -59,16 +56,17 @@ NUMBERS: list[Panel] = [
     ),
     stat_panel(
         "Out of memory in",
-        Query(f"bottomk(1, {EXHAUSTION})", RANK),
+        Query(f"bottomk(1, {reasons.seconds_left()})", RANK),
         Unit.DURATION,
         levels=levels.EXHAUSTION,
-        empty="No warning",
+        empty="No time known",
     )
     .description(
-        "Will a rank run out of memory within minutes? The time until almost nothing "
-        "will be left at the peak of its steps, at the current pace. Shown only under the "
-        "conditions of the alert TorchmemOutOfMemoryPredicted; the chart Headroom has the pace "
-        f"of a fall that leads there later. {prediction.worth()}"
+        "When will a rank run out of memory? The time until almost nothing will be left at the "
+        "peak of its steps, under the conditions of the alert TorchmemOutOfMemoryPredicted, or "
+        "until what the rank judges to grow has filled its GPU. The time is unknown for "
+        "a rank that is fragmented or full; the table below says so. "
+        f"{prediction.worth()}"
     )
     .decimals(0),
     stat_panel(
@@ -114,21 +112,8 @@ NUMBERS: list[Panel] = [
     ),
 ]
 
-# Why a rank runs out of memory, in two words.
-REASONS = {
-    "capacity": "too large",
-    "fragmentation": "fragmented",
-    "limit": "memory limit",
-    "external": "other processes",
-    "pending": "waiting frees",
-    "library": "libraries",
-    "leak": "growing",
-    "outside": "outside PyTorch",
-    "none": "–",
-}
-REASON_COLORS = {**CAUSES, **TRENDS}
-ALERT_NAMES = {alert: alert.removeprefix("Torchmem") for alert in THREATS} | {"README": "none"}
-REMEDIES = {**REMEDY_BY_CAUSE, **{name: REMEDY_BY_TREND[name] for name in TRENDS}, "none": "–"}
+ALERT_NAMES = {alert: alert.removeprefix("Torchmem") for alert in reasons.ALERTS}
+ALERT_NAMES |= {"README": "none"}
 
 
 def _states(names: str) -> str:
@@ -137,16 +122,28 @@ def _states(names: str) -> str:
     return states(f"({newest(select(catalog.RESERVED_PEAK))} * 0)", state)
 
 
-_WHY = f"topk({MAX_LINES}, {threats()})"
 _SHARE = row(DEVICE_ROW, HEADROOM_SHARE)
-_SOON = f"bottomk({MAX_LINES}, {row(DEVICE_ROW, EXHAUSTION)})"
+_SOON = f"bottomk({MAX_LINES}, {row(DEVICE_ROW, reasons.seconds_left())})"
 _LEAST = f"bottomk({MAX_LINES}, {_SHARE})"
 _ENDED = _states("oom|killed|failed")
-_LISTED = f"({row(DEVICE_ROW, f'{_LEAST} or {_SOON} or {_ENDED} or {_WHY}')})"
-# Ranks without an alert have these columns too; their link opens the list of runbooks.
-_NONE = f'label_replace(0 * {_LISTED}, "cause", "none", "", "")'
-_FINE = f'label_replace({_NONE}, "alertname", "README", "", "")'
-_REMEDY = with_texts(f"{_WHY} or on (run, launch, rank) {_FINE}", "remedy", "cause", REMEDIES)
+_THREATENED = f"topk({MAX_LINES}, {reasons.reasons()})"
+_LISTED = f"({row(DEVICE_ROW, f'{_LEAST} or {_SOON} or {_ENDED} or {_THREATENED}')})"
+
+
+def _label_of_listed(expression: str, label: str, none: str) -> str:
+    """Return a label of the ranks in the table; those without it have the value `none`.
+
+    Each of them then has this column, also for the link in it.
+    """
+    found = among(DEVICE_ROW, row(DEVICE_ROW, expression, label), _LISTED)
+    rest = f'label_replace(0 * {_LISTED}, "{label}", "{none}", "", "")'
+    return f"{found} or on (run, launch, rank) {rest}"
+
+
+_WHY = with_texts(
+    _label_of_listed(reasons.reasons(), "threat", "none"), "remedy", "threat", reasons.REMEDIES
+)
+_ALERT = _label_of_listed(reasons.alerts(), "alertname", "README")
 
 
 def _listed(expression: str) -> str:
@@ -154,6 +151,7 @@ def _listed(expression: str) -> str:
 
 
 _GROWTH = select(catalog.GROWTH)
+STRANDED = live(select(catalog.FREE, state="stranded"))
 
 
 def _share(heading: str, query: str, colored: levels.Levels) -> Column:
@@ -174,14 +172,16 @@ DANGER = (
             ),
             Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=82),
             _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
-            _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
-            Column("Growth a step", _listed(_GROWTH), unit=Unit.BYTES, width=100),
-            Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=68),
-            Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=120),
-            Column("What to do", _REMEDY, label="remedy", wrap=True),
+            Column("Stranded", _listed(STRANDED), unit=Unit.BYTES, width=82),
+            Column("Growth a step", _listed(_GROWTH), unit=Unit.BYTES, width=105),
+            Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=84),
+            Column(
+                "Why", _WHY, label="threat", names=reasons.NAMES, colors=reasons.COLORS, width=120
+            ),
+            Column("What to do", _WHY, label="remedy", wrap=True),
             Column(
                 "Alert",
-                _REMEDY,
+                _ALERT,
                 label="alertname",
                 names=ALERT_NAMES,
                 link=board.LINK_TO_RUNBOOK,
@@ -195,11 +195,13 @@ DANGER = (
     )
     .description(
         f"Which ranks will run out of memory, why, and what helps? The {MAX_LINES} ranks with the "
-        "least headroom, healthy or not, those that will run out of memory within minutes, those "
-        "with an alert, and those that have failed. Headroom is the largest tensor that would "
-        "still fit. Growth is what the rank has found to grow in each step: tensors kept "
-        "between steps, what a step needs, or memory outside the allocator. The reason comes "
-        "from the alerts, also while they are pending; an alert links to its runbook."
+        "least headroom, healthy or not, those that will run out of memory soonest, those that "
+        "something threatens, and those that have failed. Headroom is the largest tensor that "
+        "would still fit, stranded what is free between live blocks. Growth is what the rank "
+        "has found to grow in each step: tensors kept between steps, what a step needs, or memory "
+        "outside the allocator. The reason is what its page and `torchmem why` say first; if nothing threatens "
+        "the rank now, it is what did most often within 5 minutes. Of a rank that has ended, it "
+        "comes from its alert. An alert links to its runbook."
     )
     .no_value("No rank of this run publishes samples")
 )

@@ -84,7 +84,7 @@ def test_the_fragmentation_alert_reaches_the_webhook(
 
     assert alert["labels"]["severity"] == "warning"
     assert re.search(
-        r"rank \d: GPU memory is fragmented, [\d.]+GiB stranded", alert["annotations"]["summary"]
+        r"rank \d: fragmentation: [\d.]+GiB is free but stranded", alert["annotations"]["summary"]
     )
     assert "expandable_segments:True" in alert["annotations"]["description"]
 

@@ -188,6 +188,19 @@ def test_thresholds_mean_the_same_as_in_a_file(chart: Any) -> None:
     assert rule["spec"]["groups"] == groups(render(changed(THRESHOLDS, "the test")))
 
 
+def test_the_exporters_judge_by_the_thresholds_of_the_rules(chart: Any) -> None:
+    """Thresholds in the chart's values are in a file that the exporter reads."""
+    values = {"prometheusRule": {"enabled": True, "thresholds": THRESHOLDS}}
+    text = only(chart, "ConfigMap", values)["data"]["thresholds.yml"]
+    pod = only(chart, "DaemonSet", values)["spec"]["template"]["spec"]
+    (flag,) = [a for a in pod["containers"][0]["args"] if a.startswith("--thresholds=")]
+    (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "thresholds"]
+
+    assert changed(yaml.safe_load(text), "the chart") == changed(THRESHOLDS, "the test")
+    assert flag == f"--thresholds={mount['mountPath']}/thresholds.yml"
+    assert "thresholds" not in json.dumps(only(chart, "DaemonSet", {}))
+
+
 def groups(files: Mapping[str, str]) -> list[Any]:
     """Return the groups of rules files, in the order of their names."""
     return [group for _, text in sorted(files.items()) for group in yaml.safe_load(text)["groups"]]

@@ -114,8 +114,8 @@ def test_the_parts_of_a_device_come_from_one_evaluation(rule: dict[str, str]) ->
     [
         ("nvml_memory_used_bytes - rank:torchmem_reserved_bytes:sum", {NOW, "torchmem_margins"}),
         (
-            "rank:torchmem_reserved_bytes:sum > rank:torchmem_allocated_bytes:sum",
-            {"torchmem_memory", "torchmem_margins"},
+            "rank:torchmem_reserved_bytes:sum > rank:torchmem_headroom_bytes:min5m",
+            {"torchmem_trends", "torchmem_margins"},
         ),
         (
             "(nvml_memory_free_bytes or rank:torchmem_reserved_bytes:sum) + up",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import yaml
 from support import promtool
 from support.promql import ROOT
 
-from torchmem.explain.thresholds import changed, defaults, defaults_text, scope
+from torchmem.explain.thresholds import Limits, changed, defaults, defaults_text, scope
 from torchmem.exporter.thresholds import load
 from torchmem.manifests.render import render, templates
 from torchmem.sample.errors import UsageError
@@ -58,11 +59,24 @@ def test_the_shipped_file_is_yaml() -> None:
 
 
 def test_every_threshold_is_used() -> None:
-    """Every threshold in the file has an effect."""
+    """Every threshold in the file has an effect: on the rules, or on the judgment of a rank."""
     used = {name for _, text in templates() for name in re.findall(r"\[\[(\w+)\]\]", text)}
+    judged = {field.name for field in fields(Limits)}
     links = {"runbooks_at", "dashboards_at"}
 
-    assert set(defaults().values) == (used & set(defaults().values)) | links
+    assert set(defaults().values) == (used & set(defaults().values)) | judged | links
+
+
+def test_the_file_says_where_a_threshold_takes_effect() -> None:
+    """Exactly the thresholds of the judgment are marked so, and those in the rules as well."""
+    comments = re.findall(r"((?:^#.*\n)+)^(\w+):", defaults_text(), re.MULTILINE)
+    marked = {name: text for text, name in comments if "(judgment" in text}
+    used = {name for _, text in templates() for name in re.findall(r"\[\[(\w+)\]\]", text)}
+
+    assert set(marked) == {field.name for field in fields(Limits)}
+    assert {name for name, text in marked.items() if "and in the rules" in text} == used & set(
+        marked
+    )
 
 
 @pytest.mark.parametrize(
@@ -177,8 +191,8 @@ def test_a_file_that_is_not_rendered_is_kept(tmp_path: Path) -> None:
 def test_rules_contain_the_values_and_urls(file: Path) -> None:
     """A threshold, a duration, a size and the links appear in the rendered rules."""
     file.write_text(
-        "fragmentation_ratio: 0.85\n"
-        "stranded_bytes: 2GiB\n"
+        "critical_stranded_ratio: 0.85\n"
+        "outside_growth_bytes: 2GiB\n"
         "exporter_down_for: 5m\n"
         "exporter_job: gpus\n"
         "runbooks_at: https://wiki.example.org/runbooks\n"
@@ -186,8 +200,8 @@ def test_rules_contain_the_values_and_urls(file: Path) -> None:
     )
     texts = render(load(file))
 
-    assert "last_over_time(torchmem_fragmentation_ratio[2m]) > 0.85" in texts["alerts-memory.yml"]
-    assert 'torchmem_free_bytes{state="stranded"} > 2147483648' in texts["alerts-memory.yml"]
+    assert "rank:torchmem_stranded_bytes:ratio > 0.85" in texts["alerts-memory.yml"]
+    assert "> 2147483648" in texts["alerts-memory.yml"]
     assert 'up{job="gpus"} == 0\n        for: 5m' in texts["alerts-monitoring.yml"]
     down = yaml.safe_load(texts["alerts-monitoring.yml"])["groups"][0]["rules"][0]["annotations"]
     assert down["runbook_url"] == "https://wiki.example.org/runbooks/TorchmemExporterDown.md"
@@ -197,24 +211,19 @@ def test_rules_contain_the_values_and_urls(file: Path) -> None:
 OVERRIDES = """
 overrides:
   - match: {run: "llm-.*"}
-    fragmentation_ratio: 0.9
     retries_per_minute: 100
   - match: {run: "llm-special"}
-    fragmentation_ratio: 0.1
+    retries_per_minute: 0.1
   - match: {instance: "hot-.*"}
     gpu_throttled_ratio: 0.9
 """
 
 
-def _rank(run: str, ratio: float) -> dict[str, str]:
-    """Return series of a rank that is short of memory, with this fragmentation ratio."""
+def _rank(run: str, retries: int) -> dict[str, str]:
+    """Return series of a rank that retries so often between two scrapes."""
     process = f'job="torchmem",instance="n:9847",rank="0",pid="7",run="{run}"'
-    device = f'{process},uuid="GPU-{run}"'
     return {
-        f"torchmem_fragmentation_ratio{{{device}}}": f"{ratio}x40",
-        f'torchmem_free_bytes{{{device},state="stranded"}}': "8589934592x40",
-        f"torchmem_device_total_bytes{{{device}}}": "85899345920x40",
-        f"torchmem_alloc_retries_total{{{device}}}": "0+1x40",
+        f'torchmem_alloc_retries_total{{{process},uuid="GPU-{run}"}}': f"0+{retries}x40",
         f'torchmem_process_state{{{process},state="running"}}': "1x40",
     }
 
@@ -245,10 +254,10 @@ def test_an_override_applies_to_its_runs_only(file: Path, tmp_path: Path) -> Non
     """The first matching override applies; runs without an override have the default."""
     file.write_text(OVERRIDES)
     assert rules("--thresholds", file, "--out", tmp_path / "rules").returncode == 0
-    ratios = {"llm-a": 0.85, "llm-special": 0.85, "llm-b": 0.95, "gpt": 0.85, "x-llm-a": 0.85}
+    retries = {"llm-a": 1, "llm-special": 1, "llm-b": 50, "gpt": 1, "x-llm-a": 1}
     series = _hot_gpu("hot-1") | _hot_gpu("cold")
-    for run, ratio in ratios.items():
-        series |= _rank(run, ratio)
+    for run, number in retries.items():
+        series |= _rank(run, number)
     path = tmp_path / "test.yml"
     path.write_text(
         yaml.safe_dump(
@@ -263,10 +272,7 @@ def test_an_override_applies_to_its_runs_only(file: Path, tmp_path: Path) -> Non
                             {"series": name, "values": values} for name, values in series.items()
                         ],
                         "promql_expr_test": [
-                            _firing(
-                                "TorchmemFragmentationHigh", "run", "3m", "gpt", "llm-b", "x-llm-a"
-                            ),
-                            _firing("TorchmemRetryStorm", "run", "9m", "gpt", "x-llm-a"),
+                            _firing("TorchmemRetryStorm", "run", "9m", "gpt", "llm-b", "x-llm-a"),
                             _firing("TorchmemGpuThrottled", "instance", "9m", "cold"),
                         ],
                     }

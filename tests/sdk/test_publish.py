@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from prometheus_client.parser import text_string_to_metric_families
+from support.exposition import Exposition
 from support.samples import full_sample, samples
 from support.stack import free_port
 from support.waiting import until
@@ -25,7 +26,7 @@ from torchmem.host.procfs import own_start_ticks, pid_namespace
 from torchmem.sample.run_directory import is_user_directory, replace_file
 from torchmem.sample.sample import Sample, encode
 from torchmem.sdk.capture.capture import write_snapshot
-from torchmem.sdk.publish.outputs import Textfile
+from torchmem.sdk.publish.outputs import Textfile, registry
 from torchmem.sdk.publish.sample_file import (
     ENDED_FILE_SECONDS,
     STALE_FILE_SECONDS,
@@ -390,3 +391,14 @@ def test_threads_may_write_one_file(tmp_path: Path, write: Callable[[Path], None
 
     assert [future.result() for future in writes] == [None] * 400
     assert [path] == list(tmp_path.iterdir())
+
+
+def test_the_endpoint_judges_its_rank_by_the_shipped_thresholds() -> None:
+    """What threatens the rank first is a series there, too, until it has ended."""
+
+    def threats(sample: Sample) -> set[str]:
+        shown = Exposition(registry(lambda: sample).collect())
+        return {*shown.by("threat", "torchmem_threat_info")}
+
+    assert threats(full_sample()) == {"fragmentation"}
+    assert threats(replace(full_sample(), ended="exited")) == set()

@@ -46,6 +46,7 @@ from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.rejections import RejectedSampleError
 from torchmem.exporter.sample_files import Published, decode
 from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_format
+from torchmem.exporter.subjects.threats import RankThreats
 from torchmem.exporter.thresholds import load as load_thresholds
 from torchmem.exporter.web import config as web_config
 from torchmem.exporter.web.access import credentials
@@ -135,7 +136,8 @@ def sample_file(content: bytes) -> bool:
     except RejectedSampleError:
         return False
     published = [Published(sample, sample.process.pid, "running", attributed=True)]
-    Exposition.of_text(generate_latest(_Families(list(sample_families(published, {})))).decode())
+    found = [*sample_families(published, {}), *RankThreats().families(published, {}, defaults())]
+    Exposition.of_text(generate_latest(_Families(found)).decode())
     for group in target_groups(published, "node5", "10.0.0.9", {"10.0.0.5"}):
         assert group["targets"][0].rpartition(":")[0] in {"node5", "10.0.0.5"}, group
     return True

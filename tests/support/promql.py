@@ -34,6 +34,7 @@ FACTS = {
     },
     "torchmem_last_oom_info": {"line", "function", "onset"},
     "torchmem_process_info": {"advice"},
+    "torchmem_threat_info": {"component"},
     "torchmem_exporter_build_info": {"version", "python_version"},
     "nvml_driver_info": {"driver_version", "nvml_version", "cuda_version"},
     "nvml_gpu_info": {"name", "pci_bus_id"},

@@ -15,6 +15,8 @@ from random import Random
 from prometheus_client.core import Metric
 
 from torchmem.allocator.settings import DEFAULT_CONFIG, AllocatorConfig
+from torchmem.explain.threat_series import judged_families
+from torchmem.explain.thresholds import Limits, defaults
 from torchmem.explain.verdict import Circumstances
 from torchmem.metrics import catalog
 from torchmem.metrics.families import ProcessView, families, family
@@ -44,6 +46,9 @@ WATCHED_SNAPSHOT_SECONDS = 30.0
 """As often as most rules are evaluated."""
 EVENTS_PER_STEP = 4
 """As in the demo, where each event of a scenario takes a quarter of a step."""
+
+LIMITS: Limits = defaults().limits("", "")
+"""The shipped thresholds, by which the exporter judges."""
 
 Series = dict[str, dict[int, float]]
 """Values by series, as Prometheus writes it, and by the number of the scrape."""
@@ -157,7 +162,8 @@ class Rank:
     def look(self, published: Sample, state: State) -> None:
         """Keep what a scrape returns."""
         view = ProcessView(published, self.pid, state, {self.uuid: str(self.rank)})
-        for metric in [*families([view]), *self._nvml(state)]:
+        own = [*families([view]), *judged_families([view], lambda _: LIMITS)]
+        for metric in [*own, *self._nvml(state)]:
             for sample in metric.samples:
                 series = series_name(self.name, sample.name, *sample.labels.items())
                 self.series[series][self.scraped] = sample.value

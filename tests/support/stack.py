@@ -18,6 +18,9 @@ from typing import Any
 from support.local_http import Answer, Request, answering
 from support.waiting import until
 
+from torchmem.explain.thresholds import Thresholds
+from torchmem.manifests.render import render, write
+
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED_INTERVAL, TEST_INTERVAL = "interval: 10s", "interval: 1s"
 
@@ -113,14 +116,17 @@ def prometheus(
     exporters: str | list[str],
     alertmanager: str | None = None,
     remote_write: str | None = None,
+    thresholds: Thresholds | None = None,
 ) -> Iterator[Prometheus]:
     """Run Prometheus with the shipped configuration, except for targets and an interval of 1 s.
 
     `exporters` is HOST:PORT, of one or of several; `remote_write` is the URL of a store that
-    receives all samples.
+    receives all samples; `thresholds` are those of the rules, by default the shipped ones.
     """
     configuration = folder / "prometheus"
     shutil.copytree(ROOT / "prometheus", configuration)
+    if thresholds:
+        write(configuration / "rules", render(thresholds))
     main = configuration / "prometheus.yml"
     shipped = main.read_text()
     assert SHIPPED_INTERVAL in shipped

@@ -8,6 +8,7 @@ from torchmem.allocator.sizes import GIB, MIB, format_size
 from torchmem.explain.call_stack import public_place
 from torchmem.explain.lines import leaking_line
 from torchmem.explain.oom_report import CAUSE_SUMMARIES, OomReport
+from torchmem.explain.threat_words import KEPT_TENSORS, LEAKS
 from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
 from torchmem.metrics.memory_parts import COMPONENTS
 from torchmem.sample.run_history import Growth
@@ -58,7 +59,7 @@ def growth_sentence(growth: Growth, steps_left: float | None) -> str:
     rate = format_size(round(growth.bytes_per_step))
     kept = _component(growth.component)
     what = {
-        "kept": f"Memory leak: {kept} grow by {rate} a step"
+        "kept": LEAKS.format(what=kept, pace=rate)
         if growth.is_leak
         else f"{kept[0].upper()}{kept[1:]} grow by {rate} a step",
         "larger_step": f"Steps need {rate} more from step to step",
@@ -90,7 +91,7 @@ def _steps(number: float) -> str:
 
 def _component(name: str | None) -> str:
     if name is None or name == "held":
-        return "tensors kept between steps"
+        return KEPT_TENSORS
     return COMPONENTS[name].words if name in COMPONENTS else f"the tensors of {name}"
 
 

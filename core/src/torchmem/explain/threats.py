@@ -18,6 +18,13 @@ from torchmem.explain.headline import growth_sentence
 from torchmem.explain.oom_report import OomReport, format_seconds
 from torchmem.explain.remedies import remedies
 from torchmem.explain.remedy import Remedy, in_order
+from torchmem.explain.threat_words import (
+    FAILS,
+    FLUSHES,
+    FRAGMENTED,
+    NEARLY_FULL,
+    NO_ROOM_FOR_LIBRARIES,
+)
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
 from torchmem.sample.sample import (
@@ -74,14 +81,20 @@ class Threat:
 
 
 def threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Threat, ...]:
-    """Return what threatens a rank on one of its devices, the most urgent first.
+    """Return what threatens a rank on one of its devices, the most urgent first."""
+    return tuple(in_turn(sample, device, limits))
+
+
+def in_turn(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    """Yield the same one by one, for who needs only the first.
 
     If compaction would make more room than what has grown, fragmentation comes before the growth.
     """
     is_first = strands_most(device, limits)
     growth = (_fragmentation, _growth) if is_first else (_growth, _fragmentation)
     finders = (_failed, *growth, _capacity, _libraries, _retries, _host, _ignored)
-    return tuple(threat for find in finders for threat in find(sample, device, limits))
+    for find in finders:
+        yield from find(sample, device, limits)
 
 
 def strands_most(device: DeviceSample, limits: Limits) -> bool:
@@ -227,14 +240,12 @@ def _fragmentation(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[
     stranded, headroom = layout.stranded_bytes, layout.headroom_bytes or 0
     share = f" ({stranded / device.total_bytes:.0%} of the GPU)" if device.total_bytes else ""
     fails = (layout.headroom_flush_bytes or 0) <= headroom
-    end = "fails" if fails else "has to flush the cache"
-    yield Threat(
-        "fragmentation",
-        f"Fragmentation: {format_size(stranded)}{share} is free but stranded beside live tensors, "
-        f"and a request above {format_size(headroom)} {end}.",
-        "fragmentation",
-        bytes=stranded,
+    text = FRAGMENTED.format(
+        stranded=f"{format_size(stranded)}{share}",
+        headroom=format_size(headroom),
+        end=FAILS if fails else FLUSHES,
     )
+    yield Threat("fragmentation", f"{text}.", "fragmentation", bytes=stranded)
 
 
 def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
@@ -253,8 +264,7 @@ def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threa
         held, cause = "", "capacity"
     yield Threat(
         "external" if cause == "external" else "capacity",
-        f"Nearly full: no request above {format_size(headroom)} succeeds, even after a flush of "
-        f"the cache{held}.",
+        f"{NEARLY_FULL.format(headroom=format_size(headroom))}{held}.",
         cause,
         bytes=headroom,
     )
@@ -265,13 +275,10 @@ def _libraries(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Thre
     releasable = layout.releasable_bytes if layout else 0
     is_short = free is not None and free < limits.gpu_library_bytes
     if free is not None and is_short and releasable >= limits.library_releasable_bytes:
-        yield Threat(
-            "library",
-            f"The driver has {format_size(free)} left for libraries such as NCCL, while PyTorch "
-            f"caches {format_size(releasable)} in whole segments.",
-            "library",
-            bytes=releasable,
+        text = NO_ROOM_FOR_LIBRARIES.format(
+            free=format_size(free), releasable=format_size(releasable)
         )
+        yield Threat("library", f"{text}.", "library", bytes=releasable)
 
 
 def _retries(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat]:

@@ -167,7 +167,9 @@ PENDING_FREE = _group.gauge(
     is_detail=True,
 )
 LARGEST_FREE_BLOCK = _group.gauge(
-    "torchmem_largest_free_block_bytes", "Largest free block in the default pools."
+    "torchmem_largest_free_block_bytes",
+    "Largest free block in the default pools.",
+    is_detail=True,
 )
 LARGEST_ALLOCATED_BLOCK = _group.gauge(
     "torchmem_largest_allocated_block_bytes",
@@ -272,8 +274,19 @@ GROWTH = _group.gauge(
 GROWTH_START = _group.gauge(
     "torchmem_step_growth_start_steps", "Steps that had ended when this growth began.", "kind"
 )
-GROWTH_INFO = _group.info(
-    "torchmem_step_growth_info", "The component that grows (component), where it is known."
+
+_group = _Group("Judgment of living ranks", (*DEVICE, "threat"))
+THREAT_INFO = _group.info(
+    "torchmem_threat_info",
+    "1 for what `torchmem why` says first about the memory of a living rank: failed (an allocation "
+    "has failed, and no step has ended since); leak, kept, larger_step or outside, which grow, "
+    "with the component that grows most, where it is known (component); fragmentation, capacity, "
+    "external, library. Absent while nothing threatens it.",
+)
+THREAT = _group.gauge(
+    "torchmem_threat_bytes",
+    "Bytes that this is about: those that have grown, are stranded (fragmentation), could be "
+    "given back (library), or are left (capacity, external).",
 )
 
 _group = _Group("Process and steps", RANK)

@@ -45,6 +45,8 @@ CAUSES: Mapping[str, str] = {
 
 TRENDS: Mapping[str, str] = {
     "leak": COMPONENTS["held"],
+    "kept": COMPONENTS["held"],
+    "larger_step": COMPONENTS["step"],
     "outside": PARTS["outside_allocator"],
 }
 """Trends that end in an OOM, likewise."""

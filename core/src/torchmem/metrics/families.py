@@ -234,8 +234,6 @@ def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Met
     yield keyed_family(
         catalog.GROWTH_START, growths, lambda growth: {growth.kind: growth.since_step}
     )
-    known = [(labels, growth.component) for labels, growth in growths if growth.component]
-    yield info(catalog.GROWTH_INFO, [(labels, {"component": name}) for labels, name in known])
     yield from _process_families(views, all_series=all_series)
     yield from _host_families(views)
 

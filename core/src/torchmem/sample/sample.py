@@ -447,13 +447,13 @@ def possible(sample: Sample) -> tuple[Sample | None, tuple[Fault, ...]]:
 
 def is_consistent(sample: Sample) -> bool:
     """Return whether `possible` finds no contradiction; numbers are not checked."""
-    parts = ((device, device.layout, device.run_history) for device in sample.devices)
+    parts = ((d, d.layout, d.run_history, d.growth) for d in sample.devices)
     found = (part for device in parts for part in device if part)
     return all(_contradictions(part) == {} for part in (sample, sample.process, *found))
 
 
 def _contradictions(value: object) -> Mapping[str, Any] | None:
-    if isinstance(value, (Sample, Layout, RunHistory)):
+    if isinstance(value, (Sample, Layout, RunHistory, Growth)):
         return {} if _is_whole(value) else None
     if isinstance(value, Engine):
         return too_long(value)
@@ -465,8 +465,10 @@ def _contradictions(value: object) -> Mapping[str, Any] | None:
     return {}
 
 
-def _is_whole(value: Sample | Layout | RunHistory) -> bool:
+def _is_whole(value: Sample | Layout | RunHistory | Growth) -> bool:
     """Return whether the parts of a value fit together; otherwise all of it is dropped."""
+    if isinstance(value, Growth):
+        return value.bytes_per_step >= 1
     if isinstance(value, Sample):
         has_all = len(value.steps.duration_counts) == len(STEP_DURATION_BOUNDS) + 1
         return has_all and 0 < value.process.pid <= MAX_PID

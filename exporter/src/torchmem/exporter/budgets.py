@@ -9,8 +9,9 @@ from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torchmem.explain.threat_series import Judgment, threat_families
 from torchmem.metrics.families import ProcessView, families
-from torchmem.sample.sample import Sample
+from torchmem.sample.sample import DeviceSample, Sample
 
 MAX_FILES_PER_USER = 1024
 MAX_DEVICES_PER_USER = 2048
@@ -82,10 +83,17 @@ class PageShare:
     @classmethod
     def of(cls, sample: Sample, pid: int | str, *, all_series: bool = False) -> PageShare:
         """Return the share of a process."""
-        page = families([ProcessView(sample, pid, "running", {})], all_series=all_series)
+        view = ProcessView(sample, pid, "running", {})
+        judged = [(labels, _longest(device)) for labels, device in view.devices()]
+        page = [*families([view], all_series=all_series), *threat_families(judged)]
         rows = [row for family in page for row in family.samples]
         size = sum(len(row.name) + _LINE_BYTES + _labels_size(row.labels) for row in rows)
         return cls(array("q", [hash((row.name, *row.labels.items())) for row in rows]), size)
+
+
+def _longest(device: DeviceSample) -> Judgment:
+    """Return the judgment with most text: which one is made depends on numbers."""
+    return Judgment("fragmentation", 0, device.growth.component if device.growth else None)
 
 
 def _labels_size(labels: Mapping[str, str]) -> int:

@@ -56,6 +56,7 @@ from torchmem.exporter.subjects.outside_allocator import (
     OutsideBytes,
     outside_families,
 )
+from torchmem.exporter.subjects.threats import RankThreats
 from torchmem.exporter.worker import JobThread, JobThreads
 from torchmem.metrics import catalog
 from torchmem.metrics.families import families, family, info
@@ -93,9 +94,9 @@ class Exporter:
     collector succeeds if all other GPUs responded. `clock` returns Unix seconds.
     `processes_per_gpu`: how many processes of a GPU have series of their own, the largest first;
     `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
-    `thresholds`: of the live page, by default the shipped ones; `workers`: the threads that call
-    the driver; `pods`: finds the names of pods; `all_series`: whether ranks also have the series
-    that no rule and no panel reads.
+    `thresholds`: by which ranks are judged, by default the shipped ones; `workers`: the threads
+    that call the driver; `pods`: finds the names of pods; `all_series`: whether ranks also have the
+    series that no rule and no panel reads.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two are settings
@@ -118,6 +119,7 @@ class Exporter:
         self._pods = pods or PodNames()
         self._hosts = HostProcesses()
         self._outside = OutsideAllocator()
+        self._threats = RankThreats()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory = run_directory
         self._all_series = all_series
@@ -325,6 +327,7 @@ class Exporter:
             lambda items: [
                 *sample_families(items, gpus, all_series=self._all_series),
                 *engine_families(items, outside.uses, gpus),
+                *self._threats.families(items, gpus, self._thresholds),
                 *self._hosts.families(items),
             ],
             published,

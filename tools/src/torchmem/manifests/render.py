@@ -18,6 +18,15 @@ from pathlib import Path
 from torchmem.explain.headline import ONSET_SUMMARIES
 from torchmem.explain.oom_report import CAUSE_SUMMARIES
 from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
+from torchmem.explain.threat_words import (
+    FAILS,
+    FLUSHES,
+    FRAGMENTED,
+    KEPT_TENSORS,
+    LEAKS,
+    NEARLY_FULL,
+    NO_ROOM_FOR_LIBRARIES,
+)
 from torchmem.explain.thresholds import Thresholds, scope
 from torchmem.manifests import counters, prediction
 from torchmem.metrics import catalog
@@ -52,12 +61,36 @@ OBJECTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+# The end of the Go template that formats a value.
+FORMATS: Mapping[str, str] = {
+    "bytes": "humanize1024 }}B",
+    "share": "humanizePercentage }}",
+    "count": 'printf "%.0f" }}',
+    "decimals": 'printf "%.2f" }}',
+    "duration": "humanizeDuration }}",
+}
+
+
 def _with(labels: tuple[str, ...], selector: str) -> str:
     """Return the start of a Go template that holds the series with the same labels, if any."""
     name, _, matchers = selector.rstrip("}").partition("{")
     matched = ",".join([*filter(None, [matchers]), *(f"{label}=%q" for label in labels)])
     arguments = " ".join(f"$labels.{label}" for label in labels)
     return f"with printf `{name}{{{matched}}}`\n{arguments} | query"
+
+
+def _query(labels: tuple[str, ...], selector: str, form: str) -> str:
+    """Return a Go template for the value of another series with the same labels, empty if absent.
+
+    `selector` is a metric with or without matchers.
+    """
+    value = f"{{{{- . | first | value | {FORMATS[form]}{{{{ end }}}}"
+    return f"{{{{ {_with(labels, selector)} }}}}\n{value}"
+
+
+def _bytes(selector: str) -> str:
+    """Return a Go template for another value of the alert's rank, in bytes; empty if absent."""
+    return _query(OBJECTS["device"], selector, "bytes")
 
 
 def _oom_explanation() -> str:
@@ -125,7 +158,7 @@ def _grown_component() -> str:
 
     It is the one that the rank names, else the one that grew most in 30 minutes.
     """
-    named = _with(OBJECTS["device"], catalog.GROWTH_INFO.name)
+    named = _with(OBJECTS["device"], f'{catalog.THREAT_INFO.name}{{component!=""}}')
     grown = _with(OBJECTS["device"], "rank:torchmem_component_bytes:increase30m")
     grown = grown.replace("`rank", "`topk(1, rank").replace("}`", "} > 0)`")
     name = '{{ . | first | label "component" }}'
@@ -148,6 +181,30 @@ def _increases() -> Iterator[tuple[str, str]]:
         ranks, newest = counters.KNOWN_RANKS, catalog.LAST_OOM_TIMESTAMP.name
         yield f"ooms {window}", counters.ooms(counters.POSITIVE_OOMS, ranks, newest, window)
         yield f"retries {window}", counters.retries(catalog.ALLOC_RETRIES.name, window)
+
+
+def _threats() -> Iterator[tuple[str, str]]:
+    """Yield what the page says about a threat, with the values of the alert's rank.
+
+    The alert's own value is that of torchmem_threat_bytes.
+    """
+    value = "{{ humanize1024 $value }}B"
+    headroom = {
+        flush: _bytes(f'torchmem_headroom_bytes{{flush="{flush}"}}') for flush in ("false", "true")
+    }
+    sentences = {
+        "fragmented": FRAGMENTED.format(stranded=value, headroom=headroom["false"], end=FLUSHES),
+        "fails": FRAGMENTED.format(stranded=value, headroom=headroom["true"], end=FAILS),
+        "leak": LEAKS.format(
+            what=KEPT_TENSORS, pace=_bytes(f'{catalog.GROWTH.name}{{kind="kept"}}')
+        ),
+        "full": NEARLY_FULL.format(headroom=value),
+        "library": NO_ROOM_FOR_LIBRARIES.format(
+            free=_bytes(catalog.DRIVER_FREE.name), releasable=value
+        ),
+    }
+    for name, text in sentences.items():
+        yield f"threat {name}", f"{text[0].lower()}{text[1:]}"
 
 
 TEXTS: Mapping[str, str] = {
@@ -181,19 +238,11 @@ TEXTS: Mapping[str, str] = {
     "prediction worth": prediction.worth(),
     "xid explanation": _xid_explanation(),
     **dict(_increases()),
+    **dict(_threats()),
     **{
         f"remedy {cause}": f"{remedy}."
         for cause, remedy in {**REMEDY_BY_CAUSE, **REMEDY_BY_TREND}.items()
     },
-}
-
-# The end of the Go template that formats a value.
-FORMATS: Mapping[str, str] = {
-    "bytes": "humanize1024 }}B",
-    "share": "humanizePercentage }}",
-    "count": 'printf "%.0f" }}',
-    "decimals": 'printf "%.2f" }}',
-    "duration": "humanizeDuration }}",
 }
 
 # The dashboards' variables by the label that they filter; see dashboards/board.py.
@@ -263,15 +312,6 @@ def _threshold(name: str, thresholds: Thresholds) -> str:
     ]
     lookup = "\nor ".join([*alternatives, f"{default} * group by ({label}) ({metric})"])
     return f"on ({label}) group_left () (\n{lookup}\n)"
-
-
-def _query(labels: tuple[str, ...], selector: str, form: str) -> str:
-    """Return a Go template for the value of another series with the same labels, empty if absent.
-
-    `selector` is a metric with or without matchers.
-    """
-    value = f"{{{{- . | first | value | {FORMATS[form]}{{{{ end }}}}"
-    return f"{{{{ {_with(labels, selector)} }}}}\n{value}"
 
 
 def _links(kind: str, alert: str, thresholds: Thresholds) -> str:

@@ -124,7 +124,7 @@ _shtab_torchmem_exporter_options=(
   "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
   "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
-  "--thresholds[thresholds of \`torchmem manifests rules\`, for the live page and \`torchmem top\`]:FILE.yml:_files"
+  "--thresholds[thresholds of \`torchmem manifests rules\`, by which ranks are judged]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
   "--once[print the metrics once on stdout and exit]"
 )

@@ -14,9 +14,11 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from torchmem.explain.threat_series import judged_families
+from torchmem.explain.thresholds import Limits, defaults
 from torchmem.metrics.families import ProcessView, families
 from torchmem.sample.run_directory import replace_file
-from torchmem.sample.sample import Sample, live_state
+from torchmem.sample.sample import Process, Sample, live_state
 from torchmem.sdk.safety.cost import TEXTFILE_SECONDS
 
 
@@ -25,10 +27,16 @@ class _Processes(Collector):
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        return families(self._read())
+        views = self._read()
+        yield from families(views)
+        yield from judged_families(views, _shipped_limits)
 
     def describe(self) -> Iterable[Metric]:
         return []  # an empty description keeps registration from collecting
+
+
+def _shipped_limits(process: Process) -> Limits:
+    return defaults().limits(process.run, process.hostname)
 
 
 def registry_of(read: Callable[[], Sequence[ProcessView]]) -> CollectorRegistry:
