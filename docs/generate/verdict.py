@@ -8,11 +8,9 @@ from typing import Any
 
 from experiments.verdict.kinds import LITTLE, MUCH, WORTH
 
-from torchmem.explain.growth import MAX_JUDGED_POINTS, MIN_GROWTH_RATIO
 from torchmem.explain.verdict import (
     MIN_ROOM_RATIO,
     MIN_STEPS_SHARE,
-    MIN_SURPRISE_RATIO,
     NEW_RATIO,
     REQUESTS,
 )
@@ -51,10 +49,10 @@ change that makes enough room for it matters, and the onset is absent.
 A change matters if it makes at least this much room:
 
 - if memory grows from step to step: enough for another {steps:.0%} of the steps done;
-- in a first step, a new phase, or a step that needs more than any before: {new:.0%} of the GPU,
-  because it is unknown what would have followed;
-- otherwise: {requests} requests like the failed one (but not more than {new:.0%} of the GPU), and
-  the variation of the peaks of steps;
+- in a first step or a new phase: {new:.0%} of the GPU, because it is unknown what would have
+  followed;
+- otherwise: what the step still needed, by what earlier steps needed; {requests} requests like the
+  failed one (but not more than {new:.0%} of the GPU); and the variation of the peaks of steps;
 - in all cases {least:.0%} of the GPU. If other processes took the memory of a step that fitted
   before, that alone is enough.
 
@@ -63,23 +61,33 @@ The cause is the change that matters and makes the most room. If no change matte
 
 ## The onset: what had changed
 
-Each device has a history of the whole run: at most {points} points with the bytes
-allocated at the end of a step, the peak, the stranded bytes, and the bytes outside the allocator.
-All early steps are read. Growth is the median of the slopes between all pairs of points
-(Theil–Sen), of at most {judged} points that are spaced evenly in steps. The same judge serves a
-rank that runs, a preflight, and the lines of a recording.
+The onset is the change since the run was healthy without which the failed request would have
+succeeded. For each candidate of the table, what it has added is taken away; if the request and the
+rest of its step then fit, the candidate explains the OutOfMemoryError. The largest that does is
+the onset. If none does, the onset is `tight`. No share of the GPU is a threshold: on a GPU that is
+nearly full, a leak of 4% is the whole reason.
+
+Each device has a history of the whole run: at most {points} points with the bytes allocated at the
+end of a step, the peak, the stranded bytes, and the bytes outside the allocator. All early steps
+are read; later, the points are spread evenly over the run, and the newest ones are kept. The
+history is cut into straight pieces, and the last piece is what happens now: a ramp, whose pace is
+the median of the slopes between all pairs of points (Theil–Sen), stairs, or a saw, whose lows
+count. It must go beyond every level that the run has had. Where the components are known and are
+flat, nothing is kept between steps. The same judge serves a rank that runs, a preflight, and the
+lines of a recording.
 
 | onset | meaning |
 |---|---|
 | `first_step` | no step had finished, or only the first |
-| `leak` | the memory allocated between steps grew steadily, by {growth:.0%} of the GPU |
-| `larger_step` | steps needed more and more, or one step needed {surprise:.0%} of the GPU more |
+| `leak` | the memory allocated between steps grew, steadily or in stairs |
+| `larger_step` | steps needed more and more, or one step needed more than the others differ |
 | `new_phase` | an evaluation, a save, a copy, or tensors that appeared once and stayed |
 | `outside` | memory outside PyTorch's allocator grew: another process, or libraries of this one |
-| `stranded` | a step that needed no more than before failed, because free memory was stranded |
+| `stranded` | more free memory was stranded than at the start |
 | `tight` | nothing had changed: the ordinary variation of the job reached the limit |
 
-The onset is absent if it is unknown, for example in inference without steps.
+The onset is absent if it is unknown, for example in inference or in a training loop whose steps
+are not known (a custom optimizer without `session.step()`).
 
 ## Measured
 
@@ -133,12 +141,9 @@ def rendered() -> dict[Path, str]:
     head = HEAD.format(
         steps=MIN_STEPS_SHARE,
         points=MAX_POINTS,
-        judged=MAX_JUDGED_POINTS,
         new=NEW_RATIO,
         requests=REQUESTS,
         least=MIN_ROOM_RATIO,
-        growth=MIN_GROWTH_RATIO,
-        surprise=MIN_SURPRISE_RATIO,
         worth=WORTH,
         much=MUCH,
         little=LITTLE,

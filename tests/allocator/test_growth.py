@@ -61,7 +61,7 @@ def test_a_leak_in_a_rank_that_runs() -> None:
     """Fifty steps of a leak that will fill the GPU are told, with its bytes a step."""
     growth = live_growth(_history(_line(13, 64 * MIB)), TOTAL, 40 * GIB)
     assert growth is not None
-    assert (growth.kind, growth.bytes_per_step) == ("leak", 64 * MIB)
+    assert (growth.kind, growth.bytes_per_step) == ("kept", 64 * MIB)
 
 
 @pytest.mark.parametrize("most", [2, 8, 30])

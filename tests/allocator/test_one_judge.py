@@ -58,13 +58,14 @@ def told_of_a_rank_that_runs(kept: Kept) -> float | None:
     """Return the pace in the sample of a rank."""
     history = recorded(kept)
     found = live_growth(history, TOTAL, TOTAL - history.peak_bytes[-1])
-    return found.bytes_per_step if found and found.is_leak else None
+    return found.bytes_per_step if found and found.kind == "kept" else None
 
 
 def told_after_an_oom(kept: Kept) -> float | None:
     """Return the pace in the report of an OOM that follows the last step."""
-    history, held = recorded(kept), BASE + kept[-1]
-    evidence = OomEvidence(TOTAL - held, TOTAL, 0, 0, TOTAL - GIB, TOTAL)
+    history, requested = recorded(kept), 20 * MIB
+    held = BASE + kept[-1] + STEP - requested
+    evidence = OomEvidence(requested, held, 0, 0, held, held)
     about = Circumstances(len(kept), held, history)
     why = judge(evidence, None, about).why
     return why.bytes_per_step if why and why.onset == "leak" else None

@@ -95,7 +95,7 @@ def test_what_grows_is_a_threat(growth: Growth, words: str, remedy: str) -> None
     assert "since step 40" in threat.text
     assert left is not None
     assert f"full in about {int(left):,} steps ({format_seconds(2 * left)})." in threat.text
-    assert growth.kind == threat.onset
+    assert growth.onset == threat.onset
     assert remedy in advice(sample, device, SHIPPED)[0].text
 
 

@@ -163,8 +163,11 @@ def test_memory_that_was_enough_before_is_stranded() -> None:
 
 def test_ordinary_variation_that_reaches_the_limit() -> None:
     """A step that needs hardly more than the others is tight, and capacity."""
-    evidence = replace(FULL, requested=256 * MIB, driver_free=0, cached_free=512 * MIB)
-    verdict = judge(evidence, LargestFreeBlocks(own=MIB), _run(FLAT, max(FLAT.peak_bytes)))
+    evidence = replace(
+        FULL, requested=256 * MIB, driver_free=0, cached_free=512 * MIB, reserved=79 * GIB
+    )
+    full = _history([20 * GIB] * 50, [77 * GIB + index % 7 * 256 * MIB for index in range(50)])
+    verdict = judge(evidence, LargestFreeBlocks(own=MIB), _run(full, 79 * GIB - 512 * MIB))
     assert verdict.why is not None
     assert (verdict.cause, verdict.why.onset) == ("capacity", "tight")
 

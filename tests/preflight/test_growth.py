@@ -36,7 +36,7 @@ def test_the_steps_left_of_a_leak_are_exact(leak: int, steps: int) -> None:
     found = growth(leaking(leak, steps), TOTAL, OUTSIDE)
 
     assert found
-    assert ("leak", leak) == (found.kind, found.bytes_per_step)
+    assert ("kept", leak) == (found.kind, found.bytes_per_step)
     peak = 2 * GIB + leak * steps
     assert peak + leak * found.steps_left <= GPU < peak + leak * (found.steps_left + 1) + 1
 

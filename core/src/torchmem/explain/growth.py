@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, combinations, pairwise
 from statistics import median
 
 from torchmem.allocator.outside_memory import unbacked_bytes
-from torchmem.sample.run_history import Growth, GrowthKind, RunHistory
+from torchmem.sample.run_history import NEWEST_POINTS, Growth, GrowthKind, RunHistory
 from torchmem.sample.sample import DeviceSample
 
 Point = tuple[float, float]
 """Steps that had ended, or seconds, and bytes."""
 
-MIN_GROWTH_RATIO = 0.05
-"""Growth below this share of the GPU does not explain an OutOfMemoryError."""
 MIN_LIVE_GROWTH_RATIO = 0.005
 """Growth below this share of the GPU is not reported in a rank that runs: allocators settle."""
 MIN_RISE_RATIO = 0.001
@@ -44,8 +42,27 @@ MIN_BEGIN_SHARE = 0.05
 """The share of the growth at which it has begun."""
 MIN_POINTS = 4
 """Fewer points show no trend."""
-MAX_JUDGED_POINTS = 16
-"""Points that are judged: 120 pairs, which take a fifth of a millisecond."""
+MAX_JUDGED_POINTS = 48
+"""Points of a whole series that are judged, which takes about two milliseconds."""
+PEAK_POINTS = 16
+"""Points of the highest needs so far, whose newest rises must span a good part of the run."""
+MIN_PIECE_POINTS = 3
+"""Fewer points are no piece."""
+PIECE_PRICE = 4.0
+"""The price of a piece: this many times the variance of the noise and the logarithm of the points.
+A piece has three parameters, its line and its start, and BIC asks for one logarithm for each."""
+NOISE_RATIO = 0.01
+"""Deviations below this share of a series' range are not noise that matters."""
+MIN_STAIRS = 3
+"""Jumps that are stairs."""
+MAX_UNEVENNESS = 2.5
+"""How many times a jump of stairs, or the time between two, may be the typical one."""
+MIN_STAIRS_SHARE = 0.7
+"""The share of the rise that jumps explain, for it to be stairs."""
+MIN_RISE_SHARE = 0.1
+"""The share of a growth that an earlier rise has at least, to be compared with it."""
+MIN_LOWS = 5
+"""Falls of a saw whose lows show a trend."""
 FLAT_STEPS = 50
 """Steps over which nothing has grown, after which the growth before them is over."""
 MIN_FLAT_POINTS = 3
@@ -88,22 +105,166 @@ the order of their sizes once in 120 times, and hardly ever after more reads."""
 def judge_growth(
     kind: GrowthKind, points: Sequence[Point], evidence: Evidence, component: str | None = None
 ) -> Growth | None:
-    """Return the growth over points in the order of their steps, if it is steady and goes on.
+    """Return what grows now over points in the order of their steps; None if nothing does.
 
-    Its pace is the median of the slopes between all pairs of points (Theil–Sen), which a few odd
-    points do not move. A single jump is not steady, and a growth that has settled does not go on.
+    The whole series is judged, and its newest points, which show what has begun lately. Growth goes
+    beyond every level before it.
     """
-    few = thinned(points)
-    if len(few) < evidence.points or not _rises(few, evidence):
+    newest = len(points) - NEWEST_POINTS
+    rises = [_rise(thinned(points), -math.inf, evidence)]
+    if newest > 0:
+        rises.append(_rise(points[newest:], max(size for _, size in points[:newest]), evidence))
+    found = [rise for rise in rises if rise and not _is_flat_now(points, rise)]
+    if not found:
         return None
-    slopes = _slopes(few)
-    if not slopes or not _is_certain(len(few), slopes, evidence):
+    most = max(found, key=lambda rise: rise.bytes)
+    return Growth(kind, most.slope, int(most.since), int(most.bytes), component)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rise:
+    """What goes on rising: its pace, the step at which it began, and how far it has risen.
+
+    `pause`: the steps between two rises of stairs; 0 for a ramp.
+    """
+
+    slope: float
+    since: float
+    bytes: float
+    pause: float = 0.0
+
+
+def _rise(points: Sequence[Point], level: float, evidence: Evidence) -> _Rise | None:
+    """Return what rises in the last piece of some points, above `level` and all pieces before."""
+    if len(points) < evidence.points or not _rises(points, evidence):
         return None
-    slope, grown = median(slopes), few[-1][1] - few[0][1]
-    is_steady = slope * (few[-1][0] - few[0][0]) >= MIN_STEADY_SHARE * grown > 0
-    if not is_steady or not _goes_on(few, slope) or _is_flat_now(points, slope):
+    starts = pieces(points)
+    found = (
+        _stairs(points, starts)
+        or _ramp(points, _rising_since(points, starts), evidence)
+        or _lows(points, starts, evidence)
+    )
+    if found is None:
         return None
-    return Growth(kind, slope, _begin(points), int(grown), component)
+    before = max((size for step, size in points if step < found.since), default=level)
+    risen = min(found.bytes, points[-1][1] - max(level, before))
+    return replace(found, bytes=risen) if risen > 0 else None
+
+
+def _ramp(points: Sequence[Point], start: int, evidence: Evidence) -> _Rise | None:
+    """Return the steady rise from a point to the end, by the median slope of its pairs.
+
+    A few odd points do not move that slope (Theil–Sen). A single jump is not steady, and a rise
+    that has settled does not go on.
+    """
+    ramp = points[start:]
+    slopes = _slopes(ramp) if len(ramp) >= evidence.points else []
+    if not slopes or not _is_certain(len(ramp), slopes, evidence):
+        return None
+    slope, risen = median(slopes), ramp[-1][1] - ramp[0][1]
+    is_steady = slope * (ramp[-1][0] - ramp[0][0]) >= MIN_STEADY_SHARE * risen > 0
+    return _Rise(slope, _begin(ramp), risen) if is_steady and _goes_on(ramp, slope) else None
+
+
+def _rising_since(points: Sequence[Point], starts: Sequence[int]) -> int:
+    """Return the start of the last piece, or of the rising pieces that lead to it."""
+    ends = [*starts[1:], len(points)]
+    since = starts[-1]
+    for start, end in reversed(list(zip(starts[:-1], ends[:-1], strict=True))):
+        rises = points[end - 1][1] - points[start][1]
+        if rises <= 0 or points[end][1] < points[end - 1][1] - rises / 2:
+            break
+        pace = rises / (points[end - 1][0] - points[start][0])
+        later = (points[-1][1] - points[since][1]) / max(1.0, points[-1][0] - points[since][0])
+        if pace < MIN_LATE_SHARE * later:
+            break
+        since = start
+    return since
+
+
+def _stairs(points: Sequence[Point], starts: Sequence[int]) -> _Rise | None:
+    """Return the rise of a series that jumps up by similar sizes, at similar distances."""
+    jumps = [(points[start][0], points[start][1] - points[start - 1][1]) for start in starts[1:]]
+    if len(jumps) < MIN_STAIRS or min(size for _, size in jumps) <= 0:
+        return None
+    typical, risen = median(size for _, size in jumps), points[-1][1] - points[0][1]
+    pauses = [late[0] - early[0] for early, late in pairwise(jumps)]
+    pause = median(pauses)
+    is_regular = (
+        all(typical / MAX_UNEVENNESS <= size <= typical * MAX_UNEVENNESS for _, size in jumps)
+        and max(pauses) <= MAX_UNEVENNESS * pause
+    )
+    is_all = sum(size for _, size in jumps) >= MIN_STAIRS_SHARE * risen
+    goes_on = points[-1][0] - jumps[-1][0] <= MAX_UNEVENNESS * pause
+    if not (is_regular and is_all and goes_on and risen > 0):
+        return None
+    return _Rise(typical / pause, max(points[0][0], jumps[0][0] - pause), risen, pause)
+
+
+def _lows(points: Sequence[Point], starts: Sequence[int], evidence: Evidence) -> _Rise | None:
+    """Return the rise of what is left after each fall, where memory is freed now and then."""
+    falls = [start for start in starts[1:] if points[start][1] < points[start - 1][1]]
+    lows = [points[start] for start in falls]
+    if len(lows) < MIN_LOWS:
+        return None
+    slopes = _slopes(lows)
+    if not _is_certain(len(lows), slopes, replace(evidence, few=True)):
+        return None
+    slope, risen = median(slopes), lows[-1][1] - lows[0][1]
+    return _Rise(slope, lows[0][0], risen) if risen > 0 and _goes_on(lows, slope) else None
+
+
+def pieces(points: Sequence[Point]) -> list[int]:
+    """Return the indices at which the pieces of a series begin, which are straight lines.
+
+    They are the pieces with the least squared distances, where each piece has a price of the
+    order of the series' own noise (optimal partitioning, Jackson et al., IEEE Signal Processing
+    Letters 12, 2005).
+    """
+    number = len(points)
+    cost, price = _line_costs(points), PIECE_PRICE * math.log(max(2, number)) * _noise(points) ** 2
+    best, start_of = [-price, *[math.inf] * number], [0] * (number + 1)
+    for end in range(1, number + 1):
+        for start in range(max(1, end - MIN_PIECE_POINTS + 1)):
+            total = best[start] + cost(start, end) + price
+            if total < best[end]:
+                best[end], start_of[end] = total, start
+    starts = [start_of[number]]
+    while starts[0]:
+        starts.insert(0, start_of[starts[0]])
+    return starts
+
+
+def _line_costs(points: Sequence[Point]) -> Callable[[int, int], float]:
+    """Return the function that gives the squared distances from the line through points[i:j]."""
+    first_x, first_y = points[0]
+    x = [step - first_x for step, _ in points]
+    y = [size - first_y for _, size in points]
+    products = [[a * b for a, b in zip(*two, strict=True)] for two in ((x, x), (x, y), (y, y))]
+    sums = [list(accumulate(values, initial=0.0)) for values in (x, y, *products)]
+
+    def cost(start: int, end: int) -> float:
+        sx, sy, sxx, sxy, syy = (column[end] - column[start] for column in sums)
+        number = end - start
+        xx, xy, yy = sxx - sx * sx / number, sxy - sx * sy / number, syy - sy * sy / number
+        return max(0.0, yy - xy * xy / xx) if xx > 0 else max(0.0, yy)
+
+    return cost
+
+
+def _noise(points: Sequence[Point]) -> float:
+    """Return the standard deviation around lines, by the changes of neighbors' differences.
+
+    The median deviation of a normal distribution is 0.6745 of its standard deviation, and three
+    values, one of them twice, have the variance of six.
+
+    It is at least NOISE_RATIO of the range: smaller deviations do not matter.
+    """
+    sizes = [size for _, size in points]
+    bends = [abs(a - 2 * b + c) for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False)]
+    least = NOISE_RATIO * (max(sizes) - min(sizes)) or 1.0
+    deviation: float = median(bends) / (0.6745 * math.sqrt(6)) if bends else 0.0
+    return max(least, deviation)
 
 
 def theil_sen(points: Sequence[Point]) -> float | None:
@@ -138,14 +299,14 @@ def _goes_on(points: Sequence[Point], slope: float) -> bool:
     return late is not None and late >= MIN_LATE_SHARE * slope
 
 
-def _is_flat_now(points: Sequence[Point], slope: float) -> bool:
-    """Return whether the newest points differ by far less than a growth by `slope` a step."""
-    since = points[-1][0] - FLAT_STEPS
+def _is_flat_now(points: Sequence[Point], rise: _Rise) -> bool:
+    """Return whether the newest points differ by far less than by the pace of a rise."""
+    since = points[-1][0] - max(FLAT_STEPS, MAX_UNEVENNESS * rise.pause)
     newest = [point for point in points if point[0] >= since]
     newest = newest if len(newest) >= MIN_FLAT_POINTS else list(points[-MIN_FLAT_POINTS:])
     sizes = [size for _, size in newest]
     span = newest[-1][0] - newest[0][0]
-    return max(sizes) - min(sizes) < MIN_LATE_SHARE * slope * span
+    return max(sizes) - min(sizes) < MIN_LATE_SHARE * rise.slope * span
 
 
 def _begin(points: Sequence[Point]) -> int:
@@ -155,16 +316,16 @@ def _begin(points: Sequence[Point]) -> int:
     return int(early[-1]) if early else int(points[0][0])
 
 
-def thinned(points: Sequence[Point]) -> Sequence[Point]:
-    """Return at most MAX_JUDGED_POINTS, spaced evenly in steps, with the first and the last.
+def thinned(points: Sequence[Point], most: int = MAX_JUDGED_POINTS) -> Sequence[Point]:
+    """Return at most this many points, spaced evenly in steps, with the first and the last.
 
     The first steps of a run are read densely, and would outweigh what happened since.
     """
-    if len(points) <= MAX_JUDGED_POINTS:
+    if len(points) <= most:
         return points
     steps = [step for step, _ in points]
-    pause = (steps[-1] - steps[0]) / (MAX_JUDGED_POINTS - 1)
-    wanted = (steps[0] + number * pause for number in range(MAX_JUDGED_POINTS - 1))
+    pause = (steps[-1] - steps[0]) / (most - 1)
+    wanted = (steps[0] + number * pause for number in range(most - 1))
     chosen = dict.fromkeys(bisect_right(steps, step) - 1 for step in wanted)
     return [*(points[index] for index in chosen if index < len(points) - 1), points[-1]]
 
@@ -180,9 +341,23 @@ def of_steps(leak: Growth | None, larger_step: Growth | None) -> Growth | None:
 
 
 def growth_of_steps(history: RunHistory, evidence: Evidence) -> Growth | None:
-    """Return what grows from step to step in a run, by what it keeps and by its peaks."""
-    leak = judge_growth("kept", kept_points(history), evidence, grown_component(history))
-    return of_steps(leak, judge_growth("larger_step", peak_points(history), HIGHEST_NEEDS))
+    """Return what grows from step to step in a run, by what it keeps and by its peaks.
+
+    What is allocated at steps' ends may grow while the parts that are kept do not. Then it is what
+    steps need.
+    """
+    kept = judge_growth("kept", kept_points(history), evidence, grown_component(history))
+    needed = judge_growth("larger_step", thinned(peak_points(history), PEAK_POINTS), HIGHEST_NEEDS)
+    if kept and _parts_are_flat(history, kept):
+        return needed or replace(kept, kind="larger_step", component=None)
+    return of_steps(kept, needed)
+
+
+def _parts_are_flat(history: RunHistory, growth: Growth) -> bool:
+    """Return whether the known parts that are kept have grown by far less than the growth."""
+    first, last = history.first_components, history.last_components
+    known = bool(first) and bool(last)
+    return known and sum(last.values()) - sum(first.values()) < growth.grown_bytes / 2
 
 
 def after_warm_up(points: Sequence[Point]) -> list[Point]:
@@ -244,8 +419,34 @@ def live_growth(history: RunHistory, total: int | None, left: int | None) -> Gro
         judge_growth("outside", outside_points(history), JUDGED_OFTEN),
     )
     told = [growth for growth in found if growth and _is_worth(growth, history, total, left)]
-    most = max(told, key=lambda growth: growth.bytes_per_step, default=None)
-    return most and replace(most, is_leak=most.kind == "kept")
+    if not told:
+        return None
+    most = max(told, key=lambda growth: growth.bytes_per_step)
+    return replace(most, is_leak=_is_leak(most, history, left))
+
+
+def _is_leak(growth: Growth, history: RunHistory, left: int) -> bool:
+    """Return whether what is kept leaks: nothing healthy that the run has shown explains it.
+
+    It is above every level before, has lasted longer than every earlier rise that ended by itself,
+    and has taken half of the room that there was: a cache with a bound is given less.
+    """
+    if growth.kind != "kept" or growth.grown_bytes < left:
+        return False
+    earlier = [point for point in kept_points(history) if point[0] <= growth.since_step]
+    lasted = history.steps[-1] - growth.since_step
+    return lasted > _longest_rise(thinned(earlier), growth.grown_bytes * MIN_RISE_SHARE)
+
+
+def _longest_rise(points: Sequence[Point], least: float) -> float:
+    """Return the steps of the longest piece that rises by at least this many bytes."""
+    if len(points) < MIN_PIECE_POINTS:
+        return 0.0
+    starts = pieces(points)
+    spans = ((points[a], points[b - 1]) for a, b in pairwise([*starts, len(points)]))
+    return max(
+        (last[0] - first[0] for first, last in spans if last[1] - first[1] >= least), default=0.0
+    )
 
 
 def is_known(history: RunHistory) -> bool:

@@ -1,8 +1,8 @@
 """The verdict on an OutOfMemoryError: what would have made room for it, and what had changed.
 
 The *cause* is the change that would have made the most room, or capacity if no change would have
-made enough. The *onset* is what had changed since the run was healthy. docs/verdict.md defines
-both, and shows how often they are right.
+made enough. The *onset* is the change since the run was healthy without which the failed request
+would have succeeded. docs/verdict.md defines both, and shows how often they are right.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from torchmem.allocator.oom_cause import (
 )
 from torchmem.explain.growth import (
     JUDGED_ONCE,
-    MIN_GROWTH_RATIO,
     WARM_UP_STEPS,
     growth_of_steps,
     judge_growth,
@@ -44,13 +43,13 @@ CAUSE_BY_CHANGE: dict[Change, OomCause] = {
 MIN_STEPS_SHARE = 0.1
 """Where memory grows, room matters if it lasts for this share of the steps done."""
 NEW_RATIO = 0.1
-"""A share of the GPU: the first occurrence does not show what would have followed."""
+"""A share of the GPU: what runs for the first time does not show what it still needed."""
 MIN_ROOM_RATIO = 0.01
 """Less room than this share of the GPU never matters."""
 REQUESTS = 2
 """Room for fewer requests like the failed one does not matter, as a step makes many."""
-MIN_SURPRISE_RATIO = 0.05
-"""A step that needs this share of the GPU more than any before is not ordinary variation."""
+MAX_FIRST_TURNOVER = 8
+"""A first step frees less than this many times the memory in use; what has freed more repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +117,7 @@ class Circumstances:
         phase: the evaluation, generation or other part of the program that is not a training step.
         is_new_phase: whether that part had never ended before.
         is_training: whether the failed request belongs to training, which steps follow.
+        freed: bytes of tensors that the process has freed so far.
         is_alone: whether this is the only process of its job.
     """
 
@@ -127,6 +127,7 @@ class Circumstances:
     phase: str | None = None
     is_new_phase: bool = True
     is_training: bool = True
+    freed: int | None = None
     is_alone: bool = False
 
 
@@ -244,18 +245,35 @@ class _Run:
         return known[0] if known else None
 
     def margin(self, why: OnsetEvidence | None) -> float:
-        """Return the least room that matters."""
+        """Return the least room beyond the request that matters."""
         least = MIN_ROOM_RATIO * self._total
         if why is not None and why.bytes_per_step and why.onset in {"leak", "larger_step"}:
             return max(least, MIN_STEPS_SHARE * self._steps * why.bytes_per_step)
-        if why is None or why.onset in {"first_step", "new_phase", "larger_step"}:
+        if why is None or why.onset in {"first_step", "new_phase"}:
             return max(least, NEW_RATIO * self._total)
         if why.onset == "outside" and self._surprise == 0:
             return least  # what was enough before is enough
         requests = min(REQUESTS * self._evidence.requested, NEW_RATIO * self._total)
         # What was also needed before does not depend on how much steps differ.
-        variation = 0.0 if why.onset == "stranded" else self._variation
-        return max(least, variation, requests)
+        variation = 0.0 if why.onset in {"stranded", "larger_step"} else self._variation
+        return max(least, variation, requests, self._still_needed - self._evidence.requested)
+
+    @property
+    def _still_needed(self) -> int:
+        """What the failed step still needed, with the request, by what earlier steps needed."""
+        requested, active = self._evidence.requested, self._about.active
+        if active is None or not self._kept:
+            return requested
+        needs = (peak - kept for (_, peak), (_, kept) in zip(self._peaks, self._kept, strict=True))
+        taken = active - self._kept[-1][1]
+        return max(requested, int(min(needs) - max(0, taken)))
+
+    def _succeeds_without(self, added: int) -> bool:
+        """Return whether the request, and the rest of its step, would have found room."""
+        obtainable = self._evidence.obtainable + added
+        free = self._evidence.cached_free + self._evidence.private_free
+        is_enough = obtainable + free >= self._still_needed
+        return obtainable >= self._evidence.requested and is_enough
 
     @property
     def _variation(self) -> float:
@@ -266,30 +284,49 @@ class _Run:
     def why(self) -> OnsetEvidence | None:
         """Return the onset, None if it is unknown."""
         if self._steps < WARM_UP_STEPS:
-            return OnsetEvidence("first_step") if self._about.is_training else None
+            is_first = self._about.is_training and not self._is_repeated
+            return OnsetEvidence("first_step") if is_first else None
         if not self._peaks or self._needed is None:
             return self._in_phase()
-        return self._grown() or self._in_phase() or self._sudden() or self._unchanged()
+        changes = (
+            self._growth_of_steps(),
+            self._outside(),
+            self._in_phase(),
+            self._appeared(),
+            self._larger_step(),
+            self._stranded(),
+        )
+        found = [each for each in changes if each and self._explains(each)]
+        unchanged = OnsetEvidence("tight", self._surprise or None)
+        return max(found, key=lambda why: why.bytes or 0, default=unchanged)
+
+    @property
+    def _is_repeated(self) -> bool:
+        """Whether so much was freed that the program repeats something, without known steps."""
+        freed, active = self._about.freed, self._about.active
+        return freed is not None and active is not None and freed > MAX_FIRST_TURNOVER * active
+
+    def _explains(self, change: OnsetEvidence) -> bool:
+        """Return whether the request would have succeeded without a change.
+
+        A phase that had never ended before made the request itself.
+        """
+        return change.phase is not None or self._succeeds_without(change.bytes or 0)
 
     def _in_phase(self) -> OnsetEvidence | None:
         if self._about.phase is None or not self._about.is_new_phase:
             return None
         return OnsetEvidence("new_phase", phase=self._about.phase, bytes=self._surprise)
 
-    def _grown(self) -> OnsetEvidence | None:
-        """Return the largest steady growth that explains the OOM."""
-        found = [why for why in (self._growth_of_steps(), self._outside()) if why]
-        return max(found, key=lambda why: why.bytes or 0, default=None)
-
     def _growth_of_steps(self) -> OnsetEvidence | None:
-        """Return the growth until the OOM, if it is large enough and was not freed before."""
+        """Return the growth until the OOM, unless it was freed before."""
         growth = growth_of_steps(self._history, JUDGED_ONCE)
         if growth is None or self._is_gone(growth):
             return None
         unread, rate = max(0, self._steps - self._history.steps[-1]), growth.bytes_per_step
         grown = int(growth.grown_bytes + rate * unread)
-        if grown < MIN_GROWTH_RATIO * self._total:
-            return None
+        if growth.kind == "larger_step":
+            grown += self._surprise or 0
         return OnsetEvidence(growth.onset, grown, rate, growth.since_step, growth.component)
 
     def _is_gone(self, growth: Growth) -> bool:
@@ -300,7 +337,7 @@ class _Run:
     def _outside(self) -> OnsetEvidence | None:
         """Return the growth outside the allocator, steady or not."""
         grown = self._taken_outside
-        if grown is None or grown < MIN_GROWTH_RATIO * self._total:
+        if grown is None or grown <= 0:
             return None
         points = [*outside_points(self._history), (self._steps, self._evidence.outside)]
         growth = judge_growth("outside", points, JUDGED_ONCE)
@@ -323,23 +360,21 @@ class _Run:
             return None
         return max(0, int(self._needed - max(size for _, size in self._peaks)))
 
-    def _sudden(self) -> OnsetEvidence | None:
-        """Return long-lived tensors that appeared once, or a step that needs more than others."""
+    def _appeared(self) -> OnsetEvidence | None:
+        """Return long-lived tensors that appeared once."""
         jump, at = lasting_jump(self._kept)
-        least = MIN_SURPRISE_RATIO * self._total
-        if jump >= least:
-            return OnsetEvidence("new_phase", int(jump), since_step=at, phase=self._about.phase)
-        surprise = self._surprise or 0
-        if surprise >= max(least, self._variation):
-            return OnsetEvidence("larger_step", surprise)
-        return None
+        if jump <= 0:
+            return None
+        return OnsetEvidence("new_phase", int(jump), since_step=at)
 
-    def _unchanged(self) -> OnsetEvidence:
-        """Return why the same need failed: others, stranded memory, or ordinary variation."""
-        stranded, taken = self._evidence.cached_free, self._taken_outside or 0
-        needed_more = self._surprise or 0
-        if not needed_more and taken > max(stranded, MIN_ROOM_RATIO * self._total):
-            return OnsetEvidence("outside", taken)
-        if stranded >= MIN_GROWTH_RATIO * self._total and stranded > 2 * needed_more:
-            return OnsetEvidence("stranded", stranded)
-        return OnsetEvidence("tight", needed_more or None)
+    def _larger_step(self) -> OnsetEvidence | None:
+        """Return what the failed step needed more than any before, beyond ordinary variation."""
+        surprise = self._surprise or 0
+        is_ordinary = surprise <= self._variation
+        return None if is_ordinary else OnsetEvidence("larger_step", surprise)
+
+    def _stranded(self) -> OnsetEvidence | None:
+        """Return what has been stranded since the first snapshot."""
+        known = [size for size in self._history.stranded_bytes if size is not None]
+        stranded = self._evidence.cached_free - (known[0] if known else 0)
+        return OnsetEvidence("stranded", stranded) if stranded > 0 else None

@@ -8,7 +8,9 @@ from operator import le
 from typing import Literal
 
 MAX_POINTS = 64
-"""The most points in a history; a full one keeps every second."""
+"""The most points in a history; those of a full one are spread over the run."""
+NEWEST_POINTS = 24
+"""The newest points, all of which are kept: they show what has begun lately."""
 
 GrowthKind = Literal["kept", "larger_step", "outside"]
 GrowthOnset = Literal["leak", "larger_step", "outside"]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from torchmem.explain.growth import (
     MAX_HORIZON,
     MEASURED_EXACTLY,
-    MIN_GROWTH_RATIO,
     MIN_POINTS,
     judge_growth,
     of_steps,
@@ -25,6 +24,8 @@ from torchmem.sample.run_history import Growth, GrowthKind
 MAX_WASTE = 1.5
 """Reserved bytes for each allocated one at most, in the long run: two blocks of a third of a
 segment and a little more leave the last third."""
+MIN_GROWTH_RATIO = 0.05
+"""Growth below this share of the GPU within the horizon does not decide."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,8 @@ class OomExaminer(Part):
         active = record.allocator.active_bytes.total if record.allocator else None
         is_new = self._is_new_phase(record.device.index, about.phase)
         history = record.run_history.published()
-        return replace(about, active=active, history=history, is_new_phase=is_new)
+        freed = record.freed_bytes
+        return replace(about, active=active, freed=freed, history=history, is_new_phase=is_new)
 
     def _counted(self, observation: OomObservation) -> OomObservation:
         """Count the OOM, and then add what the lines hold, which may fail."""

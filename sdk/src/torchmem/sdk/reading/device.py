@@ -78,6 +78,7 @@ class DeviceRecord:
         self.periodic_layout: Layout | None = None
         self.components: dict[str, int] = {}
         self.allocations = self.frees = 0
+        self.freed_bytes: int | None = None
         self.component_peaks: dict[str, int] = {}
         self.component_peak_time: float | None = None
         self._counters: dict[str, MonotonicCounter] = {}
@@ -102,6 +103,7 @@ class DeviceRecord:
         if "allocation" in stats:
             self.allocations = stats["allocation"]["all"]["allocated"]
             self.frees = stats["allocation"]["all"]["freed"]
+        self.freed_bytes = stats["allocated_bytes"]["all"].get("freed")
         self._reports_ooms = "num_ooms" in stats
         self.allocator = self._allocator(stats)
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchmem.sample.run_history import MAX_POINTS, RunHistory
+from torchmem.sample.run_history import MAX_POINTS, NEWEST_POINTS, RunHistory
 from torchmem.sample.sample import Component
 
 EARLY_STEPS = 100
@@ -31,17 +31,17 @@ class Point:
 
 
 class RunHistoryRecorder:
-    """Takes every point, and keeps every 2nd, 4th, 8th, …, so that they span the run.
+    """Keeps the newest points, and before them points that are spread evenly over the run.
 
-    The latest point is always there. Used in the training thread and in the sampler's.
+    Even in steps, or in time without steps, because the first steps are read more often. Used in
+    the training thread and in the sampler's, which may read at any time: each change is one
+    assignment.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started: float | None = None
         self._points: list[Point] = []
-        self._stride = 1
-        self._unkept = 0
         self._first_components: dict[str, int] = {}
         self._last_components: dict[str, int] = {}
         self._published: RunHistory | None = None
@@ -61,23 +61,12 @@ class RunHistoryRecorder:
         if outside is None and self._points:
             outside = self._points[-1].outside
         point = Point(steps, round(now - self._started, 3), allocated, peak, stranded, outside)
-        self._take(point)
+        is_again = bool(self._points and steps and self._points[-1].steps == steps)
+        points = [*(self._points[:-1] if is_again else self._points), point]
+        if len(points) > MAX_POINTS:
+            points = [*_spread(points[:-NEWEST_POINTS]), *points[-NEWEST_POINTS:]]
+        self._points = points
         self._published = None
-
-    def _take(self, point: Point) -> None:
-        """Add a point. The other thread may read at any time, so each change is one assignment."""
-        if self._points and self._points[-1].steps == point.steps and point.steps:
-            self._points[-1] = point
-            return
-        if self._unkept:
-            self._points[-1] = point
-        elif len(self._points) == MAX_POINTS:
-            self._points = [*self._points, point][::2]
-            self._stride *= 2
-            return
-        else:
-            self._points.append(point)
-        self._unkept = (self._unkept + 1) % self._stride
 
     @property
     def newest(self) -> Point | None:
@@ -109,3 +98,11 @@ class RunHistoryRecorder:
                 last_components=self._last_components,
             )
         return self._published
+
+
+def _spread(points: list[Point]) -> list[Point]:
+    """Return the points without one: the one whose neighbors are the closest together."""
+    places = [point.steps or point.seconds for point in points]
+    gaps = [after - before for before, after in zip(places, places[2:], strict=False)]
+    closest = gaps.index(min(gaps)) + 1
+    return points[:closest] + points[closest + 1 :]
