@@ -151,17 +151,26 @@ class _Process:
         if self.now >= self._next_snapshot:
             self._next_snapshot = self.now + SOON_SNAPSHOT_SECONDS
             self._stranded = self._bytes(step.stranded) + self._cached // 2
+        parts: dict[str, int] = {}
         if self._has_components:
             model, lingering = self._bytes(self.job.model), step.need * step.lingering
             parts = {"parameters": model // 3, "optimizer_state": model - model // 3}
             parts |= {"held": self._bytes(step.kept), "step": self._bytes(lingering)}
-            self._recorder.add_components(number, parts)
-        self._add(number, step, self._base_outside + self._bytes(step.outside))
+        self._add(number, step, self._base_outside + self._bytes(step.outside), parts)
 
-    def _add(self, number: int, step: Step, outside: int | None) -> None:
+    def _add(
+        self, number: int, step: Step, outside: int | None, parts: dict[str, int] | None = None
+    ) -> None:
         own = self.job.model + step.kept + step.need * step.lingering
         allocated = self._bytes(own) + self.job.random.randrange(64) * 512
-        self._recorder.add(number, allocated, self._peak, stranded=self._stranded, outside=outside)
+        self._recorder.add(
+            number,
+            allocated,
+            self._peak,
+            stranded=self._stranded,
+            outside=outside,
+            components=parts,
+        )
 
     def _bytes(self, share: float) -> int:
         return int(share * self.room) // 512 * 512

@@ -41,6 +41,7 @@ def _history(allocated: list[int], peaks: list[int] | None = None) -> RunHistory
         peak_bytes=tuple(accumulate(peaks, max)),
         stranded_bytes=(None,) * number,
         outside_bytes=(None,) * number,
+        kept_bytes=(None,) * number,
     )
 
 

@@ -162,6 +162,7 @@ def test_the_end_of_a_leak_below_an_older_peak() -> None:
             peak_bytes=peaks,
             stranded_bytes=unknown,
             outside_bytes=unknown,
+            kept_bytes=unknown,
         )
         device = replace(_stranded(0, LEAK, 0), run_history=run)
         assert (steps_left(device) is not None) == is_known

@@ -40,6 +40,7 @@ def _history(allocated: list[int], peaks: list[int], outside: int = GIB) -> RunH
         peak_bytes=tuple(max(peaks[: index + 1]) for index in range(number)),
         stranded_bytes=(None,) * number,
         outside_bytes=(outside,) * number,
+        kept_bytes=(None,) * number,
     )
 
 

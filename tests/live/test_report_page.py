@@ -26,6 +26,7 @@ HISTORY = RunHistory(
     peak_bytes=tuple(28 * GIB + step * GIB // 10 for step in STEPS),
     stranded_bytes=tuple(step * GIB // 30 for step in STEPS),
     outside_bytes=(2 * GIB,) * len(STEPS),
+    kept_bytes=(None,) * len(STEPS),
 )
 WITH_HISTORY = replace(STRANDED, device=replace(STRANDED.device, run_history=HISTORY))
 OF_EVIL = replace(

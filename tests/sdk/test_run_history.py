@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmem.sample.run_history import MAX_POINTS, RunHistory
+from torchmem.sample.run_history import MAX_POINTS, NEWEST_POINTS, RunHistory
 from torchmem.sdk.reading.run_history import RunHistoryRecorder
 
 
@@ -39,11 +39,16 @@ def test_it_spans_the_run(number: int) -> None:
 
 
 def test_the_points_of_a_long_run_are_even() -> None:
-    """No two neighbors of a long run are much farther apart than others."""
+    """No two neighbors of a long run are much farther apart than others, up to the newest ones."""
     steps = _recorded(100_000).steps
-    gaps = [high - low for low, high in pairwise(steps[:-1])]
+    gaps = [high - low for low, high in pairwise(steps[: MAX_POINTS - NEWEST_POINTS - 1])]
 
-    assert max(gaps) <= 2 * min(gaps)
+    assert max(gaps) <= 5 * min(gaps)
+
+
+def test_the_newest_points_are_all_there() -> None:
+    """What has begun lately is not lost between two points that are far apart."""
+    assert _recorded(100_000).steps[-NEWEST_POINTS:] == tuple(range(100_001 - NEWEST_POINTS, 100_001))
 
 
 def test_no_point_is_no_history() -> None:
@@ -54,16 +59,16 @@ def test_no_point_is_no_history() -> None:
 def test_the_first_components_are_those_after_the_first_steps() -> None:
     """Components of the first steps are replaced, later ones are the last; a step's own is left."""
     recorder = RunHistoryRecorder()
-    recorder.add(1, 10, 10)
-    recorder.add_components(1, {"held": 1, "step": 9})
-    recorder.add_components(2, {"held": 2, "optimizer_state": 5})
-    recorder.add_components(50, {"held": 7, "optimizer_state": 5})
-    recorder.add_components(51, {})
+    recorder.add(1, 10, 10, components={"held": 1, "step": 9})
+    recorder.add(2, 10, 10, components={"held": 2, "optimizer_state": 5})
+    recorder.add(50, 20, 20, components={"held": 7, "optimizer_state": 5})
+    recorder.add(51, 20, 20, components={})
     history = recorder.published()
 
     assert history is not None
     assert history.first_components == {"held": 2, "optimizer_state": 5}
     assert history.last_components == {"held": 7, "optimizer_state": 5}
+    assert history.kept_bytes == (1, 7, 12, None)
 
 
 @pytest.mark.parametrize("at", range(20))

@@ -339,6 +339,7 @@ _LEAKED = RunHistory(
     tuple(size + 3 * GIB for size in _KEPT),
     (None,) * len(_STEPS),
     (2 * GIB,) * len(_STEPS),
+    (None,) * len(_STEPS),
 )
 LEAK = _judged(
     replace(CAPACITY, device=replace(CAPACITY.device, run_history=_LEAKED)),

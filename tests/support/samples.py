@@ -90,6 +90,7 @@ def _run_histories(draw: st.DrawFn) -> RunHistory:
         peak_bytes=column(size),
         stranded_bytes=column(_optional(size)),
         outside_bytes=column(_optional(size)),
+        kept_bytes=column(_optional(size)),
         first_components=draw(st.dictionaries(text, size, max_size=3)),
         last_components=draw(st.dictionaries(text, size, max_size=3)),
     )
@@ -271,6 +272,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             (43 * gib, 46 * gib, 51 * gib),
             (None, 12 * gib, 12 * gib),
             (gib, gib, gib),
+            (9 * gib, 14 * gib, 18 * gib),
             {"parameters": 8 * gib, "held": gib},
             {"parameters": 8 * gib, "held": 10 * gib},
         ),

@@ -35,6 +35,7 @@ HISTORY = RunHistory(
     peak_bytes=(2 * GIB, 3 * GIB, 5 * GIB, 9 * GIB),
     stranded_bytes=(None, 0, MIB, GIB),
     outside_bytes=(None, None, GIB, GIB),
+    kept_bytes=(None,) * 4,
 )
 
 

@@ -354,10 +354,18 @@ def growth_of_steps(history: RunHistory, evidence: Evidence) -> Growth | None:
 
 
 def _parts_are_flat(history: RunHistory, growth: Growth) -> bool:
-    """Return whether the known parts that are kept have grown by far less than the growth."""
-    first, last = history.first_components, history.last_components
-    known = bool(first) and bool(last)
-    return known and sum(last.values()) - sum(first.values()) < growth.grown_bytes / 2
+    """Return whether the parts that are kept have grown by far less than what was allocated.
+
+    Both at the same steps' ends, those during the growth at which the components were read.
+    """
+    rows = zip(history.steps, history.allocated_bytes, history.kept_bytes, strict=True)
+    known = [
+        (size, kept) for step, size, kept in rows if step >= growth.since_step and kept is not None
+    ]
+    if len(known) < MIN_POINTS:
+        return False
+    (first, kept_first), (last, kept_last) = known[0], known[-1]
+    return kept_last - kept_first < (last - first) / 2
 
 
 def after_warm_up(points: Sequence[Point]) -> list[Point]:

@@ -27,6 +27,7 @@ class RunHistory:
         peak_bytes: the highest active bytes so far.
         stranded_bytes: stranded bytes in the latest snapshot.
         outside_bytes: bytes that were neither free at the driver nor reserved by this process.
+        kept_bytes: what the components that are kept between steps add up to, at a step's end.
         first_components: what the allocated bytes consisted of at a step's end, soon after the
             first steps.
         last_components: the same at the latest step's end for which it is known.
@@ -38,6 +39,7 @@ class RunHistory:
     peak_bytes: tuple[int, ...] = ()
     stranded_bytes: tuple[int | None, ...] = ()
     outside_bytes: tuple[int | None, ...] = ()
+    kept_bytes: tuple[int | None, ...] = ()
     first_components: dict[str, int] = field(default_factory=dict)
     last_components: dict[str, int] = field(default_factory=dict)
 

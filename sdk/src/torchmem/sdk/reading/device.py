@@ -181,18 +181,29 @@ class DeviceRecord:
         counter = self._counters.get("num_alloc_retries")
         return None if counter is None else counter.total
 
-    def add_point(self, steps: int, allocated: int, outside: int | None = None) -> None:
+    def add_point(
+        self,
+        steps: int,
+        allocated: int,
+        outside: int | None = None,
+        components: dict[str, int] | None = None,
+    ) -> None:
         """Take a point of the run's history at a step's end, with the peaks kept so far."""
-        stranded = self.layout.stranded_bytes if self.layout else None
-        peak = self._peaks["active_bytes"]
-        self.run_history.add(steps, allocated, peak, stranded=stranded, outside=outside)
+        self.run_history.add(
+            steps,
+            allocated,
+            self._peaks["active_bytes"],
+            stranded=self.layout.stranded_bytes if self.layout else None,
+            outside=outside,
+            components=components,
+        )
 
     def add_read_point(self, steps: int) -> None:
         """Take a point of the run's history from the latest read, which was just made."""
         if self.allocator is not None:
-            self.run_history.add_components(steps, self.components)
             outside = outside_bytes(self.bare_sample(), self.driver_free)
-            self.add_point(steps, self.allocator.allocated_bytes.total, outside)
+            allocated = self.allocator.allocated_bytes.total
+            self.add_point(steps, allocated, outside, self.components)
 
     def bare_sample(self) -> DeviceSample:
         """Return the device and its latest statistics, as the allocator's arithmetic takes them."""

@@ -28,6 +28,12 @@ class Point:
     peak: int
     stranded: int | None
     outside: int | None
+    kept: int | None = None
+
+
+def kept_between_steps(components: dict[str, int]) -> dict[str, int]:
+    """Return the components at a step's end, except those that are not kept between steps."""
+    return {name: size for name, size in components.items() if name not in _OF_A_STEP}
 
 
 class RunHistoryRecorder:
@@ -46,7 +52,7 @@ class RunHistoryRecorder:
         self._last_components: dict[str, int] = {}
         self._published: RunHistory | None = None
 
-    def add(
+    def add(  # noqa: PLR0913 - one point
         self,
         steps: int,
         allocated: int,
@@ -54,13 +60,24 @@ class RunHistoryRecorder:
         *,
         stranded: int | None = None,
         outside: int | None = None,
+        components: dict[str, int] | None = None,
     ) -> None:
-        """Take a point; `outside` is the latest known one if it was not read."""
+        """Take a point at a step's end, with the components if they were read.
+
+        `outside` is the latest known one if it was not read.
+        """
         now = self._clock()
         self._started = now if self._started is None else self._started
         if outside is None and self._points:
             outside = self._points[-1].outside
-        point = Point(steps, round(now - self._started, 3), allocated, peak, stranded, outside)
+        seconds, kept = round(now - self._started, 3), None
+        if components:
+            parts = kept_between_steps(components)
+            kept = sum(parts.values())
+            if steps <= SETTLED_STEPS or not self._first_components:
+                self._first_components = parts
+            self._last_components = parts
+        point = Point(steps, seconds, allocated, peak, stranded, outside, kept)
         is_again = bool(self._points and steps and self._points[-1].steps == steps)
         points = [*(self._points[:-1] if is_again else self._points), point]
         if len(points) > MAX_POINTS:
@@ -73,16 +90,6 @@ class RunHistoryRecorder:
         """The latest point."""
         return self._points[-1] if self._points else None
 
-    def add_components(self, steps: int, components: dict[str, int]) -> None:
-        """Take the components at a step's end, except those that are not kept between steps."""
-        if not components:
-            return
-        kept = {name: size for name, size in components.items() if name not in _OF_A_STEP}
-        if steps <= SETTLED_STEPS or not self._first_components:
-            self._first_components = kept
-        self._last_components = kept
-        self._published = None
-
     def published(self) -> RunHistory | None:
         """Return the history so far; None before the first point."""
         if self._published is None and self._points:
@@ -94,6 +101,7 @@ class RunHistoryRecorder:
                 peak_bytes=tuple(point.peak for point in points),
                 stranded_bytes=tuple(point.stranded for point in points),
                 outside_bytes=tuple(point.outside for point in points),
+                kept_bytes=tuple(point.kept for point in points),
                 first_components=self._first_components,
                 last_components=self._last_components,
             )
