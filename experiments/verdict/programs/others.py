@@ -181,22 +181,25 @@ def private_pools(job: Job) -> None:
 
 
 def waiting_frees(job: Job) -> None:
-    """A large buffer is used on a side stream, which is late once."""
+    """A large buffer is used on a side stream, which is late once, and shares its segment."""
+    size = job.share(0.5, 0.6)
+    take(size + (4 << 20))
+    pin, buffer = take(2 << 20), take(size)
     network = job.network(job.share(0.02, 0.1))
-    rows, size = network.rows(job.share(0.02, 0.06)), job.share(0.5, 0.6)
+    rows = network.rows(job.share(0.02, 0.06))
     stream, hold = torch.cuda.Stream(), ctypes.CDLL(None).phantom_hold_events
-    for _ in job.steps(2):  # the optimizer's state does not lie where the buffer is then
-        train(network, network.module(network.batch(rows)).square().mean())
     for step in job.steps(job.most + 20):
+        train(network, network.module(network.batch(rows)).square().mean())
         hold(step == job.most)
-        take(size).record_stream(stream)
+        buffer.record_stream(stream)
+        del buffer
         if job.cured("wait"):
             hold(0)
         try:
-            take(size)
+            buffer = take(size)
         except torch.OutOfMemoryError:
             if not job.cured("repeat"):
                 raise
             hold(0)
-            take(size)
-        train(network, network.module(network.batch(rows)).square().mean())
+            buffer = take(size)
+    del pin
