@@ -1,6 +1,7 @@
 """Plays a job in virtual time: what the SDK records of it, and what is said of that.
 
-The SDK reads each of the first steps, then about once a second, and the step after each such read.
+The SDK reads each of the first steps, then about once a second, the step after each such read, and
+a step after each hundredth of the steps.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torchmem.explain.thresholds import defaults
 from torchmem.explain.verdict import Circumstances, judge
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.sample import Allocator, ByPool, DeviceSample
-from torchmem.sdk.reading.run_history import EARLY_STEPS, RunHistoryRecorder
+from torchmem.sdk.reading.run_history import RunHistoryRecorder, next_early_step
 from torchmem.sdk.safety.cost import FIRST_STEPS, INTERVAL_SECONDS, SOON_SNAPSHOT_SECONDS
 
 MIB = 1 << 20
@@ -112,6 +113,7 @@ class _Process:
         self._recorder = RunHistoryRecorder(clock=lambda: self.now)
         self._has_components = job.seed % 2 == 0
         self._next_read = self._next_snapshot = 0.0
+        self._next_early = 1
         self._is_watched = False
         self._stranded: int | None = None
         self.before = Step()
@@ -135,8 +137,9 @@ class _Process:
         self._peak = max(self._peak, min(self._bytes(shares), self._most(step)))
         self.before = step
         is_routine = number <= FIRST_STEPS or self.now >= self._next_read
-        if not is_routine and not self._is_watched and number > EARLY_STEPS:
+        if not is_routine and not self._is_watched and number < self._next_early:
             return False
+        self._next_early = max(self._next_early, next_early_step(number))
         if is_routine or self._is_watched:
             self._read(number, step)
         else:

@@ -53,8 +53,6 @@ PIECE_PRICE = 4.0
 A piece has three parameters, its line and its start, and BIC asks for one logarithm for each."""
 NOISE_RATIO = 0.01
 """Deviations below this share of a series' range are not noise that matters."""
-MIN_STAIRS = 3
-"""Jumps that are stairs."""
 MAX_UNEVENNESS = 2.5
 """How many times a jump of stairs, or the time between two, may be the typical one."""
 MIN_STAIRS_SHARE = 0.7
@@ -80,6 +78,7 @@ class Evidence:
         few: whether points that all rise are enough, however few.
         rises: of the newest `of` pairs of neighbors, those that rise; all of fewer pairs.
         points: fewer points show nothing.
+        stairs: jumps of similar sizes, at similar distances, that are stairs.
     """
 
     confidence: float = 0.0
@@ -87,12 +86,15 @@ class Evidence:
     rises: int = 0
     of: int = 0
     points: int = MIN_POINTS
+    stairs: int = 3
 
 
 JUDGED_OFTEN = Evidence(confidence=4.0)
 """For a rank that runs: batches of random sizes show it once in 30,000 judgments."""
 JUDGED_ONCE = Evidence(confidence=2.0)
 """For a run that is over, which may have had few steps."""
+LEAKS_FOR_SURE = Evidence(confidence=4.0, stairs=5)
+"""For a leak in a rank that runs: layers may be unfrozen in three or four stages."""
 MEASURED_EXACTLY = Evidence(confidence=3.1, few=True)
 """Where nothing is missed, as in a preflight or in a recording of all events."""
 HIGHEST_NEEDS = Evidence(rises=5, of=7)
@@ -110,10 +112,10 @@ def judge_growth(
     The whole series is judged, and its newest points, which show what has begun lately. Growth goes
     beyond every level before it.
     """
-    newest = len(points) - NEWEST_POINTS
-    rises = [_rise(thinned(points), -math.inf, evidence)]
-    if newest > 0:
-        rises.append(_rise(points[newest:], max(size for _, size in points[:newest]), evidence))
+    series = [thinned(points)]
+    if len(points) > NEWEST_POINTS:
+        series.append(points[_rising_until(points, len(points) - NEWEST_POINTS) :])
+    rises = [_rise(each, points, evidence) for each in series]
     found = [rise for rise in rises if rise and not _is_flat_now(points, rise)]
     if not found:
         return None
@@ -134,58 +136,79 @@ class _Rise:
     pause: float = 0.0
 
 
-def _rise(points: Sequence[Point], level: float, evidence: Evidence) -> _Rise | None:
-    """Return what rises in the last piece of some points, above `level` and all pieces before."""
-    if len(points) < evidence.points or not _rises(points, evidence):
+def _rise(series: Sequence[Point], points: Sequence[Point], evidence: Evidence) -> _Rise | None:
+    """Return what rises in the last piece of a series, above the level of all points before."""
+    if len(series) < evidence.points or not _rises(series, evidence):
         return None
-    starts = pieces(points)
+    starts = pieces(series)
     found = (
-        _stairs(points, starts)
-        or _ramp(points, _rising_since(points, starts), evidence)
-        or _lows(points, starts, evidence)
+        _stairs(series, starts, evidence)
+        or _ramp(series, starts, evidence)
+        or _lows(series, starts, evidence)
     )
     if found is None:
         return None
-    before = max((size for step, size in points if step < found.since), default=level)
-    risen = min(found.bytes, points[-1][1] - max(level, before))
+    level = max((size for step, size in points if step < found.since), default=-math.inf)
+    risen = min(found.bytes, points[-1][1] - level)
     return replace(found, bytes=risen) if risen > 0 else None
 
 
-def _ramp(points: Sequence[Point], start: int, evidence: Evidence) -> _Rise | None:
-    """Return the steady rise from a point to the end, by the median slope of its pairs.
+def _rising_until(points: Sequence[Point], start: int) -> int:
+    """Return the first of the points that rise without a break to the one at `start`.
+
+    The points before the newest ones are far apart: what has begun between them goes back there.
+    """
+    pace = (points[-1][1] - points[start][1]) / max(1.0, points[-1][0] - points[start][0])
+    while start > 0:
+        risen = points[start][1] - points[start - 1][1]
+        if pace <= 0 or risen < MIN_LATE_SHARE * pace * (points[start][0] - points[start - 1][0]):
+            break
+        start -= 1
+    return start
+
+
+def _ramp(points: Sequence[Point], starts: Sequence[int], evidence: Evidence) -> _Rise | None:
+    """Return the steady rise that leads to the end, by the median slope of its pairs of points.
 
     A few odd points do not move that slope (Theil–Sen). A single jump is not steady, and a rise
-    that has settled does not go on.
+    that has settled does not go on. A rise that gets faster began where it was slow, and has the
+    slope of its end.
     """
-    ramp = points[start:]
-    slopes = _slopes(ramp) if len(ramp) >= evidence.points else []
-    if not slopes or not _is_certain(len(ramp), slopes, evidence):
+    rise = points[_rising_since(points, starts, MIN_BEGIN_SHARE) :]
+    slopes = _slopes(rise) if len(rise) >= evidence.points else []
+    if not slopes or not _is_certain(len(rise), slopes, evidence):
         return None
-    slope, risen = median(slopes), ramp[-1][1] - ramp[0][1]
-    is_steady = slope * (ramp[-1][0] - ramp[0][0]) >= MIN_STEADY_SHARE * risen > 0
-    return _Rise(slope, _begin(ramp), risen) if is_steady and _goes_on(ramp, slope) else None
+    end = points[_rising_since(points, starts, MIN_LATE_SHARE) :]
+    slope = theil_sen(end) or 0.0
+    is_steady = slope * (end[-1][0] - end[0][0]) >= MIN_STEADY_SHARE * (end[-1][1] - end[0][1]) > 0
+    if not is_steady or not _goes_on(end, slope):
+        return None
+    return _Rise(slope, _begin(rise), rise[-1][1] - rise[0][1])
 
 
-def _rising_since(points: Sequence[Point], starts: Sequence[int]) -> int:
-    """Return the start of the last piece, or of the rising pieces that lead to it."""
+def _rising_since(points: Sequence[Point], starts: Sequence[int], share: float) -> int:
+    """Return the start of the last piece, or of the rising pieces that lead to it.
+
+    Each has at least this share of the pace of those after it, and none begins far below the end
+    of the one before.
+    """
     ends = [*starts[1:], len(points)]
     since = starts[-1]
     for start, end in reversed(list(zip(starts[:-1], ends[:-1], strict=True))):
-        rises = points[end - 1][1] - points[start][1]
-        if rises <= 0 or points[end][1] < points[end - 1][1] - rises / 2:
-            break
-        pace = rises / (points[end - 1][0] - points[start][0])
+        risen = points[end - 1][1] - points[start][1]
+        falls = points[end][1] < points[end - 1][1] - risen / 2
+        pace = risen / max(1.0, points[end - 1][0] - points[start][0])
         later = (points[-1][1] - points[since][1]) / max(1.0, points[-1][0] - points[since][0])
-        if pace < MIN_LATE_SHARE * later:
+        if risen <= 0 or falls or pace < share * later:
             break
         since = start
     return since
 
 
-def _stairs(points: Sequence[Point], starts: Sequence[int]) -> _Rise | None:
+def _stairs(points: Sequence[Point], starts: Sequence[int], evidence: Evidence) -> _Rise | None:
     """Return the rise of a series that jumps up by similar sizes, at similar distances."""
     jumps = [(points[start][0], points[start][1] - points[start - 1][1]) for start in starts[1:]]
-    if len(jumps) < MIN_STAIRS or min(size for _, size in jumps) <= 0:
+    if len(jumps) < evidence.stairs or min(size for _, size in jumps) <= 0:
         return None
     typical, risen = median(size for _, size in jumps), points[-1][1] - points[0][1]
     pauses = [late[0] - early[0] for early, late in pairwise(jumps)]
@@ -255,16 +278,14 @@ def _line_costs(points: Sequence[Point]) -> Callable[[int, int], float]:
 def _noise(points: Sequence[Point]) -> float:
     """Return the standard deviation around lines, by the changes of neighbors' differences.
 
-    The median deviation of a normal distribution is 0.6745 of its standard deviation, and three
-    values, one of them twice, have the variance of six.
-
-    It is at least NOISE_RATIO of the range: smaller deviations do not matter.
+    Their first quartile, because stairs have many changes: that of a normal distribution is 0.3186
+    standard deviations, and three values, one of them twice, have the variance of six. It is at
+    least NOISE_RATIO of the range, as smaller deviations do not matter.
     """
     sizes = [size for _, size in points]
-    bends = [abs(a - 2 * b + c) for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False)]
-    least = NOISE_RATIO * (max(sizes) - min(sizes)) or 1.0
-    deviation: float = median(bends) / (0.6745 * math.sqrt(6)) if bends else 0.0
-    return max(least, deviation)
+    bends = sorted(abs(a - 2 * b + c) for a, b, c in zip(sizes, sizes[1:], sizes[2:], strict=False))
+    deviation = bends[len(bends) // 4] / (0.3186 * math.sqrt(6)) if bends else 0.0
+    return max(deviation, NOISE_RATIO * (max(sizes) - min(sizes)) or 1.0)
 
 
 def theil_sen(points: Sequence[Point]) -> float | None:
@@ -347,10 +368,19 @@ def growth_of_steps(history: RunHistory, evidence: Evidence) -> Growth | None:
     steps need.
     """
     kept = judge_growth("kept", kept_points(history), evidence, grown_component(history))
-    needed = judge_growth("larger_step", thinned(peak_points(history), PEAK_POINTS), HIGHEST_NEEDS)
+    needed = judge_needs(peak_points(history))
     if kept and _parts_are_flat(history, kept):
         return needed or replace(kept, kind="larger_step", component=None)
     return of_steps(kept, needed)
+
+
+def judge_needs(peaks: Sequence[Point]) -> Growth | None:
+    """Return the growth of what steps need, by the highest peaks so far: a ramp or stairs."""
+    series = thinned(peaks)
+    stairs = _stairs(series, pieces(series), JUDGED_ONCE) if len(series) >= MIN_POINTS else None
+    if stairs is not None and not _is_flat_now(peaks, stairs):
+        return Growth("larger_step", stairs.slope, int(stairs.since), int(stairs.bytes))
+    return judge_growth("larger_step", thinned(peaks, PEAK_POINTS), HIGHEST_NEEDS)
 
 
 def _parts_are_flat(history: RunHistory, growth: Growth) -> bool:
@@ -441,7 +471,10 @@ def _is_leak(growth: Growth, history: RunHistory, left: int) -> bool:
     """
     if growth.kind != "kept" or growth.grown_bytes < left:
         return False
-    earlier = [point for point in kept_points(history) if point[0] <= growth.since_step]
+    points = kept_points(history)
+    if judge_growth("kept", points, LEAKS_FOR_SURE) is None:
+        return False
+    earlier = [point for point in points if point[0] <= growth.since_step]
     lasted = history.steps[-1] - growth.since_step
     return lasted > _longest_rise(thinned(earlier), growth.grown_bytes * MIN_RISE_SHARE)
 

@@ -141,7 +141,7 @@ def judge(
     best = max((gain for gain in gains if gain.matters), key=_rank, default=None)
     cause = CAUSE_BY_CHANGE[best.change] if best else "capacity"
     if why is not None and why.onset == "stranded" and cause == "capacity":
-        why = OnsetEvidence("tight")
+        why = run.why(is_compact=True)  # compaction would not have made enough room
     detail = fragmentation_detail(evidence, blocks) if blocks and cause == "fragmentation" else None
     return Verdict(cause, detail, why, gains)
 
@@ -270,10 +270,8 @@ class _Run:
 
     def _succeeds_without(self, added: int) -> bool:
         """Return whether the request, and the rest of its step, would have found room."""
-        obtainable = self._evidence.obtainable + added
         free = self._evidence.cached_free + self._evidence.private_free
-        is_enough = obtainable + free >= self._still_needed
-        return obtainable >= self._evidence.requested and is_enough
+        return self._evidence.obtainable + free + added >= self._still_needed
 
     @property
     def _variation(self) -> float:
@@ -281,8 +279,8 @@ class _Run:
         peaks = [size for _, size in self._peaks]
         return max(peaks) - median(peaks[: max(1, len(peaks) // 8)]) if peaks else 0.0
 
-    def why(self) -> OnsetEvidence | None:
-        """Return the onset, None if it is unknown."""
+    def why(self, *, is_compact: bool = False) -> OnsetEvidence | None:
+        """Return the onset, None if it is unknown. `is_compact`: stranded memory is none."""
         if self._steps < WARM_UP_STEPS:
             is_first = self._about.is_training and not self._is_repeated
             return OnsetEvidence("first_step") if is_first else None
@@ -294,7 +292,7 @@ class _Run:
             self._in_phase(),
             self._appeared(),
             self._larger_step(),
-            self._stranded(),
+            None if is_compact else self._stranded(),
         )
         found = [each for each in changes if each and self._explains(each)]
         unchanged = OnsetEvidence("tight", self._surprise or None)

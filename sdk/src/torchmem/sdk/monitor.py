@@ -29,7 +29,7 @@ from torchmem.sdk.oom.ending import LibraryOom
 from torchmem.sdk.part import Part, Parts, StepAction
 from torchmem.sdk.pytorch.call_stack import calling_origin
 from torchmem.sdk.reading.reader import Reader
-from torchmem.sdk.reading.run_history import EARLY_STEPS
+from torchmem.sdk.reading.run_history import next_early_step
 from torchmem.sdk.safety.cost import FIRST_STEPS, MAX_STEP_SECONDS
 from torchmem.sdk.safety.interruptions import call_holding, call_if_free, shield
 from torchmem.sdk.safety.sigterm import SigtermFlush
@@ -54,7 +54,7 @@ class Monitor:
     of the SDK escape. `oom_pending` is True if no step has ended since the newest OOM, and
     `is_step_watched` if statistics are read before and after the next optimizer step.
     `on_snapshot` is called with each snapshot that was measured, in the background thread, and
-    `on_early_read` after a read of only the allocated bytes, at the end of one of the first steps.
+    `on_early_read` after a read of only the allocated bytes, at a step's end.
     """
 
     # `start` sets them.
@@ -70,6 +70,7 @@ class Monitor:
         self._is_rank = False
         # The step from which its end may have more to do than to count, if no read is due before.
         self._due_step: float = 0
+        self._next_early = 1
         self._context = context
         self._build = build
         self._settings = context.settings
@@ -219,10 +220,12 @@ class Monitor:
         is_routine = is_first or "watch" in actions or now >= self.reader.next_read
         if is_routine or self.is_step_watched or "read" in actions:
             self._read_at_step(now, watch_next=is_routine)
-        elif count <= EARLY_STEPS:
+        elif count >= self._next_early:
             self._read_early(count)
-        is_next_due = self.is_step_watched or count < EARLY_STEPS
-        self._due_step = 0 if is_next_due else self._parts.due_step
+        if count >= self._next_early:
+            self._next_early = next_early_step(count)
+        is_next_due = self.is_step_watched
+        self._due_step = 0 if is_next_due else min(self._parts.due_step, self._next_early)
 
     def _read_early(self, count: int) -> None:
         started = time.thread_time()

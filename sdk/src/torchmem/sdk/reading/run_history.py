@@ -10,7 +10,8 @@ from torchmem.sample.run_history import MAX_POINTS, NEWEST_POINTS, RunHistory
 from torchmem.sample.sample import Component
 
 EARLY_STEPS = 100
-"""The first steps, each of which is read: a job may end in its first seconds."""
+"""The first steps, each of which is read: a job may end in its first seconds. After so many more,
+a hundredth of the steps is left out between two reads, however fast the steps are."""
 SETTLED_STEPS = 3
 """Steps after which the first components are kept: the optimizer's state is there by then."""
 
@@ -29,6 +30,11 @@ class Point:
     stranded: int | None
     outside: int | None
     kept: int | None = None
+
+
+def next_early_step(step: int) -> int:
+    """Return the step whose end is read after this one's, even if little time has passed."""
+    return step + max(1, step // EARLY_STEPS)
 
 
 def kept_between_steps(components: dict[str, int]) -> dict[str, int]:
