@@ -201,7 +201,7 @@ def test_stranded_memory_of_a_run_that_has_filled_a_buffer() -> None:
 
 def test_stranded_memory_that_does_not_matter_is_not_the_onset() -> None:
     """The onset is stranded memory only where the cause is fragmentation."""
-    evidence = replace(FULL, requested=2 * GIB, cached_free=5 * GIB, driver_free=0)
+    evidence = replace(FULL, cached_free=5 * GIB, driver_free=0, reserved=79 * GIB)
     verdict = judge(evidence, LargestFreeBlocks(own=GIB), _run(FLAT, 58 * GIB))
     assert verdict.why is not None
     assert (verdict.cause, verdict.why.onset) == ("capacity", "tight")

@@ -368,19 +368,22 @@ def growth_of_steps(history: RunHistory, evidence: Evidence) -> Growth | None:
     steps need.
     """
     kept = judge_growth("kept", kept_points(history), evidence, grown_component(history))
-    needed = judge_needs(peak_points(history))
+    peaks = peak_points(history)
+    needed = judge_growth("larger_step", thinned(peaks, PEAK_POINTS), HIGHEST_NEEDS)
+    if needed is None and evidence is JUDGED_ONCE:  # random needs are stairs too often by chance
+        needed = _stairs_of_needs(peaks)
     if kept and _parts_are_flat(history, kept):
         return needed or replace(kept, kind="larger_step", component=None)
     return of_steps(kept, needed)
 
 
-def judge_needs(peaks: Sequence[Point]) -> Growth | None:
-    """Return the growth of what steps need, by the highest peaks so far: a ramp or stairs."""
+def _stairs_of_needs(peaks: Sequence[Point]) -> Growth | None:
+    """Return the growth of what steps need in stages, by the highest peaks so far."""
     series = thinned(peaks)
-    stairs = _stairs(series, pieces(series), JUDGED_ONCE) if len(series) >= MIN_POINTS else None
-    if stairs is not None and not _is_flat_now(peaks, stairs):
-        return Growth("larger_step", stairs.slope, int(stairs.since), int(stairs.bytes))
-    return judge_growth("larger_step", thinned(peaks, PEAK_POINTS), HIGHEST_NEEDS)
+    rise = _stairs(series, pieces(series), JUDGED_ONCE) if len(series) >= MIN_POINTS else None
+    if rise is None or _is_flat_now(peaks, rise):
+        return None
+    return Growth("larger_step", rise.slope, int(rise.since), int(rise.bytes))
 
 
 def _parts_are_flat(history: RunHistory, growth: Growth) -> bool:
