@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from experiments.verdict.programs.job import SMALLER, Job, Network, fraction, take, train
-from torch import distributed
+from torch import Tensor, distributed
 
 NEIGHBOR = """
 import ctypes, sys
@@ -184,22 +184,25 @@ def waiting_frees(job: Job) -> None:
     """A large buffer is used on a side stream, which is late once, and shares its segment."""
     size = job.share(0.5, 0.6)
     take(size + (4 << 20))
-    pin, buffer = take(2 << 20), take(size)
+    pin, buffers = take(2 << 20), [take(size)]
     network = job.network(job.share(0.02, 0.1))
     rows = network.rows(job.share(0.02, 0.06))
     stream, hold = torch.cuda.Stream(), ctypes.CDLL(None).phantom_hold_events
     for step in job.steps(job.most + 20):
         train(network, network.module(network.batch(rows)).square().mean())
         hold(step == job.most)
-        buffer.record_stream(stream)
-        del buffer
+        buffers.pop().record_stream(stream)
         if job.cured("wait"):
             hold(0)
-        try:
-            buffer = take(size)
-        except torch.OutOfMemoryError:
-            if not job.cured("repeat"):
-                raise
-            hold(0)
-            buffer = take(size)
+        buffers.append(_taken(job, size))
     del pin
+
+
+def _taken(job: Job, size: int) -> Tensor:
+    try:
+        return take(size)
+    except torch.OutOfMemoryError:
+        if not job.cured("repeat"):
+            raise
+        ctypes.CDLL(None).phantom_hold_events(0)
+        return take(size)
