@@ -62,7 +62,7 @@ NUMBERS: list[Panel] = [
         Query(f"bottomk(1, {EXHAUSTION})", RANK),
         Unit.DURATION,
         levels=levels.EXHAUSTION,
-        empty="None predicted",
+        empty="No warning",
     )
     .description(
         "Will a rank run out of memory within minutes? The time until almost nothing "
@@ -175,7 +175,7 @@ DANGER = (
             Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=82),
             _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
             _share("Stranded", _listed(STRANDED_SHARE), levels.STRANDED),
-            Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=73),
+            Column("Growth a step", _listed(_GROWTH), unit=Unit.BYTES, width=100),
             Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=68),
             Column("Why", _REMEDY, label="cause", names=REASONS, colors=REASON_COLORS, width=120),
             Column("What to do", _REMEDY, label="remedy", wrap=True),
@@ -197,7 +197,7 @@ DANGER = (
         f"Which ranks will run out of memory, why, and what helps? The {MAX_LINES} ranks with the "
         "least headroom, healthy or not, those that will run out of memory within minutes, those "
         "with an alert, and those that have failed. Headroom is the largest tensor that would "
-        "still fit. Growth is what the rank has found to grow, in bytes a step: tensors kept "
+        "still fit. Growth is what the rank has found to grow in each step: tensors kept "
         "between steps, what a step needs, or memory outside the allocator. The reason comes "
         "from the alerts, also while they are pending; an alert links to its runbook."
     )
