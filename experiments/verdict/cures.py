@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from torchmem.explain.remedies import Remedy
+from torchmem.explain.remedy import Remedy
 
 FRACTION = re.compile(r"set_per_process_memory_fraction\(([\d.]+)")
 TWINS = (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 
 import pytest
-from experiments.verdict.cures import followed
+from experiments.verdict.cures import TWINS, followed
 from experiments.verdict.kinds import KINDS, PROGRAMS, SEEDS, UNKNOWN, cases
 from experiments.verdict.score import Outcome, score
 
-from torchmem.explain.remedies import Remedy
+from torchmem.explain.remedy import Remedy
 from torchmem.sample.sample import ONSETS, OOM_CAUSES
 
 RIGHT = Outcome(
@@ -56,7 +57,7 @@ def test_every_kind_has_a_program_and_a_truth() -> None:
         body = ast.parse((PROGRAMS / f"{kind.program}.py").read_text(encoding="utf-8")).body
         assert kind.function in {node.name for node in body if isinstance(node, ast.FunctionDef)}
         assert kind.onsets
-        assert kind.onsets <= {*ONSETS, "garbage", UNKNOWN}
+        assert kind.onsets <= {*ONSETS, UNKNOWN}
         assert kind.causes
         assert kind.causes <= set(OOM_CAUSES)
 
@@ -104,3 +105,12 @@ def test_advice_is_followed_by_its_setting_or_by_the_twin_for_its_words() -> Non
     assert followed(Remedy("Use a smaller batch.")) == {"VERDICT_CURE": "smaller"}
     with pytest.raises(LookupError, match="pray"):
         followed(Remedy("Then pray."))
+
+
+def test_every_twin_is_for_advice_that_exists() -> None:
+    """The words of each twin stand in the code that advises."""
+    folder = PROGRAMS.parents[2] / "core" / "src" / "torchmem" / "explain"
+    text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    joined = re.sub(r'"\n\s+f?"', "", text)
+
+    assert not [words for words, _ in TWINS if words not in joined]
