@@ -21,7 +21,7 @@ TWINS = (
     ("Use a smaller batch", "smaller"),
     ("Leave more memory free", "smaller"),
     ("Update one after the other", "foreach"),
-    ("Shard parameters", "shard"),
+    ("(FSDP, ZeRO)", "shard"),
     ("Load the parameters in fewer bits", "shard"),
     ("Move what appeared then to host memory", "host"),
     ("Copy to host memory", "host"),
