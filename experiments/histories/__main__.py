@@ -7,7 +7,7 @@
 Each run is played in virtual time: its memory by a formula with noise, in steps of 5 ms to 5 s,
 read by the SDK's own recorder and judged by the product's own judges. Runs of a pattern differ in
 the length of a step, the number of steps, and the seed, which decides all sizes. The seeds of
-`report` were not used to choose a threshold. It takes a minute or two on two cores.
+`report` were not used to choose a threshold. It takes 3 minutes on two cores.
 """
 
 from __future__ import annotations

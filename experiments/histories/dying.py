@@ -30,7 +30,7 @@ def _last_tenth(job: Job) -> Iterator[Step]:
 
 
 def _small(job: Job) -> Iterator[Step]:
-    """Keep 3 to 4 % of the GPU, where nothing else is left."""
+    """Keep 3 to 4% of the GPU, where nothing else is left."""
     size, kept = job.random.uniform(0.03, 0.04), 0.0
     full = job.room - size
     for _ in count(1):
@@ -204,7 +204,7 @@ LARGER, LARGER_STEP = ("larger_step",), ("larger_step",)
 
 DYING = (
     Pattern("leak from the start", _linear, LEAK, KEPT, is_even=True),
-    Pattern("leak of 3 to 4 % of the GPU", _small, LEAK, KEPT, is_even=True),
+    Pattern("leak of 3 to 4% of the GPU", _small, LEAK, KEPT, is_even=True),
     Pattern("leak from half of the run on", _second_half, LEAK, KEPT, is_even=True),
     Pattern("leak in the last tenth", _last_tenth, LEAK, KEPT, is_even=True),
     Pattern("leak in stairs", _stairs, LEAK, KEPT),

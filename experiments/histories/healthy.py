@@ -24,8 +24,9 @@ def _warm_up(job: Job) -> Iterator[Step]:
 
 def _stages(job: Job) -> Iterator[Step]:
     """Unfreeze layers at three moments: gradients and state for them, and larger steps."""
-    moments = [share * job.steps for share in (0.2, 0.45, 0.7)]
-    sizes = [job.room * job.random.uniform(0.1, 0.25) for _ in moments]
+    begins = ((0.08, 0.15), (0.25, 0.4), (0.6, 0.75))
+    moments = [job.random.uniform(*begin) * job.steps for begin in begins]
+    sizes = [job.room * job.random.uniform(0.05, 0.25) for _ in moments]
     for step in range(1, job.steps + 1):
         begun = [size for moment, size in zip(moments, sizes, strict=True) if step > moment]
         yield Step(0.8 * sum(begun), job.usual() + 0.2 * sum(begun), is_seen=bool(begun))

@@ -5,9 +5,10 @@
     PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict --kinds hook window
 
 Each job is a short training script on PyTorch's real allocator, on a phantom GPU. It runs until it
-ends, again with expandable segments, again with the report's first advice if a program can apply
-it, and again with memory history if one of its lines is responsible. docs/verdict.md explains the
-figures. The seeds of `report` were not used to choose a threshold. It takes about 6 minutes.
+ends, again with expandable segments if they show the true cause, again with the report's first
+advice followed, and again with memory history if one of its lines is responsible. docs/verdict.md
+explains the figures. The seeds of `report` were not used to choose a threshold. It takes about 10
+minutes.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ RESULTS = Path(__file__).with_name("results.json")
 
 def show(outcomes: Sequence[Outcome]) -> None:
     """Print the table, and what was wrong."""
-    print("| kind | cause right | onset right | line right | setting worth it |")
-    print("|---|---|---|---|---|")
+    print("| kind | cause right | onset right | line right | advice cures | setting worth it |")
+    print("|---|---|---|---|---|---|")
     for name, each in {**by_kind(outcomes), "all": score(outcomes)}.items():
-        pairs = each.cause, each.onset, each.line, each.setting
+        pairs = each.cause, each.onset, each.line, each.cure, each.setting
         print(f"| {name} | " + " | ".join(f"{right}/{of}" for right, of in pairs) + " |")
     right, of = score(outcomes).both
     print(f"\nCause and onset right: {right} of {of}.")
@@ -49,8 +50,8 @@ def wrong(each: Outcome) -> str:
         found.append(f"onset {each.onset}, true {'/'.join(each.onsets)}")
     if each.line_right is False:
         found.append("another line")
-    if each.setting and not each.is_worth:
-        found.append(f"{each.setting} gained {each.gained:.0%}")
+    if not each.is_cured:
+        found.append(f"{each.followed or 'no advice'} gained {each.gained:.0%}")
     return f"{each.kind} {each.seed}: {'; '.join(found)}" if found else ""
 
 

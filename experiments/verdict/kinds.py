@@ -13,6 +13,9 @@ PROGRAMS = Path(__file__).resolve().parent / "programs"
 GPU_GIB = (2, 3, 4, 6, 8, 12, 16)
 GUILTY = "# guilty"
 
+UNKNOWN = "unknown"
+"""The onset where none is said."""
+
 Effect = Literal["little", "any", "much"]
 """What expandable segments add to the steps: less than a tenth, more or less than that, or more."""
 LITTLE, MUCH = 0.05, 0.2
@@ -30,10 +33,11 @@ class Kind:
         program: the file in `programs`.
         function: the function in it.
         text: what happens, in a few words.
-        onsets: the onsets that are true; two if both are.
+        onsets: the onsets that are true; two if both are. UNKNOWN where no step tells it.
         causes: the causes that are true, except causes that are measured.
         expandable: the effect of expandable segments. With `any`, a measurement shows whether
             fragmentation was the cause of a job.
+        ranks: the processes of a job, of which the first is looked at.
     """
 
     program: str
@@ -42,6 +46,7 @@ class Kind:
     onsets: frozenset[str]
     causes: frozenset[str] = frozenset({"capacity"})
     expandable: Effect = "little"
+    ranks: int = 1
 
     @property
     def guilty(self) -> frozenset[int]:
@@ -118,6 +123,12 @@ KINDS: tuple[Kind, ...] = (
         LEAK,
         expandable="any",
     ),
+    Kind("leaks", "late", "a leak that begins late", LEAK, expandable="any"),
+    Kind("leaks", "stairs", "a leak in stairs, once per epoch", LEAK, expandable="any"),
+    Kind("leaks", "small", "a leak of 64 KiB a step on a full GPU", LEAK, expandable="any"),
+    Kind("leaks", "recovered", "a leak long after a caught OOM", LEAK, expandable="any"),
+    Kind("leaks", "compiled", "a leak of a compiled model", LEAK, expandable="any"),
+    Kind("leaks", "cycles", "garbage in reference cycles", _of("garbage"), expandable="any"),
     Kind("larger_steps", "longer_batches", "batches get longer", LARGER, expandable="any"),
     Kind("larger_steps", "curriculum", "sequences get longer in stages", LARGER, expandable="any"),
     Kind(
@@ -138,6 +149,7 @@ KINDS: tuple[Kind, ...] = (
         NEW,
         expandable="any",
     ),
+    Kind("phases", "under_no_grad", "evaluation under `no_grad`, large batches", NEW),
     Kind("phases", "without_no_grad", "evaluation without `no_grad`", NEW),
     Kind(
         "phases",
@@ -157,6 +169,29 @@ KINDS: tuple[Kind, ...] = (
     Kind("first_steps", "optimizer_state", "the optimizer's first step", FIRST),
     Kind("first_steps", "large_model", "a model that does not fit", FIRST),
     Kind("first_steps", "loaded_twice", "a checkpoint stays beside the model", FIRST),
+    Kind("first_steps", "data_on_the_gpu", "a data set on the GPU", FIRST),
+    Kind(
+        "without_steps",
+        "custom_optimizer",
+        "an optimizer by hand, and a leak",
+        _of("leak", UNKNOWN),
+        expandable="any",
+    ),
+    Kind(
+        "without_steps",
+        "blocks_of_requests",
+        "inference, blocks of many sizes",
+        _of(UNKNOWN),
+        FRAGMENTATION,
+        "much",
+    ),
+    Kind(
+        "without_steps",
+        "more_requests",
+        "inference, more and more requests",
+        _of(UNKNOWN),
+        expandable="any",
+    ),
     Kind("others", "fraction_in_first_step", "a memory fraction, first step", FIRST, LIMIT),
     Kind("others", "fraction_with_leak", "a leak under a memory fraction", LEAK, LIMIT),
     Kind(
@@ -181,6 +216,22 @@ KINDS: tuple[Kind, ...] = (
         "communicators are created in a loop",
         OUTSIDE,
         _of("capacity", "external"),
+    ),
+    Kind(
+        "others",
+        "second_rank",
+        "a second rank on the GPU keeps tensors",
+        OUTSIDE,
+        _of("capacity", "external"),
+        ranks=2,
+    ),
+    Kind("others", "private_pools", "a MemPool for each length", STRANDED, FRAGMENTATION),
+    Kind(
+        "others",
+        "waiting_frees",
+        "frees wait for a side stream",
+        _of("tight", "larger_step"),
+        _of("pending"),
     ),
     Kind(
         "fragmentation",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import subprocess
 import sys
 import tempfile
@@ -25,15 +24,18 @@ ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = """
 import sys
 sys.path.insert(0, {root!r})
-from experiments.verdict.programs.job import Job
+from experiments.verdict.programs.job import Done, Job
 from experiments.verdict.programs.{program} import {function} as run
 job = Job({function!r}, {seed})
 try:
     run(job)
+except Done:
+    pass
 finally:
-    print(job.progress)
+    print(job.progress, job.total)
 """
-FRACTION = re.compile(r"set_per_process_memory_fraction\(([\d.]+)")
+LEAST_STEPS = 10
+"""A job that ran out of memory at once is cured if it takes as many steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +43,22 @@ class Ended:
     """How a job ended.
 
     Attributes:
-        progress: the steps, evaluation batches or tokens that it had done.
+        progress: the steps, evaluation batches or tokens that it had done, since it did something
+            new.
+        total: the same, since it began.
         report: the report; None if the job finished.
         document: what `torchmem why --json` prints.
     """
 
     progress: int
+    total: int
     report: OomReport | None
     document: dict[str, Any]
+
+    @property
+    def twice(self) -> int:
+        """The steps after which it would have lasted twice as long."""
+        return self.total + max(self.progress, LEAST_STEPS)
 
     def gain(self, before: Ended) -> float:
         """Return what this run did more than another of the same job, as a share of that."""
@@ -74,20 +84,30 @@ def run(case: Case, variables: Mapping[str, str] | None = None) -> Ended:
             "-c",
             program(case),
             memory=f"{case.gpu_gib}GiB",
-            environment={**own, **(variables or {})},
+            environment={**own, **_ranks(case), **(variables or {})},
         )
         return ended(case, done, Path(folder))
 
 
+def again(case: Case, before: Ended, variables: Mapping[str, str]) -> float:
+    """Run a job for at most twice as long, with these variables; return its gain."""
+    return run(case, {"VERDICT_STEPS": str(before.twice), **variables}).gain(before)
+
+
+def _ranks(case: Case) -> dict[str, str]:
+    ranks = case.kind.ranks
+    return {"RANK": "0", "WORLD_SIZE": str(ranks)} if ranks > 1 else {}
+
+
 def ended(case: Case, done: subprocess.CompletedProcess[str], folder: Path) -> Ended:
     """Return how a process ended, with the report that it wrote below `folder`."""
-    progress = int(done.stdout.split()[-1]) if done.stdout else 0
+    progress, total = map(int, done.stdout.split()[-2:]) if done.stdout else (0, 0)
     if done.returncode == 0:
-        return Ended(progress, None, {})
+        return Ended(progress, total, None, {})
     if "OutOfMemoryError" not in done.stderr:
         raise RuntimeError(f"{case.name}: {done.stderr}")
-    (path,) = folder.rglob(f"*{REPORT_SUFFIX}")
-    return Ended(progress, decode(path.read_bytes()), _document(path))
+    path = max(folder.rglob(f"*{REPORT_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+    return Ended(progress, total, decode(path.read_bytes()), _document(path))
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -100,13 +120,3 @@ def _document(path: Path) -> dict[str, Any]:
 def first_advice(report: OomReport) -> Remedy | None:
     """Return what the report advises first."""
     return next(iter(remedies(report)), None)
-
-
-def applied(remedy: Remedy | None) -> dict[str, str]:
-    """Return the environment variables that do what a remedy says; none if only a person can."""
-    if remedy is None:
-        return {}
-    if remedy.setting:
-        return {"PYTORCH_ALLOC_CONF": f"{remedy.setting}:{remedy.value}"}
-    found = FRACTION.search(" ".join(remedy.lines))
-    return {"VERDICT_FRACTION": found[1]} if found else {}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from experiments.verdict.kinds import LITTLE, MUCH, PROGRAMS, WORTH, Case
-from experiments.verdict.runs import Ended, applied, first_advice, run
+from experiments.verdict.cures import followed
+from experiments.verdict.kinds import LITTLE, MUCH, PROGRAMS, UNKNOWN, WORTH, Case
+from experiments.verdict.runs import again, first_advice, run
 
 from torchmem.explain.call_stack import Frame
 from torchmem.explain.oom_report import OomReport
 
+CURED = 1.0
+"""The share of additional steps from which advice is the cure: the job lasts twice as long."""
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
@@ -25,15 +29,17 @@ class Outcome:
         gpu_gib: memory of the GPU.
         steps: steps, evaluation batches or tokens before the OOM.
         cause: what torchmem says.
-        onset: likewise.
+        onset: likewise; UNKNOWN where nothing is said.
         headline: likewise.
+        advice: the first.
         causes: what is true; two where both are.
         exact: what is true if WORTH alone decides, so that never both are because of what was
             measured.
         onsets: likewise.
-        expandable: what expandable segments added, as a share of `steps`; None if the job finished.
-        setting: the setting that was advised first; None if the first advice is none.
-        gained: what that setting added, likewise; None if the job finished.
+        expandable: what expandable segments added, as a share of `steps`; None if the job finished
+            or lasted twice as long, or if the true cause does not depend on it.
+        followed: how the first advice was followed, as settings of the job; "" without advice.
+        gained: what that added, likewise.
         line_right: whether the first line named is the guilty one; None for a kind without one.
     """
 
@@ -42,13 +48,14 @@ class Outcome:
     gpu_gib: int
     steps: int
     cause: str
-    onset: str | None
+    onset: str
     headline: str
+    advice: str
     causes: tuple[str, ...]
     exact: tuple[str, ...]
     onsets: tuple[str, ...]
     expandable: float | None
-    setting: str | None
+    followed: str
     gained: float | None
     line_right: bool | None
 
@@ -63,9 +70,19 @@ class Outcome:
         return self.onset in self.onsets
 
     @property
+    def is_setting(self) -> bool:
+        """Whether the first advice is a setting, and no change of the script."""
+        return bool(self.followed) and "VERDICT_CURE" not in self.followed
+
+    @property
     def is_worth(self) -> bool:
-        """Whether the setting that was advised first gained WORTH."""
+        """Whether what was advised first gained WORTH."""
         return self.gained is None or self.gained >= WORTH
+
+    @property
+    def is_cured(self) -> bool:
+        """Whether the job finishes or lasts twice as long with what was advised first."""
+        return self.gained is None or self.gained >= CURED
 
 
 def outcome(case: Case) -> Outcome | None:
@@ -74,29 +91,28 @@ def outcome(case: Case) -> Outcome | None:
     if ended.report is None:
         return None
     verdict = ended.document["verdict"]
-    expandable = run(case, EXPANDABLE).gain(ended)
-    variables = applied(first_advice(ended.report))
-    gained = expandable if variables == EXPANDABLE else _gained(case, ended, variables)
+    remedy = first_advice(ended.report)
+    variables = followed(remedy)
+    is_measured = case.kind.expandable == "any" or variables == EXPANDABLE
+    expandable = again(case, ended, EXPANDABLE) if is_measured else math.inf
+    gained = again(case, ended, variables) if variables not in ({}, EXPANDABLE) else expandable
     return Outcome(
         kind=case.kind.function,
         seed=case.seed,
         gpu_gib=case.gpu_gib,
         steps=ended.progress,
         cause=verdict["cause"],
-        onset=verdict["onset"],
+        onset=verdict["onset"] or UNKNOWN,
         headline=verdict["headline"],
+        advice=remedy.text if remedy else "",
         causes=tuple(sorted(_true_causes(case, expandable, 1 / max(1, ended.progress)))),
         exact=tuple(sorted(_true_causes(case, expandable - WORTH, None))),
         onsets=tuple(sorted(case.kind.onsets)),
         expandable=_finite(expandable),
-        setting=", ".join(f"{name}={value}" for name, value in variables.items()) or None,
-        gained=_finite(gained),
+        followed=", ".join(f"{name}={value}" for name, value in variables.items()),
+        gained=_finite(gained) if variables else 0.0,
         line_right=_line_right(case),
     )
-
-
-def _gained(case: Case, before: Ended, variables: dict[str, str]) -> float:
-    return run(case, variables).gain(before) if variables else 0.0
 
 
 def _finite(share: float) -> float | None:
@@ -150,6 +166,7 @@ class Score:
     onset: tuple[int, int]
     both: tuple[int, int]
     line: tuple[int, int]
+    cure: tuple[int, int]
     setting: tuple[int, int]
     missed: tuple[int, int]
 
@@ -167,7 +184,8 @@ def score(outcomes: Sequence[Outcome]) -> Score:
             (each for each in outcomes if each.line_right is not None),
             lambda each: bool(each.line_right),
         ),
-        setting=_count((each for each in outcomes if each.setting), lambda each: each.is_worth),
+        cure=_count(outcomes, lambda each: each.is_cured),
+        setting=_count((each for each in outcomes if each.is_setting), lambda each: each.is_worth),
         missed=_count(fragmented, lambda each: each.cause != "fragmentation"),
     )
 

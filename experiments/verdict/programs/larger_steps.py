@@ -16,7 +16,8 @@ def longer_batches(job: Job) -> None:
     while True:
         for _ in job.steps():
             step += 1
-            train(network, network.module(network.batch(int(rows + more * step))).square().mean())
+            length = int(rows + more * (step if not job.cured("bound") else min(step, 4)))
+            train(network, network.module(network.batch(length)).square().mean())
 
 
 def curriculum(job: Job) -> None:
@@ -29,7 +30,7 @@ def curriculum(job: Job) -> None:
         for _ in job.steps(each):
             length = int(rows * stages**stage)
             train(network, network.module(network.batch(length)).square().mean())
-        stage += 1
+        stage += not job.cured("bound")
 
 
 def longer_unrolling(job: Job) -> None:
@@ -41,7 +42,7 @@ def longer_unrolling(job: Job) -> None:
     length = 2
     while True:
         for _ in job.steps():
-            length += 1
+            length += not job.cured("bound")
             hidden = torch.zeros(rows, width, device="cuda")
             for _ in range(length):
                 hidden = cell(torch.rand(rows, width, device="cuda"), hidden)
@@ -56,7 +57,8 @@ def long_batch(job: Job) -> None:
     rows = network.rows(job.share(0.1, 0.25))
     at = job.draw.randint(job.most // 3, job.most)
     for step in job.steps(at + 20):
-        length = job.draw.uniform(0.9, 1.0) if step < at else job.draw.uniform(5, 9)
+        is_usual = step < at or job.cured("bound")
+        length = job.draw.uniform(0.9, 1.0) if is_usual else job.draw.uniform(5, 9)
         train(network, network.module(network.batch(int(rows * length))).square().mean())
 
 
@@ -69,6 +71,8 @@ def tight(job: Job) -> None:
         _detect(network, region, 20)
     each = (torch.cuda.max_memory_allocated() - size) / 20
     most = (0.96 * job.free - size) / each
+    if job.cured("smaller", "bound"):
+        most /= 2
     for _ in job.steps(200):
         _detect(network, region, round(min(most + 2, job.draw.gauss(most - 2.5 * spread, spread))))
 

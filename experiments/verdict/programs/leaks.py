@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
 from typing import Any
 
 import torch
-from experiments.verdict.programs.job import Job, Network, train
+from experiments.verdict.programs.job import Job, Network, take, train
 from torch import Tensor, nn
 
 
@@ -21,7 +22,7 @@ def outputs_in_a_list(job: Job) -> None:
     while True:
         for _ in job.steps():
             output = network.module(network.batch(rows))  # guilty
-            outputs.append(output)
+            outputs.append(output[:1].tolist() if job.cured("drop") else output)
             train(network, output.square().mean())
 
 
@@ -33,7 +34,7 @@ def total_of_losses(job: Job) -> None:
     while True:
         for _ in job.steps():
             monitored = network.module(network.batch(rows // 4)).square().mean()  # guilty
-            total = total + monitored
+            total = total + (monitored.item() if job.cured("drop") else monitored)
             train(network, network.module(network.batch(rows)).square().mean())
 
 
@@ -43,7 +44,8 @@ def hook(job: Job) -> None:
     rows = network.rows(job.share(0.02, 0.08))
     kept: list[Tensor] = []
     layer = network.module[job.draw.randrange(len(network.module))]
-    layer.register_forward_hook(lambda _module, _inputs, output: kept.append(output.detach()))
+    if not job.cured("drop"):
+        layer.register_forward_hook(lambda _module, _inputs, output: kept.append(output.detach()))
     while True:
         for _ in job.steps():
             output = network.module(network.batch(rows))  # guilty
@@ -59,7 +61,7 @@ def many_lengths(job: Job) -> None:
         for _ in job.steps():
             length = job.draw.uniform(0.2, 1.8)
             output = network.module(network.batch(int(rows * length) + 1))  # guilty
-            outputs.append(output)
+            outputs.append(output[:1].tolist() if job.cured("drop") else output)
             train(network, output.square().mean())
 
 
@@ -73,7 +75,7 @@ def retained_graphs(job: Job) -> None:
             for _ in range(job.draw.choice((2, 4))):
                 loss = network.module(network.batch(rows)).square().mean()  # guilty
                 loss.backward(retain_graph=True)
-                losses.append(loss)
+                losses.append(loss.item() if job.cured("drop") else loss)
             network.optimizer.step()
             network.optimizer.zero_grad(set_to_none=True)
 
@@ -83,7 +85,7 @@ def replay_buffer(job: Job) -> None:
     network = job.network(job.share(0.02, 0.1))
     rows = network.rows(job.share(0.02, 0.06))
     side = max(1, job.share(0.003, 0.012) // 4 // 84 // 84)
-    buffer: deque[Tensor] = deque(maxlen=1_000_000)
+    buffer: deque[Tensor] = deque(maxlen=20 if job.cured("drop") else 1_000_000)
     while True:
         for _ in job.steps():
             observations = torch.rand(side, 84, 84, device="cuda")  # guilty
@@ -103,6 +105,8 @@ def adapters(job: Job) -> None:
                 down = nn.Linear(size, rank, device="cuda")  # guilty
                 up = nn.Linear(rank, size, device="cuda")  # guilty
                 adapted.append(nn.Sequential(down, up))
+                if job.cured("drop"):
+                    del adapted[:-2]
             train(network, network.module(network.batch(rows)).square().mean())
 
 
@@ -114,6 +118,8 @@ def cached_batches(job: Job) -> None:
 
     def load(index: int) -> Tensor:
         if index not in seen:
+            if job.cured("drop"):
+                seen.clear()
             seen[index] = torch.rand(rows, network.width, device="cuda")  # guilty
         return seen[index]
 
@@ -134,7 +140,7 @@ def kept_exceptions(job: Job) -> None:
             try:
                 _step(network, rows, is_broken=step % every == 0)
             except ValueError as error:  # noqa: PERF203
-                failures.append(error)
+                failures.append(str(error) if job.cured("drop") else error)
                 train(network, network.module(network.batch(rows)).square().mean())
 
 
@@ -154,7 +160,10 @@ def metrics_per_batch(job: Job) -> None:
         for step in job.steps():
             output = network.module(network.batch(rows))  # guilty
             train(network, output.square().mean())
-            predictions.append({"step": step, "values": output.detach().float()})
+            values = output.detach().float()
+            predictions.append({"step": step, "values": values})
+            if job.cured("drop"):
+                del predictions[:-1]
 
 
 def generation_cache(job: Job) -> None:
@@ -167,5 +176,106 @@ def generation_cache(job: Job) -> None:
             for _ in job.steps():
                 for layer in range(layers):
                     new = torch.rand(batch, 1, width, dtype=torch.half, device="cuda")
-                    caches[layer] = torch.cat([caches[layer], new], dim=1)  # guilty
+                    window = caches[layer][:, -16:] if job.cured("drop") else caches[layer]
+                    caches[layer] = torch.cat([window, new], dim=1)  # guilty
                 job.session.step()
+
+
+def late(job: Job) -> None:
+    """Outputs are kept from some step on, long after the first."""
+    network = job.network(job.share(0.02, 0.1))
+    rows, begin = network.rows(job.share(0.03, 0.12)), job.draw.randint(job.most // 2, 2 * job.most)
+    outputs = []
+    while True:
+        for _ in job.steps():
+            output = network.module(network.batch(rows))  # guilty
+            train(network, output.square().mean())
+            if job.total >= begin and not job.cured("drop"):
+                outputs.append(output)
+
+
+def recovered(job: Job) -> None:
+    """A batch that is too long is caught and skipped; much later, outputs are kept."""
+    network = job.network(job.share(0.02, 0.1))
+    rows, begin = network.rows(job.share(0.03, 0.12)), 20 + job.most // 2
+    outputs = []
+    while True:
+        for _ in job.steps():
+            if job.total == 20:
+                try:
+                    network.module(network.batch(network.rows(2 * job.free)))
+                except torch.OutOfMemoryError:
+                    torch.cuda.empty_cache()
+            output = network.module(network.batch(rows))  # guilty
+            train(network, output.square().mean())
+            if job.total >= begin and not job.cured("drop"):
+                outputs.append(output)
+
+
+def stairs(job: Job) -> None:
+    """The outputs of an epoch are kept in one piece at its end."""
+    network = job.network(job.share(0.02, 0.1))
+    rows, epoch = network.rows(job.share(0.02, 0.08)), job.draw.randint(8, 30)
+    each, epochs = job.share(0.05, 0.1) // (4 * network.width), []
+    while True:
+        for _ in job.steps(epoch):
+            train(network, network.module(network.batch(rows)).square().mean())
+        with torch.no_grad():
+            outputs = torch.rand(each, network.width, device="cuda")  # guilty
+        if not job.cured("drop"):
+            epochs.append(outputs)
+        del outputs
+
+
+def small(job: Job) -> None:
+    """64 KiB are kept in each step: a few percent of the GPU, and all that was left."""
+    job.pause = 0.0
+    network = job.network(4 << 20, layers=2)
+    rows = (64 << 10) // 4 // network.width
+    for _ in job.steps(3):
+        train(network, network.module(network.batch(rows)).square().mean())
+    steps = job.draw.randint(900, 1800)
+    model = take(torch.cuda.mem_get_info()[0] - (steps << 16) - (4 << 20))
+    outputs = []
+    while True:
+        for _ in job.steps():
+            output = network.module(network.batch(rows))  # guilty
+            train(network, output.square().mean())
+            if not job.cured("drop"):
+                outputs.append(output.detach())
+    del model
+
+
+class _Owner:
+    """Owns a tensor and points to itself, so that only Python's collector frees it."""
+
+    def __init__(self, size: int, *, is_cyclic: bool) -> None:
+        self.tensor = torch.empty(size, dtype=torch.uint8, device="cuda")  # guilty cycles
+        self.own = self if is_cyclic else None
+
+
+def cycles(job: Job) -> None:
+    """Each step leaves an object that points to itself, and the collector is off."""
+    gc.disable()
+    network = job.network(job.share(0.02, 0.1))
+    rows, each = network.rows(job.share(0.03, 0.1)), job.share(0.005, 0.02)
+    while True:
+        for step in job.steps():
+            _Owner(each, is_cyclic=not job.cured("break_cycle"))
+            train(network, network.module(network.batch(rows)).square().mean())
+            if job.cured("collect") and step % 4 == 0:
+                gc.collect()
+
+
+def compiled(job: Job) -> None:
+    """Outputs of a compiled model are kept."""
+    network = job.network(job.share(0.02, 0.12), layers=2)
+    rows = network.rows(job.share(0.02, 0.1))
+    model = torch.compile(network.module, backend="aot_eager")
+    outputs = []
+    while True:
+        for _ in job.steps():
+            output = model(network.batch(rows))  # guilty
+            train(network, output.square().mean())
+            if not job.cured("drop"):
+                outputs.append(output)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from experiments.verdict.programs.job import Job, Network, fraction, train
+from experiments.verdict.programs.job import SMALLER, Job, Network, fraction, take, train
+from torch import Tensor, distributed
 
 NEIGHBOR = """
 import ctypes, sys
@@ -19,6 +21,18 @@ for line in sys.stdin:
     print(flush=True)
 """
 """Another process, which allocates what it reads."""
+RANK_1 = """
+import sys, torch
+from torch import distributed
+kept, value = [], torch.zeros(1)
+for line in sys.stdin:
+    kept.append(torch.empty(int(line), dtype=torch.uint8, device="cuda"))
+    print(flush=True)
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo", init_method=sys.argv[1], rank=1, world_size=2)
+    distributed.all_reduce(value)
+"""
+"""Rank 1 of a job, which uses the GPU of rank 0."""
 
 
 def _limit(low: float, high: float, job: Job) -> None:
@@ -30,7 +44,7 @@ def fraction_in_first_step(job: Job) -> None:
     """A memory fraction is less than the first step needs."""
     _limit(0.2, 0.35, job)
     network = job.network(job.share(0.05, 0.15))
-    rows = network.rows(job.share(0.4, 0.5))
+    rows = network.rows(job.share(0.4, 0.5)) // (SMALLER if job.cured("smaller") else 1)
     for _ in job.steps(40):
         train(network, network.module(network.batch(rows)).square().mean())
 
@@ -44,7 +58,7 @@ def fraction_with_leak(job: Job) -> None:
     while True:
         for _ in job.steps():
             output = network.module(network.batch(rows))  # guilty
-            outputs.append(output)
+            outputs.append(output[:1].tolist() if job.cured("drop") else output)
             train(network, output.square().mean())
 
 
@@ -54,7 +68,7 @@ def fraction_with_longer_batch(job: Job) -> None:
     network = job.network(job.share(0.02, 0.08))
     rows = network.rows(job.share(0.1, 0.15))
     for step in job.steps(job.most):
-        length = 1.0 if step < job.most // 2 else 4.0
+        length = 1.0 if step < job.most // 2 or job.cured("bound") else 4.0
         train(network, network.module(network.batch(int(rows * length))).square().mean())
 
 
@@ -74,8 +88,9 @@ class Neighbor:
 
 
 @contextmanager
-def _neighbor() -> Iterator[Neighbor]:
-    with subprocess.Popen([sys.executable, "-c", NEIGHBOR], stdin=-1, stdout=-1) as process:
+def _neighbor(*command: str) -> Iterator[Neighbor]:
+    command = command or ("-c", NEIGHBOR)
+    with subprocess.Popen([sys.executable, *command], stdin=-1, stdout=-1) as process:
         neighbor = Neighbor(process)
         neighbor.take(1)  # its CUDA context
         yield neighbor
@@ -90,7 +105,8 @@ def _step(network: Network, rows: int, job: Job) -> None:
 def neighbor_before(job: Job) -> None:
     """Another process holds most of the GPU."""
     with _neighbor() as neighbor:
-        neighbor.take(job.share(0.55, 0.7))
+        size = job.share(0.55, 0.7)
+        neighbor.take(1 if job.cured("outside") else size)
         network = job.network(job.share(0.05, 0.15))
         rows = network.rows(job.share(0.4, 0.6))
         for _ in job.steps(30):
@@ -104,7 +120,8 @@ def neighbor_comes(job: Job) -> None:
     for _ in job.steps(job.most // 2):
         _step(network, rows, job)
     with _neighbor() as neighbor:
-        neighbor.take(torch.cuda.mem_get_info()[0] - job.share(0.03, 0.06))
+        size = torch.cuda.mem_get_info()[0] - job.share(0.03, 0.06)
+        neighbor.take(1 if job.cured("outside") else size)
         for _ in job.steps(30):
             _step(network, rows, job)
 
@@ -116,7 +133,8 @@ def neighbor_grows(job: Job) -> None:
     with _neighbor() as neighbor:
         while True:
             for _ in job.steps():
-                neighbor.take(min(each, torch.cuda.mem_get_info()[0]))
+                if not job.cured("outside"):
+                    neighbor.take(min(each, torch.cuda.mem_get_info()[0]))
                 _step(network, rows, job)
 
 
@@ -127,6 +145,64 @@ def communicators(job: Job) -> None:
     cuda, pointer = ctypes.CDLL(None), ctypes.c_void_p()
     while True:
         for step in job.steps():
-            if step % 3 == 2:
+            if step % 3 == 2 and not job.cured("outside"):
                 cuda.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(each))
             _step(network, rows, job)
+
+
+def second_rank(job: Job) -> None:
+    """Both ranks of a job use one GPU, and the other keeps more and more."""
+    network = job.network(job.share(0.05, 0.15))
+    rows, each = network.rows(job.share(0.1, 0.2)), job.free // job.most
+    store, value = f"file://{os.environ['PHANTOM_STATE_DIR']}/store", torch.zeros(1)
+    with _neighbor("-W", "ignore", "-c", RANK_1, store) as neighbor:
+        distributed.init_process_group("gloo", init_method=store, rank=0, world_size=2)
+        distributed.all_reduce(value)
+        while True:
+            for _ in job.steps():
+                neighbor.take(1 if job.cured("outside") else each)
+                distributed.all_reduce(value)
+                _step(network, rows, job)
+
+
+def private_pools(job: Job) -> None:
+    """A pool is made for each length of batches, and keeps what was allocated in it."""
+    network = job.network(job.share(0.02, 0.1))
+    rows, each = network.rows(job.share(0.02, 0.06)), job.share(0.05, 0.09)
+    every, pools = job.draw.randint(4, 12), list[torch.cuda.MemPool]()
+    while True:
+        for step in job.steps():
+            if step % every == 0:
+                if not (pools and job.cured("share_pool")):
+                    pools.append(torch.cuda.MemPool(use_on_oom=job.cured("use_on_oom")))
+                with torch.cuda.use_mem_pool(pools[-1]):
+                    take(each)
+            train(network, network.module(network.batch(rows)).square().mean())
+
+
+def waiting_frees(job: Job) -> None:
+    """A large buffer is used on a side stream, which is late once, and shares its segment."""
+    size = job.share(0.5, 0.6)
+    take(size + (4 << 20))
+    pin, buffers = take(2 << 20), [take(size)]
+    network = job.network(job.share(0.02, 0.1))
+    rows = network.rows(job.share(0.02, 0.06))
+    stream, hold = torch.cuda.Stream(), ctypes.CDLL(None).phantom_hold_events
+    for step in job.steps(job.most + 20):
+        train(network, network.module(network.batch(rows)).square().mean())
+        hold(step == job.most)
+        buffers.pop().record_stream(stream)
+        if job.cured("wait"):
+            hold(0)
+        buffers.append(_taken(job, size))
+    del pin
+
+
+def _taken(job: Job, size: int) -> Tensor:
+    try:
+        return take(size)
+    except torch.OutOfMemoryError:
+        if not job.cured("repeat"):
+            raise
+        ctypes.CDLL(None).phantom_hold_events(0)
+        return take(size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from experiments.verdict.programs.job import Job, Network, train
+from experiments.verdict.programs.job import SMALLER, Job, Network, train
 from torch import Tensor
 
 
@@ -23,9 +23,10 @@ def graphs_of_batches_not_trained_on(job: Job) -> None:
     _train_for_a_while(job, network, rows)
     network.module.eval()
     outputs = []
-    for _ in job.steps(100):
-        output = network.module(network.batch(rows))  # guilty
-        outputs.append(output)
+    with torch.set_grad_enabled(not job.cured("no_grad")):
+        for _ in job.steps(100):
+            output = network.module(network.batch(rows))  # guilty
+            outputs.append(output[:1].tolist() if job.cured("no_grad", "drop") else output)
 
 
 def without_no_grad(job: Job) -> None:
@@ -38,8 +39,28 @@ def without_no_grad(job: Job) -> None:
 
 def _validate(job: Job, network: Network, rows: int) -> None:
     network.module.eval()
-    for _ in job.steps(5):
-        network.module(network.batch(rows)).square().mean().item()
+    if job.cured("bound", "smaller"):
+        rows //= SMALLER
+    with torch.set_grad_enabled(not job.cured("no_grad")):
+        for _ in job.steps(5):
+            network.module(network.batch(rows)).square().mean().item()
+
+
+def under_no_grad(job: Job) -> None:
+    """The first evaluation uses batches that are too large, though no graphs are recorded."""
+    network = job.network(job.share(0.02, 0.2))
+    rows = network.rows(job.share(0.1, 0.25))
+    _train_for_a_while(job, network, rows)
+    _evaluate(job, network, int(1.3 * job.free) // (4 * network.width))
+
+
+def _evaluate(job: Job, network: Network, rows: int) -> None:
+    network.module.eval()
+    if job.cured("bound", "smaller"):
+        rows //= SMALLER
+    with torch.no_grad():
+        for _ in job.steps(5):
+            network.module(network.batch(rows)).square().mean().item()
 
 
 def phase_with_a_name(job: Job) -> None:
@@ -50,15 +71,19 @@ def phase_with_a_name(job: Job) -> None:
     logits = []
     with job.session.phase("evaluation"), torch.no_grad():
         for _ in job.steps(400):
-            logits.append(network.module(network.batch(rows // 2)))  # guilty  # noqa: PERF401
+            output = network.module(network.batch(rows // 2))  # guilty
+            is_kept = not job.cured("no_grad", "smaller", "drop")  # they all say: not on the GPU
+            logits.append(output if is_kept else output[:1].tolist())
 
 
 def moving_average(job: Job) -> None:
     """A copy of the model for a moving average is made after some steps."""
     network = job.network(job.share(0.5, 0.64), "SGD")
     rows = network.rows(job.share(0.2, 0.3))
+    if job.cured("smaller", "bound"):
+        rows //= SMALLER
     _train_for_a_while(job, network, rows)
-    average = copy.deepcopy(network.module)
+    average = None if job.cured("host") else copy.deepcopy(network.module)
     _train_for_a_while(job, network, rows)
     del average
 
@@ -68,7 +93,7 @@ def cloned_state(job: Job) -> None:
     network = job.network(job.share(0.72, 0.85))
     rows = network.rows(job.share(0.02, 0.08))
     _train_for_a_while(job, network, rows)
-    saved = _save(network)
+    saved = None if job.cured("host") else _save(network)
     _train_for_a_while(job, network, rows)
     del saved
 
