@@ -67,7 +67,7 @@ _FIRST = f"bottomk(1, {_ahead(' @ end()')})"
 _FALL_PER_MINUTE = of_ranks(f"60 * {HEADROOM_FALL} / 2^30")
 HEADROOM_LINES = with_trend(
     with_limit(_HEADROOM, Query(_REQUESTED, "largest failed request")),
-    Query(among(RUN_RANK, _ahead(), _FIRST), f"{RANK} in {_AHEAD_MINUTES} min"),
+    Query(among(RUN_RANK, _ahead(), _FIRST), f"{RANK} in {_AHEAD_MINUTES} min at this pace"),
     Query(among(RUN_RANK, _FALL_PER_MINUTE, _FIRST), f"{RANK} falls by"),
     Unit.GIB_PER_MINUTE,
 ).height(12)

@@ -17,7 +17,8 @@ from experiments.verdict.kinds import Case
 from support.phantom import run_on_phantom
 
 from torchmem.explain.oom_report import OomReport, decode
-from torchmem.explain.remedies import Remedy, remedies
+from torchmem.explain.remedies import remedies
+from torchmem.explain.remedy import Remedy
 from torchmem.sample.run_directory import REPORT_SUFFIX
 
 ROOT = Path(__file__).resolve().parents[2]

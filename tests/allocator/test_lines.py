@@ -157,3 +157,14 @@ def test_the_line_that_explains_a_growth() -> None:
         leaking_line(found, 8.0),
         leaking_line(None, 8.0),
     ] == [None] * 3
+
+
+def test_a_line_that_reads_a_checkpoint_is_known() -> None:
+    """It calls torch.load or safetensors, at any depth; other lines do not."""
+    inner = {"filename": "/v/site-packages/torch/_utils.py", "line": 2, "name": "_rebuild"}
+    load = {"filename": "/v/site-packages/torch/serialization.py", "line": 9, "name": "load"}
+    segments = _segments((512, [inner, load, _own(3)]), (512, [TORCH, _own(4)]))
+    found = lines(segments, 0)
+
+    assert found
+    assert {use.frame.line: use.loads for use in found.held} == {3: True, 4: False}

@@ -13,40 +13,70 @@ from support.samples import full_sample
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import OomReport
-from torchmem.explain.remedies import Remedy, remedies
+from torchmem.explain.remedies import remedies
+from torchmem.explain.remedy import Remedy
 from torchmem.explain.threats import advice
 from torchmem.explain.thresholds import defaults
 from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
 from torchmem.sample.run_history import Growth
-from torchmem.sample.sample import DeviceSample, Sample, Steps
+from torchmem.sample.sample import DeviceSample, Onset, OomCause, Sample, Steps
 
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": GIB}
-GREW = re.compile(r"grew by ([\d.]+) (\w+) a step for ([\d,]+) steps? \(([\d.]+) (\w+)\)")
+SIZE = r"([\d.]+) (bytes|[KMG]iB)"
+STEPS = r"([\d,]+) steps?"
+PRODUCTS: dict[Onset, str] = {
+    "leak": rf"grew by {SIZE} a step for {STEPS} \({SIZE}\)",
+    "larger_step": rf"{SIZE} more in each of {STEPS}, {SIZE} in all",
+    "outside": rf"grew by {SIZE} \({SIZE} a step for {STEPS}\)",
+}
+"""Headlines with a rate, a number of steps, and their product."""
 LIMITS = defaults().limits("night", "node1")
 SAMPLE = replace(full_sample(), settings_ignored={})
 (DEVICE,) = SAMPLE.devices
 """A device that would be fragmented with much stranded memory, see _living."""
 
 
-@given(st.integers(1, 80 * GIB), st.floats(1, 1e10), st.integers(1, 10**6), st.integers(0, 10**6))
+@given(
+    st.sampled_from(sorted(PRODUCTS)),
+    st.integers(1, 80 * GIB),
+    st.floats(1, 1e10),
+    st.integers(1, 10**6),
+    st.integers(0, 10**6),
+)
 def test_the_rate_times_the_steps_is_the_total(
-    grown: int, rate: float, steps: int, since: int
+    onset: Onset, grown: int, rate: float, steps: int, since: int
 ) -> None:
-    """Within the precision of what is printed, whatever the slope of the trend was."""
-    why = OnsetEvidence("leak", grown, rate, since, "held")
+    """The printed numbers agree to the last digit of the total, whatever the slope was."""
+    why = OnsetEvidence(onset, grown, rate, since, "held")
+    cause: OomCause = "external" if onset == "outside" else "capacity"
     report = replace(
         LEAK,
-        verdict=Verdict("capacity", None, why),
+        oom=replace(LEAK.oom, cause=cause),
+        verdict=Verdict(cause, None, why),
         steps=replace(LEAK.steps, count=since + steps),
     )
-    found = GREW.search(headline(report))
+    found = re.search(PRODUCTS[onset], headline(report))
 
     assert found
-    each, unit, number, total, total_unit = found.groups()
+    numbers = list(found.groups())
+    if onset == "outside":
+        numbers = [*numbers[2:], *numbers[:2]]
+    each, unit, number, total, total_unit = numbers
     printed = float(each) * UNITS[unit] * int(number.replace(",", ""))
-    precision = 0.5 if unit == "bytes" else 0.006 * UNITS[unit]
-    allowed = precision * steps + 0.006 * UNITS[total_unit]
-    assert abs(printed - float(total) * UNITS[total_unit]) <= allowed
+    last_digit = UNITS[total_unit] * (1 if total_unit == "bytes" else 0.01)
+    assert abs(printed - float(total) * UNITS[total_unit]) <= last_digit
+
+
+def test_a_rate_has_the_decimals_that_its_product_needs() -> None:
+    """Two decimals where these are enough."""
+    why = OnsetEvidence("leak", 17_039 * MIB, 49.25 * MIB, 10, "held")
+    verdict = Verdict("capacity", None, why)
+    few, many = (
+        headline(replace(LEAK, verdict=verdict, steps=Steps(10 + steps))) for steps in (330, 21_333)
+    )
+
+    assert "grew by 51.63 MiB a step for 330 steps (16.64 GiB)" in few
+    assert "grew by 817.88 KiB a step for 21,333 steps (16.64 GiB)" in many
 
 
 ADVICE_ON_LEAKS = "Find what keeps tensors"

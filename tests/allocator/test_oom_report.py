@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.reports import BY_NAME, CAPACITY, reports
+from support.reports import BY_NAME, CAPACITY, POOL, STRANDED, reports
 
+from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import (
     OomReport,
+    aftermath,
     decode,
     encode,
     failure_reason,
@@ -101,3 +104,28 @@ def test_the_error_gives_the_reason(data: bytes, sentence: str) -> None:
 def test_a_report_is_small() -> None:
     """A report with a full trend of five minutes is smaller than 8 kB."""
     assert len(encode(CAPACITY)) < 8_000
+
+
+@pytest.mark.parametrize(
+    ("survived", "steps", "said"),
+    [
+        (False, 120, ""),
+        (True, None, "The process caught the error and went on."),
+        (True, 0, "The process caught the error and went on."),
+        (True, 1, "The process caught the error and went on: 1 step ended after it."),
+        (True, 1200, "The process caught the error and went on: 1,200 steps ended after it."),
+    ],
+)
+def test_a_process_that_went_on(survived: bool, steps: int | None, said: str) -> None:
+    """How many steps followed is said if there were some and they are known."""
+    assert aftermath(replace(CAPACITY, survived=survived), steps) == said
+
+
+def test_free_bytes_of_private_pools_are_told() -> None:
+    """The headline and the reason have what is free in the pools, not only what is beside them."""
+    assert headline(POOL) == (
+        "Fragmentation: 9.00 GiB (11% of the GPU) was free in the pools of CUDA graphs and "
+        "MemPools, which this request cannot use"
+    )
+    assert "pools of CUDA graphs and MemPools, 9.00 GiB is free." in " ".join(failure_reason(POOL))
+    assert "pools" not in headline(STRANDED) + " ".join(failure_reason(STRANDED))

@@ -54,7 +54,7 @@ def test_the_components_tell_what_to_reduce(step: int, first: str) -> None:
     assert first in remedies(report)[0].text
 
 
-@pytest.mark.parametrize(("unread", "first"), [(0, "smaller batch"), (200, "Shard parameters")])
+@pytest.mark.parametrize(("unread", "first"), [(0, "smaller batch"), (200, "belong neither")])
 def test_what_many_steps_kept_is_not_of_this_step(unread: int, first: str) -> None:
     """Bytes since a step that was read long ago are compared with the seconds before the error."""
     size = 77 << 30

@@ -1,6 +1,7 @@
 """The two lines with which `torchmem run` ends on a terminal, after programs on the real allocator.
 
-The terminal is a pseudo-terminal as stderr.
+The terminal is a pseudo-terminal as stderr. tests/allocator_tier/test_traceback_note.py has what
+is written to a file after an OOM.
 """
 
 from __future__ import annotations
@@ -90,12 +91,23 @@ def test_a_program_ends_with_two_lines(tmp_path: Path) -> None:
 
 
 def test_after_an_oom_they_follow_the_traceback(tmp_path: Path) -> None:
-    """The exit code is the program's own."""
+    """The exit code is the program's own, and what the traceback has said is not repeated."""
     code, screen = on_terminal(Node(tmp_path, gpus=1), *torch_server().python(), "-c", OOM)
 
     assert code == 1
+    assert "OutOfMemoryError" in screen[-4]
+    assert "does not fit" in screen[-3]
+    assert "torchmem why" in screen[-2]
+    assert re.fullmatch(PEAK, screen[-1]), screen
+
+
+def test_they_say_why_if_the_traceback_does_not(tmp_path: Path) -> None:
+    """Without the note of the exception, they have the verdict and the command."""
+    command = ["env", "TORCHMEM_NOTE_ON_OOM=0", *torch_server().python(), "-c", OOM]
+    _, screen = on_terminal(Node(tmp_path, gpus=1), *command)
+
     assert "OutOfMemoryError" in screen[-3]
-    assert re.match(PEAK, screen[-2]), screen
+    assert re.match(f"{PEAK}; .* does not fit", screen[-2]), screen
     assert "torchmem why" in screen[-1]
 
 
@@ -125,9 +137,9 @@ def test_of_several_ranks_one_writes_them(tmp_path: Path) -> None:
     assert len([line for line in screen if line.startswith("torchmem: peak")]) == 1, screen
 
 
-@pytest.mark.parametrize("code", [TAKE, OOM, "raise SystemExit(7)"])
+@pytest.mark.parametrize("code", [TAKE, f"{TAKE}\nraise SystemExit(7)"])
 def test_a_pipe_gets_nothing(tmp_path: Path, code: str) -> None:
-    """Whatever the end of a program, its stderr is left alone if it is not a terminal."""
+    """The stderr of a program is left alone if it is not a terminal, except after an OOM."""
     node = Node(tmp_path, gpus=1)
     done = subprocess.run(
         node.monitored(*torch_server().python(), "-c", code),

@@ -51,7 +51,7 @@ sdk.instrument()
 torch.zeros(5 << 30, dtype=torch.uint8, device="cuda")
 """)
 
-    assert done.stderr.splitlines()[-1].startswith("torch.OutOfMemoryError: CUDA out of memory.")
+    assert "\ntorch.OutOfMemoryError: CUDA out of memory." in done.stderr
     assert {labels["cause"]: value for labels, value in series("torchmem_ooms_total") if value} == {
         "capacity": 1.0
     }

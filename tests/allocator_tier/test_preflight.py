@@ -247,6 +247,7 @@ def test_a_script_that_does_not_fit(place: Place) -> None:
 
     assert (done.returncode, report["verdict"]["fits"]) == (1, False)
     assert "torch.OutOfMemoryError: CUDA out of memory" in done.stderr
+    assert "torchmem why" not in done.stderr, "its report is removed with the phantom's folder"
     assert report["oom"]["oom"]["requested_bytes"] > MIB
     assert report["need"]["ended"] == "steps"
     assert report["need"]["devices"][0]["peak_reserved"] > 10**9

@@ -243,7 +243,7 @@ def test_without_a_terminal_each_rank_has_a_line() -> None:
 
     assert plain(5.0, node, [11, 12]) == (
         "    5 s  rank 0 exited   tensors     – GiB  reserved     – GiB  stranded     – GiB  "
-        "headroom     – GiB  FI –  retries –  OOMs –\n"
+        "headroom     – GiB  fragmentation index –  retries –  OOMs –\n"
         "    5 s  rank 1 running  tensors  20.0 GiB  reserved  24.0 GiB  stranded   3.0 GiB  "
-        "headroom   1.0 GiB  FI 0.99  retries 2  OOMs 1"
+        "headroom   1.0 GiB  fragmentation index 0.99  retries 2  OOMs 1"
     )

@@ -271,7 +271,9 @@ def test_every_screen_has_the_same_fragmentation(page: Page, run_dir: Path) -> N
         script = f"import('{format_js}').then(({{ ratio }}) => {indices}.map(ratio))"
         assert page.evaluate(script) == [format_index(index) for index in indices]
 
-    found = {name: re.findall(r"(?:fragmentation|FI)\s*(\d[.\d]*)", shown[name]) for name in shown}
+    found = {
+        name: re.findall(r"fragmentation(?: index)?\s*(\d[.\d]*)", shown[name]) for name in shown
+    }
     assert found == {name: ["0.99"] for name in shown}
 
 

@@ -36,8 +36,12 @@ DEVICE = replace(
     driver_free_bytes=17 * GIB,
     allocator=replace(ALLOCATOR, reserved_bytes=ByPool(0, 60 * GIB), active_peak_bytes=51 * GIB),
 )
+RANK = reports.CAPACITY.process
 HEALTHY = Sample(
-    timestamp=reports.NOW, process=reports.CAPACITY.process, devices=(DEVICE,), ended="exited"
+    timestamp=reports.NOW,
+    process=replace(RANK, rank=0, local_rank=0),
+    devices=(DEVICE,),
+    ended="exited",
 )
 
 
@@ -58,6 +62,15 @@ def test_an_oom_is_the_verdict() -> None:
     assert "(48%)" in first
     assert first.endswith(f"; {headline(report)[0].lower()}{headline(report)[1:]}")
     assert second == "torchmem: `torchmem why` explains it"
+
+
+def test_what_the_traceback_has_said_is_left_out() -> None:
+    """Below a traceback that says why and where to read on, the peak is all that is new."""
+    died = replace(HEALTHY, process=RANK, ended="oom")
+
+    assert lines(died, reports.LIMIT, DEFAULT, is_explained=True) == (
+        "torchmem: rank 3, peak 38.0 of 80.0 GiB (48%)",
+    )
 
 
 def test_growth_is_the_verdict() -> None:
@@ -118,7 +131,7 @@ def test_one_rank_of_a_node_writes(
     rank: int, local_rank: int | None, world_size: int | None, expected: bool
 ) -> None:
     """Of many ranks on a node, local rank 0 writes the lines."""
-    process = replace(HEALTHY.process, rank=rank, local_rank=local_rank, world_size=world_size)
+    process = replace(RANK, rank=rank, local_rank=local_rank, world_size=world_size)
     assert speaks(process) == expected
 
 

@@ -108,6 +108,7 @@ def test_the_report_is_there_before_the_exception(
     assert allocator.gpu.mem_get_info()[0] == report.driver_free_bytes
     assert (report.steps.count, report.limit_bytes) == (1, None)
     assert report.allocator_settings["backend"] == "native"
+    assert report.gradients_enabled is True
 
 
 def test_a_block_on_another_stream_is_reported(

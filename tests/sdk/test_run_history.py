@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmem.sample.run_history import MAX_POINTS, NEWEST_POINTS, RunHistory
-from torchmem.sdk.reading.run_history import RunHistoryRecorder
+from torchmem.sdk.reading.run_history import FIRST_POINTS, RunHistoryRecorder
 
 
 def _recorded(number: int) -> RunHistory:
@@ -40,15 +40,17 @@ def test_it_spans_the_run(number: int) -> None:
 
 def test_the_points_of_a_long_run_are_even() -> None:
     """No two neighbors of a long run are much farther apart than others, up to the newest ones."""
-    steps = _recorded(100_000).steps
-    gaps = [high - low for low, high in pairwise(steps[: MAX_POINTS - NEWEST_POINTS - 1])]
+    spread = _recorded(100_000).steps[FIRST_POINTS : MAX_POINTS - NEWEST_POINTS - 1]
+    gaps = [high - low for low, high in pairwise(spread)]
 
     assert max(gaps) <= 5 * min(gaps)
 
 
 def test_the_newest_points_are_all_there() -> None:
     """What has begun lately is not lost between two points that are far apart."""
-    assert _recorded(100_000).steps[-NEWEST_POINTS:] == tuple(range(100_001 - NEWEST_POINTS, 100_001))
+    newest = _recorded(100_000).steps[-NEWEST_POINTS:]
+
+    assert newest == tuple(range(100_001 - NEWEST_POINTS, 100_001))
 
 
 def test_no_point_is_no_history() -> None:

@@ -17,7 +17,7 @@ from support.simulated_time import RANKS, Pace, Rank
 
 from torchmem.demo.gpus import EVENTS_PER_STEP, STEP_SECONDS, SharedGpus
 from torchmem.demo.node import cuda_bytes, uuid
-from torchmem.explain.remedies import Remedy
+from torchmem.explain.remedy import Remedy
 from torchmem.explain.threats import Threat, advice, threats
 from torchmem.explain.thresholds import defaults
 from torchmem.exporter.collect import Exporter

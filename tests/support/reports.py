@@ -73,7 +73,14 @@ parts = st.builds(
     st.none() | st.text(max_size=9),
 )
 uses = st.lists(
-    st.builds(LineUse, frames, samples.size, samples.count, st.lists(parts, max_size=3).map(tuple)),
+    st.builds(
+        LineUse,
+        frames,
+        samples.size,
+        samples.count,
+        st.lists(parts, max_size=3).map(tuple),
+        st.booleans(),
+    ),
     max_size=4,
 ).map(tuple)
 tensors = st.builds(
@@ -121,6 +128,8 @@ reports = st.builds(
     lines=st.none()
     | st.builds(Lines, uses, samples.size, samples.size, uses, st.integers(0, 1 << 30)),
     tensors=st.lists(tensors, max_size=4).map(tuple),
+    survived=st.booleans(),
+    gradients_enabled=st.none() | st.booleans(),
     verdict=st.none() | verdicts,
 )
 
@@ -408,7 +417,8 @@ FIRST_STEP = _judged(
     replace(CAPACITY, steps=Steps()), Verdict("capacity", None, OnsetEvidence("first_step"))
 )
 EVALUATION = _judged(
-    CAPACITY, Verdict("capacity", None, OnsetEvidence("new_phase", 5 * GIB, phase="evaluate()"))
+    replace(CAPACITY, origin=FORWARD, gradients_enabled=True),
+    Verdict("capacity", None, OnsetEvidence("new_phase", 5 * GIB, phase="evaluate()")),
 )
 COPY = _judged(
     CAPACITY, Verdict("capacity", None, OnsetEvidence("new_phase", 12 * GIB, since_step=300))

@@ -272,7 +272,7 @@ def test_progress_appears_on_a_terminal_after_a_second(seconds: float, drawn: bo
 
 
 def test_progress_without_a_terminal_is_a_few_lines() -> None:
-    """A line every ten seconds says what is done, how much of it, and how long it takes in all."""
+    """A line every ten seconds says what is done, how much of it, and how long the rest takes."""
     stream, now = Terminal(is_terminal=False), [0.0]
     with Progress("replaying rank0.pickle", stream, lambda: now[0]) as progress:
         for tenth in range(1, 360):
@@ -280,7 +280,7 @@ def test_progress_without_a_terminal_is_a_few_lines() -> None:
             progress(tenth, 400)
 
     assert stream.getvalue().splitlines() == [
-        "torchmem: replaying rank0.pickle: 25% after 10 s, about 40 s in all",
-        "torchmem: replaying rank0.pickle: 50% after 20 s, about 40 s in all",
-        "torchmem: replaying rank0.pickle: 75% after 30 s, about 40 s in all",
+        "torchmem: replaying rank0.pickle: 25% after 10 s, about 30 s left",
+        "torchmem: replaying rank0.pickle: 50% after 20 s, about 20 s left",
+        "torchmem: replaying rank0.pickle: 75% after 30 s, about 10 s left",
     ]

@@ -3,24 +3,60 @@
 from __future__ import annotations
 
 import html
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.reports import BY_NAME
+from support.reports import BY_NAME, STRANDED
+from support.samples import full_sample
 
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import encode
+from torchmem.explain.run_summary import SUMMARY_SUFFIX, summarize
+from torchmem.explain.run_summary import encode as encoded
 from torchmem.mcp.local import LocalNode
 from torchmem.node import words
+from torchmem.node.summaries import steps_since
 from torchmem.node.why import oom_why
 from torchmem.pages import oom as page
-from torchmem.sample.run_directory import REPORT_SUFFIX
+from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
+from torchmem.sample.sample import Steps
+from torchmem.sample.sample import encode as encode_sample
 from torchmem.why.node_answers import NodeTools
 from torchmem.why.oom import OomList, document
 
 
 def _words(shown: str) -> str:
     return " ".join(shown.split())
+
+
+@pytest.mark.parametrize("is_over", [False, True], ids=["runs", "ended"])
+def test_all_screens_say_that_the_process_went_on(tmp_path: Path, *, is_over: bool) -> None:
+    """With the steps since the error, by the sample or the summary beside the report."""
+    sample = replace(full_sample(), process=STRANDED.process, steps=Steps(STRANDED.steps.count + 7))
+    folder = tmp_path / "0"
+    folder.mkdir(mode=0o700)
+    path = folder / f"1-2-3-1{REPORT_SUFFIX}"
+    report = replace(STRANDED, survived=True)
+    path.write_bytes(encode(report))
+    if is_over:
+        (folder / f"1-2-3{SUMMARY_SUFFIX}").write_bytes(encoded(summarize(sample, "exited")))
+    else:
+        (folder / f"1-2-3{SAMPLE_SUFFIX}").write_bytes(encode_sample(sample))
+    said = "went on: 7 steps ended after it."
+
+    assert said in _words(words.oom_page(path, report, {}))
+    assert said in _words(html.unescape(page.page(path, report, {}).decode()))
+    assert said in LocalNode(tmp_path).explain(str(path)).oom.reason
+    assert said not in _words(words.oom_page(path, STRANDED, {}))
+
+
+def test_a_sample_of_another_process_tells_nothing(tmp_path: Path) -> None:
+    """A later process may have the same name in another container."""
+    path = tmp_path / f"1-2-3-1{REPORT_SUFFIX}"
+    (tmp_path / f"1-2-3{SAMPLE_SUFFIX}").write_bytes(encode_sample(full_sample()))
+
+    assert steps_since(path, STRANDED) is None
 
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))

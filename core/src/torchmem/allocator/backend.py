@@ -236,9 +236,9 @@ class Backend(Protocol):
         """
         return None
 
-    def is_training(self) -> bool:
-        """Return whether autograd records in this thread, or runs a backward pass."""
-        return False
+    def gradients_enabled(self) -> bool | None:
+        """Return whether autograd records in this thread; None if unknown."""
+        return None
 
     def current_stream(self, device: int) -> int | None:
         """Return the calling thread's stream as numbered in snapshots; None if unknown."""

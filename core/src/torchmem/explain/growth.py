@@ -46,7 +46,7 @@ MAX_JUDGED_POINTS = 48
 """Points of a whole series that are judged, which takes about two milliseconds."""
 PEAK_POINTS = 16
 """Points of the highest needs so far, whose newest rises must span a good part of the run."""
-MIN_PIECE_POINTS = 3
+MIN_PIECE_POINTS = 2
 """Fewer points are no piece."""
 PIECE_PRICE = 4.0
 """The price of a piece: this many times the variance of the noise and the logarithm of the points.
@@ -89,11 +89,11 @@ class Evidence:
     stairs: int = 3
 
 
-JUDGED_OFTEN = Evidence(confidence=4.0)
+JUDGED_OFTEN = Evidence(confidence=4.2)
 """For a rank that runs: batches of random sizes show it once in 30,000 judgments."""
 JUDGED_ONCE = Evidence(confidence=2.0)
 """For a run that is over, which may have had few steps."""
-LEAKS_FOR_SURE = Evidence(confidence=4.0, stairs=5)
+LEAKS_FOR_SURE = Evidence(confidence=4.2, stairs=5)
 """For a leak in a rank that runs: layers may be unfrozen in three or four stages."""
 MEASURED_EXACTLY = Evidence(confidence=3.1, few=True)
 """Where nothing is missed, as in a preflight or in a recording of all events."""

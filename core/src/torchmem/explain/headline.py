@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from torchmem.allocator.sizes import format_size
+from torchmem.allocator.sizes import GIB, MIB, format_size
 from torchmem.explain.call_stack import public_place
 from torchmem.explain.lines import leaking_line
 from torchmem.explain.oom_report import CAUSE_SUMMARIES, OomReport
@@ -24,6 +24,10 @@ ONSET_SUMMARIES: Mapping[Onset, str] = {
     "tight": "nothing had changed: an ordinary step reached the limit",
 }
 """What had changed, for when the numbers are not available."""
+
+MAX_DECIMALS = 6
+_BYTES = {"bytes": 1, "KiB": 1 << 10, "MiB": MIB, "GiB": GIB}
+_DECIMALS = {"bytes": 0, "KiB": 2, "MiB": 2, "GiB": 2}
 
 
 def headline(report: OomReport) -> str:
@@ -90,13 +94,30 @@ def _component(name: str | None) -> str:
 
 
 def _leak(report: OomReport, why: OnsetEvidence) -> str:
-    done = max(1, report.steps.count - (why.since_step or 0))
-    grown = why.bytes or 0
-    rate = format_size(round(grown / done))  # the mean: it times the steps is the total
+    grown, done = why.bytes or 0, _steps_of_growth(report, why)
     return (
-        f"Memory leak: {_component(why.component)} grew by {rate} a step for {_steps(done)} "
-        f"({format_size(grown)}){_at_line(report, why)}"
+        f"Memory leak: {_component(why.component)} grew by {_rate(grown, done)} a step for "
+        f"{_steps(done)} ({format_size(grown)}){_at_line(report, why)}"
     )
+
+
+def _steps_of_growth(report: OomReport, why: OnsetEvidence) -> int:
+    return max(1, report.steps.count - (why.since_step or 0))
+
+
+def _rate(total: int, steps: int) -> str:
+    """Return the mean growth a step, with as many decimals as its product with `steps` needs.
+
+    The product of the printed numbers is then the printed total.
+    """
+    mean = total / steps
+    unit = format_size(round(mean)).split()[1]
+    scale = _BYTES[unit]
+    texts = (f"{mean / scale:.{decimals}f}" for decimals in range(_DECIMALS[unit], MAX_DECIMALS))
+    for text in texts:
+        if format_size(round(float(text) * scale * steps)) == format_size(total):
+            return f"{text} {unit}"
+    return f"{mean / scale:.{MAX_DECIMALS}f} {unit}"
 
 
 def _at_line(report: OomReport, why: OnsetEvidence) -> str:
@@ -107,8 +128,9 @@ def _at_line(report: OomReport, why: OnsetEvidence) -> str:
 def _larger_step(report: OomReport, why: OnsetEvidence) -> str:
     more = format_size(why.bytes or 0)
     if why.bytes_per_step is not None:
-        rate = format_size(round(why.bytes_per_step))
-        return f"Steps needed more and more: {rate} more in each step, {more} in all"
+        done = _steps_of_growth(report, why)
+        rate = _rate(why.bytes or 0, done)
+        return f"Steps needed more and more: {rate} more in each of {_steps(done)}, {more} in all"
     return (
         f"One step needed at least {more} more than any of the {_steps(report.steps.count)} before"
     )
@@ -133,9 +155,10 @@ def _new_phase(report: OomReport, why: OnsetEvidence) -> str:
     return f"{name}{than} ({_steps(report.steps.count)} had finished)"
 
 
-def _outside(_: OomReport, why: OnsetEvidence) -> str:
-    grown = format_size(why.bytes or 0)
-    rate = f" ({format_size(round(why.bytes_per_step))} a step)" if why.bytes_per_step else ""
+def _outside(report: OomReport, why: OnsetEvidence) -> str:
+    grown, done = format_size(why.bytes or 0), _steps_of_growth(report, why)
+    mean = f" ({_rate(why.bytes or 0, done)} a step for {_steps(done)})"
+    rate = mean if why.bytes_per_step else ""
     return (
         f"Memory outside PyTorch's allocator grew by {grown}{rate}: other processes, or libraries "
         "of this one"
@@ -177,6 +200,17 @@ def _share(report: OomReport, size: int) -> str:
     return f"{format_size(size)}{share}"
 
 
+def _fragmentation(report: OomReport) -> str:
+    """Return where the free bytes are: in private pools, or beside live tensors."""
+    free, in_pools = report.cached_free_bytes, report.private_free_bytes
+    if report.oom.detail == "pool" and in_pools > free:
+        return (
+            f"Fragmentation: {_share(report, in_pools)} was free in the pools of CUDA graphs and "
+            "MemPools, which this request cannot use"
+        )
+    return f"Fragmentation: {_share(report, free)} was free but stranded"
+
+
 def _wake_up(report: OomReport) -> str:
     """Return what the engine lacked, and who had it."""
     missing = (report.oom.requested_bytes or 0) - report.driver_free_bytes
@@ -195,7 +229,7 @@ def _cause(report: OomReport, gain: Gain | None) -> str:
     if report.oom.at_wake_up:
         return _wake_up(report)
     if cause == "fragmentation":
-        return f"Fragmentation: {_share(report, report.cached_free_bytes)} was free but stranded"
+        return _fragmentation(report)
     if cause == "limit" and report.limit_bytes is not None:
         free = format_size(report.driver_free_bytes)
         limit = _share(report, report.limit_bytes)

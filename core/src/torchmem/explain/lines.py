@@ -12,6 +12,7 @@ from itertools import islice
 from typing import TypeVar
 
 from torchmem.allocator.snapshot import FrameInfo, SegmentInfo
+from torchmem.explain.activity import loads
 from torchmem.explain.call_stack import FRAMEWORK, Frame, line_index, package_of
 from torchmem.sample.untrusted import MAX_TEXT
 
@@ -52,13 +53,15 @@ class LinePart:
 class LineUse:
     """Bytes and number of the blocks that one line has allocated and that are in use.
 
-    `parts` divide them by caller and module, the largest first, as far as that is known.
+    `parts` divide them by caller and module, the largest first, as far as that is known. `loads`:
+    whether the line reads a checkpoint into GPU memory.
     """
 
     frame: Frame
     bytes: int
     blocks: int
     parts: tuple[LinePart, ...] = ()
+    loads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +99,14 @@ def lines(segments: Iterable[SegmentInfo], device: int) -> Lines | None:
 
 def uses_by_line(segments: Iterable[SegmentInfo], device: int) -> dict[Frame | None, LineUse]:
     """Return the use of each line; blocks without a stack are under None."""
-    sums: dict[Frame | None, list[int]] = {}
+    sums: dict[Frame | None, LineUse] = {}
     for stack in _stacks(segments, device):
-        entry = sums.setdefault(line_of(stack.frames), [0, 0])
-        entry[0] += stack.bytes
-        entry[1] += stack.blocks
-    unknown = Frame("", None, "")
-    return {
-        frame: LineUse(frame or unknown, size, blocks) for frame, (size, blocks) in sums.items()
-    }
+        frame = line_of(stack.frames)
+        known = sums.get(frame) or LineUse(frame or Frame("", None, ""), 0, 0)
+        size, blocks = known.bytes + stack.bytes, known.blocks + stack.blocks
+        is_loading = known.loads or any(loads(each["filename"]) for each in stack.frames)
+        sums[frame] = LineUse(known.frame, size, blocks, loads=is_loading)
+    return sums
 
 
 @dataclass(slots=True)

@@ -67,6 +67,8 @@ class OomReport:
         lines: the lines that held the memory, if their stacks were recorded.
         tensors: the tensors of the device that are Python objects, in groups; empty if unknown.
         survived: whether the process is known to have gone on.
+        gradients_enabled: whether autograd recorded where the memory was requested; None if that is
+            unknown. In a backward pass and in an optimizer's step it usually does not.
         verdict: the cause, the onset, and what each change would have freed; None for a threat to
             a rank that runs, if nothing has changed in it.
     """
@@ -86,6 +88,7 @@ class OomReport:
     lines: Lines | None = None
     tensors: tuple[TensorGroup, ...] = ()
     survived: bool = False
+    gradients_enabled: bool | None = None
     verdict: Verdict | None = None
     schema: int = SCHEMA_VERSION
 
@@ -103,6 +106,11 @@ class OomReport:
         if allocator is None:
             return 0
         return max(0, allocator.reserved_bytes.total - allocator.active_bytes.total)
+
+    @property
+    def private_free_bytes(self) -> int:
+        """Free bytes left in the pools of CUDA graphs and MemPools; 0 if they are unknown."""
+        return self.layout.private_free_bytes if self.layout else 0
 
     @property
     def outside_bytes(self) -> int | None:
@@ -208,6 +216,13 @@ def failure_reason(report: OomReport, gpu: int | None = None) -> tuple[str, ...]
     return (request, free, *filter(None, _REASONS[report.oom.cause](report)))
 
 
+def _in_pools(report: OomReport) -> str:
+    if report.oom.detail != "pool" or not report.private_free_bytes:
+        return ""
+    size = format_size(report.private_free_bytes)
+    return f"In the pools of CUDA graphs and MemPools, {size} is free."
+
+
 def _capacity(report: OomReport) -> Sequence[str]:
     requested, total = report.oom.requested_bytes or 0, report.device.total_bytes
     if total is not None and requested > total:
@@ -230,6 +245,7 @@ def _fragmentation(report: OomReport) -> Sequence[str]:
     return (
         "" if largest is None else f"The largest of these blocks is {format_size(largest)}.",
         FRAGMENTATION_REASONS[detail] if detail else "",
+        _in_pools(report),
         _limit_beside(report),
     )
 
@@ -319,6 +335,17 @@ _REASONS: Mapping[OomCause, Callable[[OomReport], Sequence[str]]] = {
     "external": _external,
     "pending": _pending,
 }
+
+
+def aftermath(report: OomReport, steps_since: int | None) -> str:
+    """Return that the process went on, and for how many steps, in a sentence; "" if it did not.
+
+    `steps_since`: steps that have ended since the error; None if unknown.
+    """
+    if not report.survived:
+        return ""
+    steps = steps_since and f": {steps_since:,} step{'s' * (steps_since != 1)} ended after it"
+    return f"The process caught the error and went on{steps or ''}."
 
 
 def memory_parts(report: OomReport) -> tuple[PartBytes, ...]:

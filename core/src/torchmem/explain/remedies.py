@@ -11,13 +11,15 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torchmem.allocator.settings import LAST_PARSED, format_alloc_conf, parse_alloc_conf
 from torchmem.allocator.sizes import MIB, format_size
 from torchmem.explain.oom_report import OomReport
+from torchmem.explain.remedy import Remedy, in_order
 from torchmem.explain.serving import engine_advice, serves
-from torchmem.explain.verdict import CAUSE_BY_CHANGE, Change, Gain, OnsetEvidence
+from torchmem.explain.tensor_remedies import capacity, larger_step, leak, new_phase, smaller
+from torchmem.explain.verdict import CAUSE_BY_CHANGE, Gain, OnsetEvidence
 from torchmem.sample.sample import Layout, Onset, OomCause, OomDetail
 
 SETTING_REMEDIES = {
@@ -76,7 +78,8 @@ REMEDY_BY_TREND: Mapping[str, str] = {
         "several backward passes"
     ),
     "new_phase": (
-        "Run evaluation and generation under torch.no_grad(), and keep what they return off the GPU"
+        "Run evaluation and generation under torch.no_grad(), or if that is so already, in smaller "
+        "batches, and keep what they return off the GPU"
     ),
 }
 """The first step by what grows, before and after memory runs out, likewise."""
@@ -94,42 +97,14 @@ LIBRARY_FRACTION = 0.95
 
 WORTH_RELEASING = 0.05
 """The share of the device's memory from which cached memory is worth a remedy."""
-MOSTLY_ACTIVATIONS = 0.5
-"""The share of tensor memory allocated within a step that points to activations."""
-RECENT_SECONDS = 10.0
-"""Seconds in which the growth of a leak does not count as part of a step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Remedy:
-    """One thing to do: a sentence, lines to type, and the allocator setting with its new value.
-
-    `gain_bytes` is the room that it makes beyond the failed request, and `gain_steps` the steps
-    that fit into it where memory grows; both are None if unknown. They are estimates.
-    """
-
-    text: str
-    lines: tuple[str, ...] = ()
-    setting: str | None = None
-    value: str | None = None
-    gain_bytes: int | None = None
-    gain_steps: float | None = None
 
 
 def remedies(report: OomReport, refuted: Container[str] = ()) -> tuple[Remedy, ...]:
-    """Return what to do, the largest gain first, without settings that are already in effect.
+    """Return what to do, the most promising first, without settings that are in effect already.
 
     `refuted` are allocator settings under which a replay of the same run fails too.
     """
     return in_order(remedy for remedy in _all(report) if remedy.setting not in refuted)
-
-
-def in_order(found: Iterable[Remedy]) -> tuple[Remedy, ...]:
-    """Return remedies without duplicates, the largest gain first, then those without a gain."""
-    unique: dict[str, Remedy] = {}
-    for remedy in sorted(found, key=lambda remedy: -(remedy.gain_bytes or 0)):
-        unique.setdefault(remedy.text, remedy)
-    return tuple(unique.values())
 
 
 def _all(report: OomReport) -> Iterator[Remedy]:
@@ -154,7 +129,7 @@ def _serving(report: OomReport) -> Iterator[Remedy]:
     """Yield remedies for an inference engine, which has no gradients and no optimizer."""
     engine, cause = report.device.engine, report.oom.cause
     if cause in {"fragmentation", "external", "pending"}:
-        training = {remedy.text for remedy in _smaller()}
+        training = {remedy.text for remedy in smaller(report)}
         yield from (each for each in _REMEDIES[cause](report) if each.text not in training)
     if engine is not None:
         advice = engine_advice(engine, report.oom.requested_bytes)
@@ -166,39 +141,6 @@ def _with_gain(found: Iterable[Remedy], gain: Gain) -> Iterator[Remedy]:
     for number, remedy in enumerate(found):
         first = number == 0
         yield replace(remedy, gain_bytes=gain.bytes, gain_steps=gain.steps) if first else remedy
-
-
-def gain_sentence(remedy: Remedy) -> str:
-    """Return what a remedy gains, as a sentence after its text; empty if that is unknown."""
-    if remedy.gain_bytes is None:
-        return ""
-    size = format_size(remedy.gain_bytes)
-    if remedy.gain_steps is None:
-        return f" Gains about {size}."
-    steps = int(remedy.gain_steps)
-    return f" Gains about {size}, {steps:,} step{'s' * (steps != 1)} (an estimate)."
-
-
-def would_not_help(report: OomReport) -> str | None:
-    """Return what would not have helped, as a sentence; None if there is nothing to say."""
-    verdict, total = report.verdict, report.device.total_bytes
-    if verdict is None or not total:
-        return None
-    useless = [gain for gain in verdict.gains if not gain.matters]
-    names = [
-        f"{_USELESS[gain.change]} (room for {_room(gain)})"
-        for gain in useless
-        if gain.change in _USELESS
-    ]
-    return f"Would not have helped: {', '.join(names)}." if names else None
-
-
-def _room(gain: Gain) -> str:
-    size = f"{format_size(gain.bytes)} more"
-    if gain.steps is None:
-        return size
-    steps = int(gain.steps)
-    return f"{size}, about {steps:,} step{'s' * (steps != 1)}"
 
 
 def conf_variable(versions: Mapping[str, str]) -> str:
@@ -261,8 +203,8 @@ def _stranded(report: OomReport) -> Iterator[Remedy]:
     if _is_set(report, "expandable_segments"):
         yield Remedy(
             "Expandable segments are enabled, so free pages have been returned already. Create "
-            "long-lived tensors (model, optimizer state, caches) before the first step, so that "
-            "they do not lie between short-lived ones."
+            "long-lived tensors (the model, caches) before the first step, so that they do not lie "
+            "between short-lived ones."
         )
     elif not _is_set(report, "max_split_size"):
         yield _max_split_size(report)
@@ -326,7 +268,7 @@ def _stream(report: OomReport) -> Iterator[Remedy]:
 
 
 def _pool(report: OomReport) -> Iterator[Remedy]:
-    if report.layout and report.layout.private_free_bytes >= (report.oom.requested_bytes or 0):
+    if report.layout and report.private_free_bytes >= (report.oom.requested_bytes or 0):
         yield Remedy(
             "Let CUDA graphs share one pool, and delete graphs and MemPools that are not used."
         )
@@ -337,48 +279,20 @@ def _pool(report: OomReport) -> Iterator[Remedy]:
             )
         return
     yield from _expandable(report)
-    yield from _smaller()
+    yield from smaller(report)
 
 
-def _pending(_: OomReport) -> Iterator[Remedy]:
-    yield Remedy("Catch torch.OutOfMemoryError and repeat the call, as the block is free now.")
+def _pending(report: OomReport) -> Iterator[Remedy]:
+    why = report.verdict.why if report.verdict else None
+    is_enough = why is None or why.bytes_per_step is None  # where memory grows, it fails again
+    yield Remedy(
+        "Catch torch.OutOfMemoryError and repeat the call, as the block is free now.",
+        waits=is_enough,
+    )
     yield Remedy(
         "Wait for the other stream before the large allocation, or record fewer tensors on it.",
         ("torch.cuda.current_stream().wait_stream(other)",),
-    )
-
-
-def _leak(_: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
-    known = _KEEPERS.get(why.component or "")
-    text = known or (
-        "Find what keeps tensors from step to step: a sum of losses (use loss.item()), a list of "
-        "outputs (append output.detach().cpu()), a cache without a bound, a hook that stores "
-        "activations."
-    )
-    yield Remedy(text, gain_bytes=why.bytes)
-
-
-def _larger_step(_: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
-    if why.bytes_per_step is None:
-        text = "Bound what one step can need: truncate or split the longest sequences or batches."
-    else:
-        text = (
-            "Find out why steps need more and more: batches or sequences that get longer, or a "
-            "graph that is kept over several backward passes."
-        )
-    yield Remedy(text, gain_bytes=why.bytes)
-
-
-def _new_phase(_: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
-    if why.phase is None:
-        text = "Move what appeared then to host memory, or create it before the first step."
-        yield Remedy(text, gain_bytes=why.bytes)
-        return
-    yield Remedy(
-        "If gradients are not needed there, do not record graphs, and do not keep outputs on the "
-        "GPU.",
-        ("with torch.no_grad(): ...",),
-        gain_bytes=why.bytes,
+        waits=is_enough,
     )
 
 
@@ -402,67 +316,10 @@ def _small_segment(report: OomReport) -> Iterator[Remedy]:
     yield from _expandable(report)
 
 
-def _capacity(report: OomReport) -> Iterator[Remedy]:
-    total = report.device.total_bytes
-    if total is not None and (report.oom.requested_bytes or 0) > total:
-        yield Remedy(
-            "Check the line that failed: a tensor of that size most likely has a wrong shape."
-        )
-        return
-    if _activations(report) >= MOSTLY_ACTIVATIONS:
-        yield from _smaller()
-        yield _shard(report)
-    else:
-        yield _shard(report)
-        yield from _smaller()
-
-
-def _activations(report: OomReport) -> float:
-    """Return the share of tensor memory that was allocated within the step.
-
-    If the components do not show it, the allocated memory is compared with its minimum between
-    steps, in the seconds before if many steps were not read; the share is 1 if that is unknown.
-    """
-    components = report.device.components
-    if components.get("step") and not report.steps.unread:
-        return components["step"] / (sum(components.values()) - components.get("pending", 0))
-    allocator, trend = report.device.allocator, report.trend
-    samples = zip(trend.seconds, trend.allocated_bytes, trend.steps, strict=True)
-    oldest = min(trend.seconds, default=0.0) + RECENT_SECONDS if report.steps.unread else math.inf
-    between_steps = [
-        size for seconds, size, steps in samples if size and steps and seconds <= oldest
-    ]
-    now = allocator.allocated_bytes.total if allocator else 0
-    return 1 - min(between_steps) / now if between_steps and now else 1.0
-
-
-def _smaller() -> Iterator[Remedy]:
-    yield Remedy(
-        "Use a smaller batch or shorter sequences, and accumulate gradients over several batches."
-    )
-    yield Remedy(
-        "Recompute activations in the backward pass instead of storing them.",
-        ("torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)",),
-    )
-    yield Remedy(
-        "Store activations in 16 bits, unless they are already.",
-        ("with torch.autocast('cuda', dtype=torch.bfloat16): ...",),
-    )
-
-
-def _shard(report: OomReport) -> Remedy:
-    world = report.process.world_size or 1
-    ranks = f"the {world} ranks" if world > 1 else "several GPUs"
-    return Remedy(
-        f"Shard parameters, gradients and optimizer state over {ranks} (FSDP, ZeRO), unless they "
-        "are already, or keep the optimizer state in host memory or in 8 bits."
-    )
-
-
 def _limit(report: OomReport) -> Iterator[Remedy]:
     yield from _raised_limit(report)
     yield from _garbage_collection(report)
-    yield from _smaller()
+    yield from smaller(report)
 
 
 def _raised_limit(report: OomReport) -> Iterator[Remedy]:
@@ -520,7 +377,7 @@ def _library(report: OomReport) -> Iterator[Remedy]:
         "before it takes the last of the GPU.",
         (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {report.device.index})",),
     )
-    yield from _smaller()
+    yield from smaller(report)
 
 
 def _library_fraction(report: OomReport) -> float:
@@ -533,7 +390,7 @@ def _library_fraction(report: OomReport) -> float:
 
 
 _REMEDIES: dict[OomCause, Callable[[OomReport], Iterable[Remedy]]] = {
-    "capacity": _capacity,
+    "capacity": capacity,
     "fragmentation": _fragmentation,
     "limit": _limit,
     "external": _external,
@@ -547,20 +404,8 @@ _FRAGMENTATION: dict[OomDetail, Callable[[OomReport], Iterable[Remedy]]] = {
     "small_segment": _small_segment,
 }
 _BY_ONSET: dict[Onset, Callable[[OomReport, OnsetEvidence], Iterable[Remedy]]] = {
-    "leak": _leak,
-    "larger_step": _larger_step,
-    "new_phase": _new_phase,
+    "leak": leak,
+    "larger_step": larger_step,
+    "new_phase": new_phase,
     "outside": _outside,
 }
-_USELESS: dict[Change, str] = {
-    "compaction": "expandable segments or other allocator settings",
-    "limit": "a higher memory fraction",
-    "neighbors": "the memory of other processes",
-    "cache": "torch.cuda.empty_cache()",
-}
-_KEEPERS = {
-    "optimizer_state": "Find out why the optimizer state grows: parameters or optimizers that are "
-    "added in a loop.",
-    "parameters": "Find out why the parameters grow: modules that are created in a loop.",
-}
-"""What to look for, by the component that grew."""

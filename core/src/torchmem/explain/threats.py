@@ -16,7 +16,8 @@ from torchmem.allocator.sizes import ROUND_LARGE, format_size
 from torchmem.explain.growth import steps_left
 from torchmem.explain.headline import growth_sentence
 from torchmem.explain.oom_report import OomReport, format_seconds
-from torchmem.explain.remedies import Remedy, in_order, remedies
+from torchmem.explain.remedies import remedies
+from torchmem.explain.remedy import Remedy, in_order
 from torchmem.explain.threat_words import (
     FAILS,
     FLUSHES,

@@ -48,6 +48,8 @@ MIN_ROOM_RATIO = 0.01
 """Less room than this share of the GPU never matters."""
 REQUESTS = 2
 """Room for fewer requests like the failed one does not matter, as a step makes many."""
+FIRST_PEAKS = 3
+"""The first steps after the warm-up, whose needs are compared with the highest one."""
 MAX_FIRST_TURNOVER = 8
 """A first step frees less than this many times the memory in use; what has freed more repeats."""
 
@@ -275,9 +277,9 @@ class _Run:
 
     @property
     def _variation(self) -> float:
-        """How much the peaks of steps differ: the highest above a typical one."""
+        """How much the peaks of steps differ: the highest above those of the first steps."""
         peaks = [size for _, size in self._peaks]
-        return max(peaks) - median(peaks[: max(1, len(peaks) // 8)]) if peaks else 0.0
+        return max(peaks) - median(peaks[:FIRST_PEAKS]) if peaks else 0.0
 
     def why(self, *, is_compact: bool = False) -> OnsetEvidence | None:
         """Return the onset, None if it is unknown. `is_compact`: stranded memory is none."""

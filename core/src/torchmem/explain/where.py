@@ -39,6 +39,8 @@ def _circumstances(report: OomReport, origin: Origin) -> Iterator[str]:
         yield f"backward pass, {origin.backward}" if origin.backward else "backward pass"
     if is_in_optimizer(origin):
         yield "optimizer step"
+    elif report.gradients_enabled is False and origin.backward is None:
+        yield "without gradients"
 
 
 def _thread(origin: Origin) -> str:

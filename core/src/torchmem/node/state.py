@@ -17,7 +17,7 @@ from typing import Any
 from torchmem.explain.oom_listings import Listing
 from torchmem.explain.parts import ChartArea, LegendEntry, PartBytes
 from torchmem.explain.rank_report import Fact
-from torchmem.explain.remedies import Remedy
+from torchmem.explain.remedy import Remedy
 from torchmem.explain.run_chart import Chart, ChartLine
 from torchmem.explain.threats import Threat
 from torchmem.sample.sample import OomRecord
@@ -171,7 +171,7 @@ class OomWhy:
     `about`: the process, its GPU and its versions. `parts`: the use of the device at that time; its
     sizes add up to `total_bytes`. `charts`: the whole run, and the minutes before. `listings`: the
     lines and tensors that held the memory and the call stack, if the client may see them, and what
-    to record next time; `hidden`: whether some were left out. `note`: what would not help.
+    to record next time; `hidden`: whether some were left out.
     """
 
     time: float | None = None
@@ -185,7 +185,6 @@ class OomWhy:
     charts: tuple[Chart, ...] = ()
     listings: tuple[Listing, ...] = ()
     total_bytes: int | None = None
-    note: str | None = None
     hidden: bool | None = None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from torchmem.explain.oom_report import OomReport
 from torchmem.explain.run_summary import (
     MAX_SUMMARY_BYTES,
     SUMMARY_SUFFIX,
@@ -16,10 +17,10 @@ from torchmem.explain.run_summary import (
     decode,
     summarize,
 )
-from torchmem.host.process_table import ProcessTable, process_state
+from torchmem.host.process_table import ProcessTable, process_key, process_state
 from torchmem.sample.errors import UsageError
-from torchmem.sample.run_directory import SAMPLE_SUFFIX, find_files
-from torchmem.sample.sample import read_sample
+from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX, find_files
+from torchmem.sample.sample import Sample, read_sample
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
 
 
@@ -38,6 +39,23 @@ def summaries_below(path: Path) -> list[tuple[Path, RunSummary]]:
     Raises UsageError if the directory cannot be read.
     """
     return _summaries(path, lambda: _all_in(path))
+
+
+def steps_since(path: Path, report: OomReport) -> int | None:
+    """Return how many steps have ended since an OOM, given the path of its report; None if unknown.
+
+    The sample of the process beside the report tells, and after its end the summary.
+    """
+    stem = path.name.removesuffix(REPORT_SUFFIX).rpartition("-")[0]
+    sample = read_sample(path.with_name(f"{stem}{SAMPLE_SUFFIX}"))
+    found: Sample | RunSummary | None = sample
+    if found is None:
+        with suppress(UsageError):
+            found = read_summary(path.with_name(f"{stem}{SUMMARY_SUFFIX}"))
+    if found is None or process_key(found.process) != process_key(report.process):
+        return None
+    count = found.steps if isinstance(found, RunSummary) else found.steps.count
+    return max(0, count - report.steps.count)
 
 
 def _all_in(directory: Path) -> list[tuple[Path, os.stat_result]]:

@@ -9,6 +9,7 @@ from torchmem.explain.oom_chart import oom_charts
 from torchmem.explain.oom_listings import listings, offer, oom_lines, program_lines
 from torchmem.explain.oom_report import (
     OomReport,
+    aftermath,
     failure_reason,
     memory_parts,
     origin_lines,
@@ -16,7 +17,8 @@ from torchmem.explain.oom_report import (
 )
 from torchmem.explain.parts import component_words, device_parts, part_words, plausible
 from torchmem.explain.rank_report import heading, memory_facts, rank_facts, settings_facts
-from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
+from torchmem.explain.remedies import remedies
+from torchmem.explain.remedy import Remedy, gain_sentence
 from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
@@ -55,17 +57,21 @@ def _in_words(found: Iterable[Remedy]) -> tuple[Remedy, ...]:
     return tuple(Remedy(f"{each.text}{gain_sentence(each)}", each.lines) for each in found)
 
 
-def oom_why(report: OomReport, gpu: int | None, *, may_look: bool) -> OomWhy:
+def oom_why(
+    report: OomReport, gpu: int | None, *, may_look: bool, steps_since: int | None = None
+) -> OomWhy:
     """Return the texts about an OOM report.
 
-    `gpu`: NVML's index, None if it is unknown; `may_look`: with what tells about the program.
+    `gpu`: NVML's index, None if it is unknown; `may_look`: with what tells about the program;
+    `steps_since`: steps that have ended since the error, if that is known.
     """
+    reason = [*failure_reason(report, gpu), aftermath(report, steps_since)]
     device = report.device
     return OomWhy(
         time=report.oom.timestamp,
         summary=headline(report),
         about=tuple(origin_lines(report, gpu)),
-        reason=" ".join(failure_reason(report, gpu)),
+        reason=" ".join(filter(None, reason)),
         before=" ".join(preceding_events(report)),
         parts=tuple(part for part in memory_parts(report) if plausible(part.bytes)),
         advice=_in_words(remedies(report)),
@@ -73,6 +79,5 @@ def oom_why(report: OomReport, gpu: int | None, *, may_look: bool) -> OomWhy:
         charts=oom_charts(report),
         listings=tuple(listings(oom_lines(report) if may_look else offer(report))),
         total_bytes=plausible(device.total_bytes),
-        note=would_not_help(report) or None,
         hidden=True if not may_look and any(program_lines(report)) else None,
     )

@@ -21,12 +21,14 @@ from torchmem.explain.oom_report import (
 )
 from torchmem.explain.parts import component_words, part_words
 from torchmem.explain.rank_report import Fact, settings_facts
-from torchmem.explain.remedies import Remedy, gain_sentence, remedies, would_not_help
+from torchmem.explain.remedies import remedies
+from torchmem.explain.remedy import Remedy, gain_sentence
 from torchmem.explain.run_chart import Chart
 from torchmem.explain.run_summary import DeviceSummary, RunSummary
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.where import where
 from torchmem.node.state import RankWhy
+from torchmem.node.summaries import steps_since
 from torchmem.node.why import oom_why, rank_report
 from torchmem.output.terminal import joined, wrapped
 from torchmem.sample.sample import DeviceSample, Sample
@@ -53,15 +55,15 @@ def oom_page(
     are lines about what leaks, where a recording shows more than the report.
     """
     gpu = gpus.get(report.device.uuid or "")
-    cause, memory, advice = explanation(report, gpu=gpu)
+    _, memory, advice = explanation(report, gpu=gpu)
     about = (f"  {line}" for line in heading_lines(report, gpu))
     heading = [*wrapped(f"{sentence or headline(report)}.", width=WIDTH), "", *about]
-    why = oom_why(report, gpu, may_look=True)
+    why = oom_why(report, gpu, may_look=True, steps_since=steps_since(path, report))
     return joined(
         [
             heading,
             list(where(report)),
-            cause,
+            wrapped(why.reason, width=WIDTH),
             [*memory, *fact_lines(why.facts)],
             [*leaks, *held_lines(report)],
             list(tensor_lines(report)),
@@ -84,14 +86,8 @@ def explanation(
     return (
         wrapped(" ".join(failure_reason(report, gpu)), width=WIDTH),
         list(memory_lines(report.device.total_bytes, parts)),
-        [*advice_lines(remedies(report, refuted)), *_useless(report)],
+        list(advice_lines(remedies(report, refuted))),
     )
-
-
-def _useless(report: OomReport) -> Iterator[str]:
-    useless = would_not_help(report)
-    if useless:
-        yield from wrapped(useless, "  ", WIDTH)
 
 
 def local_time(timestamp: float) -> str:

@@ -20,8 +20,8 @@ STATUS_DELAY_SECONDS = 1.0
 STATUS_INTERVAL_SECONDS = 0.1
 PLAIN_INTERVAL_SECONDS = 10.0
 """The time between lines of progress if stderr is not a terminal, and before the first one."""
-MIN_ESTIMATED_SHARE = 0.05
-"""Share of the work that must be done before the total duration is estimated."""
+WARM_UP_REPORTS = 2
+"""Reports of progress that say nothing about the pace of the rest."""
 BAR_COLUMNS = 30
 
 
@@ -94,12 +94,39 @@ def bar(label: str, done: int, total: int) -> str:
     return f"{label} [{'=' * round(BAR_COLUMNS * share):<{BAR_COLUMNS}}] {share:4.0%}"
 
 
-def share_done(label: str, done: int, total: int, seconds: float) -> str:
-    """Return a line of progress without a bar: share, time so far, and the estimated total."""
+class Pace:
+    """How fast work advances, and how long the rest of it takes.
+
+    Only the reports after the first WARM_UP_REPORTS count: the start of a script takes much longer
+    than a step, and so do its first steps.
+    """
+
+    def __init__(self) -> None:
+        self._reports = 0
+        self._start = self._newest = 0.0, 0
+
+    def add(self, now: float, done: int) -> None:
+        """Take a report at the time `now`, in seconds; one that repeats the last is none."""
+        if self._reports and done == self._newest[1]:
+            return
+        self._reports += 1
+        self._newest = now, done
+        if self._reports <= WARM_UP_REPORTS:
+            self._start = self._newest
+
+    def seconds_left(self, now: float, total: int) -> float | None:
+        """Return the seconds that the rest takes at the pace so far; None if that is unknown."""
+        (began, first), (at, done) = self._start, self._newest
+        if done <= first or at <= began:
+            return None
+        return max(0.0, (total - done) * (at - began) / (done - first) - (now - at))
+
+
+def share_done(label: str, done: int, total: int, seconds: float, left: float | None) -> str:
+    """Return a line of progress without a bar: share, time so far, and what is left, if known."""
     share = min(1.0, done / total) if total else 1.0
     text = f"torchmem: {label}: {share:.0%} after {seconds:.0f} s"
-    is_known = MIN_ESTIMATED_SHARE <= share < 1
-    return f"{text}, about {seconds / share:.0f} s in all" if is_known else text
+    return text if left is None or share == 1 else f"{text}, about {left:.0f} s left"
 
 
 class StatusLine:
@@ -127,17 +154,21 @@ class StatusLine:
         delay = STATUS_DELAY_SECONDS if self._is_redrawn else self._interval
         self._next = self._started + delay
         self._drawn = ""
+        self._pace = Pace()
 
     def show(self, label: Callable[[], str], done: int, total: int) -> None:
         """Show how much is done, if an update is due."""
         now = self._clock()
+        self._pace.add(now, done)
         if now < self._next:
             return
         self._next = now + self._interval
         if self._is_redrawn:
             self._draw(bar(label(), done, total))
         else:
-            self._stream.write(share_done(label(), done, total, now - self._started) + "\n")
+            left = self._pace.seconds_left(now, total)
+            line = share_done(label(), done, total, now - self._started, left)
+            self._stream.write(f"{line}\n")
             self._stream.flush()
 
     def _draw(self, line: str) -> None:

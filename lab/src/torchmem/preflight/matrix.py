@@ -31,6 +31,7 @@ _SET_BY_PREFLIGHT = frozenset(
         "LD_PRELOAD",
         "TORCHMEM_RUN",
         "TORCHMEM_RUN_DIR",
+        "TORCHMEM_NOTE_ON_OOM",
     }
 )
 """Variables whose value the script would not see."""

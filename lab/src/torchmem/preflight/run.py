@@ -201,6 +201,7 @@ def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> d
     environment["PHANTOM_HOOK"] = HOOK
     environment["TORCHMEM_RUN"] = run_label(plan)
     environment[RUN_DIR_VARIABLE] = str(folder / "run")
+    environment["TORCHMEM_NOTE_ON_OOM"] = "0"  # it would name a report, which goes with `folder`
     if plan.alloc_conf is not None:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = plan.alloc_conf
     return environment | (plan.placement.environment() if plan.placement else {})

@@ -185,7 +185,7 @@ class SimulatedBackend(Backend):
         """Reset the peaks of one device."""
         self._allocators[device].reset_peak_memory_stats()
 
-    def is_training(self) -> bool:
+    def gradients_enabled(self) -> bool:
         """Return True: every scenario trains."""
         return True
 

@@ -97,6 +97,11 @@ class Lifetime:
             self.monitor.start()
         self.context.cost.add(time.thread_time() - started)
 
+    @property
+    def is_explained(self) -> bool:
+        """Whether stderr has told why the process has died of an OutOfMemoryError."""
+        return self._uncaught.is_explained
+
     def __str__(self) -> str:
         """Say what is monitored, and where it is published."""
         if isinstance(self._backend, IdleBackend):

@@ -17,7 +17,7 @@ from weakref import ref
 
 from torchmem.allocator.backend import OomObserver
 from torchmem.allocator.settings import ignored_settings
-from torchmem.explain.activity import is_in_optimizer
+from torchmem.explain.activity import trains
 from torchmem.explain.call_stack import Origin
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
@@ -340,10 +340,11 @@ class Monitor:
         """Keep the evidence; an exception here would replace the user's OutOfMemoryError."""
         if not self.is_running:
             return
-        origin = None
+        origin, records = None, None
         with self._errors.suppress("oom"):
             origin = calling_origin(self._backend.backward_node(), self._context.phases.current)
-        failed = FailedAllocation(device, requested, limit, driver_free, origin)
+            records = self._backend.gradients_enabled()
+        failed = FailedAllocation(device, requested, limit, driver_free, origin, records)
         ooms = self._context.ooms
         self._keep_oom(failed, lambda: ooms.examine(failed, self._about(origin)))
 
@@ -362,7 +363,7 @@ class Monitor:
         return Circumstances(
             steps=self._clock.count,
             phase=self._context.evaluation.phase(origin),
-            is_training=self._backend.is_training() or is_in_optimizer(origin),
+            is_training=bool(self._backend.gradients_enabled()) or trains(origin),
             is_alone=world in {None, 1},
         )
 

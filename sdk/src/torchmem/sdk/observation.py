@@ -40,6 +40,7 @@ class FailedAllocation:
     limit: the memory limit, or the device's total.
     driver_free: free memory at the driver.
     origin: where in the program it was requested.
+    gradients_enabled: whether autograd recorded there; None if unknown.
     """
 
     device: int
@@ -47,6 +48,7 @@ class FailedAllocation:
     limit: int
     driver_free: int
     origin: Origin | None = None
+    gradients_enabled: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class OomObservation:
     verdict: Verdict | None = None
     snapshot: MeasuredSnapshot | None = None
     tensors: tuple[TensorGroup, ...] = ()
+    gradients_enabled: bool | None = None
 
 
 @dataclass(slots=True)

@@ -55,10 +55,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield PlannedPeaks(context.plan, recorder)
     yield context.engine
     yield context.evaluation
-    compared = lines.compared if settings.history else None
-    reports = OomReports(path, backend, errors, monitor.sample, lambda: monitor.is_dying, compared)
-    context.uncaught.at_death(reports.add_tensors)
-    yield reports
+    yield _reports(context, monitor, lines)
     yield RunSummaries(path)
     yield _map(monitor, errors, enabled=settings.memory_map)
     yield from _recordings(context, path, history)
@@ -69,6 +66,23 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield context.release
     yield Capture(history, path, errors, before_start=stop_own_recordings)
     yield from _outputs(context, monitor)
+
+
+def _reports(context: Context, monitor: Monitor, lines: LineHistory) -> OomReports:
+    """Return the part that reports OOMs, with what an uncaught exception needs of it."""
+    compared = lines.compared if context.settings.history else None
+    reports = OomReports(
+        monitor.path,
+        context.backend,
+        context.errors,
+        monitor.sample,
+        lambda: monitor.is_dying,
+        compared,
+    )
+    context.uncaught.at_death(reports.add_tensors)
+    if context.settings.note_on_oom:
+        context.uncaught.explain(reports.note)
+    return reports
 
 
 def _map(monitor: Monitor, errors: Errors, *, enabled: bool) -> Part:

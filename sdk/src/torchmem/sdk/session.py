@@ -13,7 +13,7 @@ from importlib import import_module
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchmem.allocator.backend import Backend, T
 from torchmem.sample.native_threads import Lock
@@ -269,9 +269,20 @@ class Session:
         self.lifetime.end_after(error)
 
 
+class NewestSample(NamedTuple):
+    """What a process published last, and its run directory.
+
+    `is_explained` is whether stderr has told why the process has died of an OutOfMemoryError.
+    """
+
+    sample: Sample
+    directory: Path
+    is_explained: bool
+
+
 _lock = Lock()
 _current: Session | None = None
-_ended: tuple[Sample, Path] | None = None
+_ended: NewestSample | None = None
 
 
 def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKeywords]) -> Session:
@@ -317,17 +328,19 @@ def current_session() -> Session | None:
     return _current
 
 
-def newest_sample() -> tuple[Sample, Path] | None:
+def newest_sample() -> NewestSample | None:
     """Return what this process published last, also by a session that has ended.
 
-    With it comes the run directory. None if nothing was published.
+    None if nothing was published.
     """
     return (_current and _published(_current)) or _ended
 
 
-def _published(session: Session) -> tuple[Sample, Path] | None:
-    newest = session.newest
-    return (newest, session.settings.directory(os.environ)) if newest else None
+def _published(session: Session) -> NewestSample | None:
+    newest, lifetime = session.newest, session.lifetime
+    if newest is None:
+        return None
+    return NewestSample(newest, session.settings.directory(os.environ), lifetime.is_explained)
 
 
 def _forget(session: Session) -> None:

@@ -54,6 +54,7 @@ class SettingsKeywords(TypedDict, total=False):
     idle_after: float
     stall_after: float
     capture_on_oom: CaptureSetting
+    note_on_oom: bool
     memory_map: bool
     history: HistorySetting
     release: float | str | None
@@ -87,6 +88,8 @@ class Settings:
     capture_on_oom: keep PyTorch's memory snapshot of the newest OutOfMemoryError in the run
         directory; "trace" also records and keeps all allocations, without stacks. See
         docs/capture.md#at-an-oom.
+    note_on_oom: say why memory ran out at the end of the traceback of an OutOfMemoryError that ends
+        the script or a thread. See docs/sdk.md#in-the-traceback.
     memory_map: publish the addresses and sizes of segments and blocks while the exporter asks for
         them for a viewer of the live page, and after an OutOfMemoryError. See
         docs/live-page.md#memory-map.
@@ -117,6 +120,7 @@ class Settings:
     idle_after: float = 5.0
     stall_after: float = 300.0
     capture_on_oom: CaptureSetting = False
+    note_on_oom: bool = True
     memory_map: bool = True
     history: HistorySetting = False
     release: Mapping[ReleaseTier, float] | None = None
@@ -298,6 +302,7 @@ _PARSERS: dict[str, _Parser] = {
     "idle_after": _SECONDS,
     "stall_after": _SECONDS,
     "capture_on_oom": _Parser(_capture, '"trace", true or false'),
+    "note_on_oom": _BOOLEAN,
     "memory_map": _BOOLEAN,
     "history": _Parser(_history, '"oom", true or false'),
     "release": _Parser(

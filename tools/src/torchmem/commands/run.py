@@ -6,9 +6,8 @@ import argparse
 import os
 import sys
 
-from torchmem.run.autostart import ON
 from torchmem.run.closing_lines import VARIABLE as SUMMARY_VARIABLE
-from torchmem.run.closing_lines import is_watched
+from torchmem.run.closing_lines import wanted
 from torchmem.sample.errors import UsageError
 
 HELP = "run a command unchanged, and monitor each of its processes that uses CUDA"
@@ -19,7 +18,8 @@ Examples:
   torchmem run --name nightly --apply-advice -- python train.py
 
 The command replaces this process, so its output, its signals and its exit code
-are its own. On a terminal, two lines about its memory follow its last one.
+are its own. On a terminal, two lines about its memory follow its last one; in a
+file, only if it ran out of memory.
 Every TORCHMEM_* setting works, such as TORCHMEM_HISTORY=oom.
 """
 
@@ -53,8 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("no command: write it after --, as in torchmem run -- python train.py.")
     settings = {"TORCHMEM_RUN": arguments.name, "TORCHMEM_RUN_DIR": arguments.run_dir}
     environment = child_environment(os.environ, settings)
-    if is_watched(sys.stderr):
-        environment[SUMMARY_VARIABLE] = ON
+    environment[SUMMARY_VARIABLE] = wanted(sys.stderr)
     if arguments.apply_advice:
         environment = advised(environment)
     execute(command, environment)

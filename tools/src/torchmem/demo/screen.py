@@ -128,7 +128,8 @@ def _line(rank: RankState) -> str:
     shown = "  ".join(f"{name} {gib(size):>5} GiB" for name, size in sizes.items())
     ooms = None if rank.ooms is None else sum(rank.ooms.values())
     counts = f"retries {_number(rank.alloc_retries)}  OOMs {_number(ooms)}"
-    return f"{rank.state:8} {shown}  FI {ratio(rank.fragmentation_ratio)}  {counts}"
+    index = f"fragmentation index {ratio(rank.fragmentation_ratio)}"
+    return f"{rank.state:8} {shown}  {index}  {counts}"
 
 
 def _number(value: int | None) -> str:

@@ -11,6 +11,7 @@ from torchmem.explain.oom_listings import listings
 from torchmem.node.gpu_indices import gpu_indices
 from torchmem.node.reports import load, load_all
 from torchmem.node.state import NodeState, RankWhy
+from torchmem.node.summaries import steps_since
 from torchmem.node.why import oom_why
 from torchmem.sample.capture_messages import (
     OOM_RECORDING_SUFFIX,
@@ -58,7 +59,8 @@ class LocalNode:
         path = Path(file)
         report = load(path)
         leaking = recorded_leaks(path, report)
-        words = oom_why(report, gpu_indices().get(report.device.uuid or ""), may_look=True)
+        gpu, since = gpu_indices().get(report.device.uuid or ""), steps_since(path, report)
+        words = oom_why(report, gpu, may_look=True, steps_since=since)
         listed = (*listings(leak_lines(leaking)), *words.listings)
         words = replace(words, summary=sentence(report, leaking), listings=listed)
         return Explanation(ooms.of_report(path, report), words, leak_documents(leaking))

@@ -13,6 +13,8 @@ from torchmem.explain.oom_listings import listings
 from torchmem.explain.oom_report import OomReport, memory_parts
 from torchmem.explain.rank_report import Fact
 from torchmem.node import words
+from torchmem.node.state import OomWhy
+from torchmem.node.summaries import steps_since
 from torchmem.node.why import oom_why
 from torchmem.pages import memory_map
 from torchmem.pages.page import Heading, filled
@@ -40,7 +42,8 @@ def page(
         headline=f"{told}.",
         about=words.heading_lines(report, gpu),
     )
-    devices, maps = [_device(report, gpu, leaking)], [map_at(path, report)]
+    why = oom_why(report, gpu, may_look=True, steps_since=steps_since(path, report))
+    devices, maps = [_device(report, gpu, why, leaking)], [map_at(path, report)]
     text = words.oom_page(path, report, gpus, told, list(leak_lines(leaking)))
     return filled(heading, text, devices, maps)
 
@@ -61,8 +64,10 @@ def map_at(path: Path, report: OomReport) -> DeviceMap | None:
     return None
 
 
-def _device(report: OomReport, gpu: int | None, leaking: Sequence[Leak]) -> dict[str, Any]:
-    device, why = report.device, oom_why(report, gpu, may_look=True)
+def _device(
+    report: OomReport, gpu: int | None, why: OomWhy, leaking: Sequence[Leak]
+) -> dict[str, Any]:
+    device = report.device
     return {
         "name": gpu_name(device.index, device.uuid, gpu),
         "total": device.total_bytes,
@@ -72,7 +77,6 @@ def _device(report: OomReport, gpu: int | None, leaking: Sequence[Leak]) -> dict
             paragraph("What happened before", why.before),
         ],
         "advice": advice(why.advice),
-        "note": why.note,
         "memory": "Memory of the GPU",
         "parts": parts(memory_parts(report), report.steps.unread),
         "facts": [asdict(fact) for fact in (_time(report), *why.facts)],

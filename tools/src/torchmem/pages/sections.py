@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from torchmem.explain.parts import PartBytes, part_words
-from torchmem.explain.remedies import Remedy
+from torchmem.explain.remedy import Remedy
 
 
 def paragraph(title: str, text: str) -> dict[str, str]:

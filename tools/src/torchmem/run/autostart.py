@@ -36,8 +36,9 @@ def _instrument() -> None:
         from torchmem import sdk
         from torchmem.run import closing_lines
 
-        if os.environ.get(closing_lines.VARIABLE):
-            closing_lines.register()
+        value = os.environ.get(closing_lines.VARIABLE)
+        if value:
+            closing_lines.register(value)
         sdk.instrument().provisional = True
     except Exception as error:  # noqa: BLE001 - the program must not notice
         if sys.stderr is not None:  # to None, print() writes on stdout

@@ -2,7 +2,8 @@
 
 They show how much memory it needed, and where to find more. The process that used the GPU writes
 them when Python exits, after the session has ended and after a traceback: `torchmem run` was
-replaced by the command and no longer exists.
+replaced by the command and no longer exists. After an OOM they are also written to a file or a
+pipe; what the traceback has said is left out.
 """
 
 from __future__ import annotations
@@ -21,24 +22,39 @@ if TYPE_CHECKING:
     from torchmem.sample.sample import DeviceSample, Process, Sample
 
 VARIABLE = "TORCHMEM_SUMMARY"
-"""Environment variable by which `torchmem run` asks for the lines."""
+"""Environment variable by which `torchmem run` asks for the lines: always, or after an OOM."""
+ALWAYS, AFTER_OOM = "1", "oom"
 
 
-def register() -> None:
+def wanted(stderr: TextIO | None) -> str:
+    """Return the value of the variable for a command with this stderr."""
+    return ALWAYS if is_watched(stderr) else AFTER_OOM
+
+
+def register(value: str) -> None:
     """Write the lines when this process exits; its sessions must begin later, to end before."""
-    atexit.register(_write, os.getpid())
+    atexit.register(_write, os.getpid(), value)
 
 
-def _write(pid: int) -> None:
+def _write(pid: int, value: str) -> None:
     """Write the lines; a child that was forked inherits the call, and is another process."""
     with suppress(Exception):
-        if os.getpid() == pid and is_watched(sys.stderr):
+        if os.getpid() == pid and sys.stderr is not None:
             from torchmem import sdk
 
-            sample, directory = sdk.newest_sample() or (None, None)
-            if sample and directory and speaks(sample.process):
-                text = lines(sample, own_report(sample, directory), directory)
+            published = sdk.newest_sample()
+            if published and _is_wanted(published.sample, value, sys.stderr):
+                sample, directory, is_explained = published
+                report = own_report(sample, directory)
+                text = lines(sample, report, directory, is_explained=is_explained)
                 print(*text, sep="\n", file=sys.stderr, flush=True)
+
+
+def _is_wanted(sample: Sample, value: str, stderr: TextIO) -> bool:
+    """Return whether this process writes the lines on this stderr."""
+    is_oom = sample.ended == "oom"
+    is_shown = (value == ALWAYS and is_watched(stderr)) or (is_oom and not stderr.isatty())
+    return is_shown and (is_oom or speaks(sample.process))
 
 
 def is_watched(stream: TextIO | None) -> bool:
@@ -55,16 +71,22 @@ def is_watched(stream: TextIO | None) -> bool:
 
 
 def speaks(process: Process) -> bool:
-    """Return whether this is the one process of a job on this node that writes the lines."""
+    """Return whether this is the one process of a job on this node that writes the lines.
+
+    Besides it, each one that has died of an OOM writes its own.
+    """
     if process.local_rank is not None:
         return process.local_rank == 0
     return process.rank == 0 or (process.world_size or 1) == 1
 
 
-def lines(sample: Sample, report: OomReport | None, directory: Path) -> tuple[str, ...]:
+def lines(
+    sample: Sample, report: OomReport | None, directory: Path, *, is_explained: bool = False
+) -> tuple[str, ...]:
     """Return the lines about a process that has ended, or nothing if no peak is known.
 
-    `report` is the report of the OOM that ended it.
+    `report` is the report of the OOM that ended it, which `is_explained` if the traceback has said
+    why, and where to find more.
     """
     from torchmem.explain.growth import room_left
 
@@ -75,9 +97,13 @@ def lines(sample: Sample, report: OomReport | None, directory: Path) -> tuple[st
     where = f" on cuda:{fullest.index}" if len(known) > 1 else ""
     left = room_left(fullest)
     room = f", {_short(left)} left" if left is not None else ""
+    rank = "" if speaks(sample.process) else f"rank {sample.process.rank}, "
+    peak = f"torchmem: {rank}peak {_of_total(fullest)}{where}{room}"
+    if is_explained:
+        return (peak,)
     verdict = _verdict(sample, fullest, report)
-    first = f"peak {_of_total(fullest)}{where}{room}{f'; {verdict}' if verdict else ''}"
-    return f"torchmem: {first}", f"torchmem: {_next(sample, report, directory)}"
+    first = f"{peak}; {verdict}" if verdict else peak
+    return first, f"torchmem: {_next(sample, report, directory)}"
 
 
 def own_report(sample: Sample, directory: Path) -> OomReport | None:

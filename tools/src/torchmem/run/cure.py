@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import OomReport
-from torchmem.explain.remedies import Remedy, remedies
+from torchmem.explain.remedies import remedies
+from torchmem.explain.remedy import Remedy
 from torchmem.explain.verdict import MIN_STEPS_SHARE, Gain
 
 COMPACTING = "expandable_segments"

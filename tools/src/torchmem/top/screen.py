@@ -487,6 +487,8 @@ def _facts(gpu: GpuState, rank: RankState, now: float | None) -> Iterator[str]:
     if rank.steps:
         mean = "" if rank.step_seconds is None else f" of {rank.step_seconds:.2f} s"
         yield f"{counted(rank.steps, 'step')}{mean}"
+    if rank.fragmentation_ratio is not None:
+        yield f"fragmentation index (FI) {ratio(rank.fragmentation_ratio)}"
     if now is not None and rank.sample_time is not None:
         yield f"seen {_age(rank.sample_time, now)} ago"
     if now is not None and rank.snapshot_time is not None:

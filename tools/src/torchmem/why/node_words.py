@@ -94,7 +94,7 @@ def oom_page(found: Explanation) -> str:
             [*memory_lines(oom.total_bytes, _labeled(oom.parts)), *fact_lines(oom.facts)],
             *_listings(oom),
             list(trend_lines(filter(None, map(sound, oom.charts)), oom.before)),
-            [*advice_lines(oom.advice), *wrapped(oom.note or "", "  ", WIDTH)],
+            list(advice_lines(oom.advice)),
             [f"Report: {file}"] if file else [],
         ]
     )

@@ -11,7 +11,10 @@ from torchmem.output.terminal import aligned, joined
 from torchmem.top.view import is_live
 from torchmem.why.answer import NodeAnswer
 
-HEADER = ("run", "launch", "rank", "pid", "GPU", "state", "allocated", "reserved", "headroom", "FI")
+HEADER = (
+    *("run", "launch", "rank", "pid", "GPU", "state"),
+    *("allocated", "reserved", "headroom", "fragmentation index"),
+)
 NO_RANKS = "No ranks: start one with `torchmem run -- python train.py`."
 
 

@@ -19,7 +19,8 @@ from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import OomReport, decode
 from torchmem.explain.parts import PartBytes, part_words, rank_parts
 from torchmem.explain.rank_report import ending, next_request
-from torchmem.explain.remedies import REMEDY_BY_KILL, Remedy
+from torchmem.explain.remedies import REMEDY_BY_KILL
+from torchmem.explain.remedy import Remedy
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.sample_files import Published
 from torchmem.host.process_table import process_key
@@ -55,6 +56,7 @@ def rank_why(
     is_live = item.state in LIVE_STATES
     report = newest_report(run_dir, item) if device.last_oom else None
     limits, index = found.limits(item), _index(found, device)
+    since = max(0, sample.steps.count - report.steps.count) if report else None
     words = rank_report(sample, device, found.time, index, limits)
     return replace(
         words,
@@ -64,7 +66,7 @@ def rank_why(
         ending=_ending(found, item),
         threats=words.threats if is_live else (),
         advice=words.advice if is_live else _after_kill(found, item),
-        oom=oom_why(report, index, may_look=may_look) if report else None,
+        oom=oom_why(report, index, may_look=may_look, steps_since=since) if report else None,
     )
 
 

@@ -8,16 +8,20 @@ sleeps, and of PyTorch for calls to the driver outside the caching allocator.
 
 from __future__ import annotations
 
+import builtins
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
 from torchmem.explain.call_stack import Origin
 from torchmem.sample.sample import Ending
+from torchmem.sdk.identity import is_multiprocessing_child
+from torchmem.sdk.oom.note import TracebackNote
 from torchmem.sdk.part import Part
 from torchmem.sdk.pytorch.call_stack import raising_origin
 from torchmem.sdk.safety.errors import Errors, Stage
@@ -26,6 +30,7 @@ from torchmem.sdk.safety.interruptions import is_interruption
 
 MAX_CHAIN = 32
 MAX_TEXT_LENGTH = 1 << 16
+_GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
 
 _LIBRARY_OOM = (
     r"\w+_STATUS_ALLOC(?:ATION)?_FAILED|CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"
@@ -69,20 +74,34 @@ def library_oom(error: BaseException) -> LibraryOom | None:
     if is_oom(error):
         return None
     for link in _chain(error):
-        match = re.search(_LIBRARY_OOM, _text(link))
+        match = _library_text(link)
         if match:
             requested = int(match["bytes"]) if match["bytes"] else None
             return LibraryOom(requested, raising_origin(link.__traceback__, match.string))
     return None
 
 
+def _library_text(error: BaseException) -> re.Match[str] | None:
+    return re.search(_LIBRARY_OOM, _text(error))
+
+
 def is_oom(error: BaseException | None) -> bool:
     """Return whether PyTorch's OutOfMemoryError is `error`, its cause, or was being handled."""
+    return any(map(_is_pytorch_oom, _chain(error)))
+
+
+def _is_pytorch_oom(error: BaseException) -> bool:
     return any(
         kind.__name__ == "OutOfMemoryError" and kind.__module__.startswith("torch")
-        for link in _chain(error)
-        for kind in type(link).__mro__
+        for kind in type(error).__mro__
     )
+
+
+def _oom_in(error: BaseException) -> BaseException | None:
+    """Return the newest OOM, of PyTorch or else of a library, that `error` is due to."""
+    links = tuple(_chain(error))
+    ooms = *filter(_is_pytorch_oom, links), *filter(_library_text, links)
+    return next(iter(ooms), None)
 
 
 def ending_of(error: BaseException | None, *, oom_pending: bool) -> Ending:
@@ -106,12 +125,16 @@ def ending_of(error: BaseException | None, *, oom_pending: bool) -> Ending:
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an exception, its cause, or else the one that was being handled, and so on."""
+    """Yield an exception, those of its group, its cause, or else what was handled, and so on."""
+    waiting = deque([error])
     for _ in range(MAX_CHAIN):
-        if error is None:
+        link = waiting.popleft() if waiting else None
+        if link is None:
             return
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        yield link
+        before = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        members = link.exceptions if isinstance(link, _GROUP) else ()
+        waiting.extend((*members, before) if before else members)
 
 
 def _text(error: BaseException) -> str:
@@ -154,16 +177,19 @@ class _Monitor(Protocol):
 class UncaughtErrors(Part):
     """Handles uncaught exceptions, before the hooks that were installed earlier.
 
-    It counts a library's OOM, and keeps how the process ends. No exception of its own reaches the
-    script, but one that a signal handler raises in it does.
+    It counts a library's OOM, has the traceback of an OOM say why, and keeps how the process ends.
+    No exception of its own reaches the script, but one that a signal handler raises in it does.
+    `is_explained` is whether stderr has told why the process has died of an OOM.
     """
 
     stage: Stage = "oom"
+    is_explained = False
 
     def __init__(self, errors: Errors) -> None:
         self._errors = errors
         self._monitor: _Monitor | None = None
         self._add_details: Callable[[], None] | None = None
+        self._note = TracebackNote()
         self._ending: Ending | None = None
         self._installed = False
         self._hook, self._thread_hook = self.in_main, self._in_thread
@@ -173,10 +199,15 @@ class UncaughtErrors(Part):
     def follow(self, monitor: _Monitor) -> None:
         """Report to this monitor, which has no reports of OOMs yet."""
         self._monitor, self._add_details = monitor, None
+        self._note, self.is_explained = TracebackNote(), False
 
     def at_death(self, add_details: Callable[[], None]) -> None:
         """Have the newest report of an OOM completed when the process dies of it."""
         self._add_details = add_details
+
+    def explain(self, lines: Callable[[], Sequence[str]]) -> None:
+        """Have the traceback of an OOM end with the lines that are returned then."""
+        self._note = TracebackNote(lines)
 
     def begin(self) -> None:
         """Set both hooks and wrap `sys.exit`, once; each calls what was set before."""
@@ -195,8 +226,13 @@ class UncaughtErrors(Part):
         """Return how the process ends, with what is known of it: an exception that ends it."""
         if self._ending is None and error is not None:
             self._handle(error, ends_process=True)
+            if not isinstance(error, SystemExit) and error is not last_error():
+                self.is_explained = self._explain(error)
         if self._ending is None:
             self._ending = self._exit_ending()
+        with self._errors.suppress("exit"):
+            self._explain_below(error)
+        self._write_below()
         return self._ending
 
     def _handle(self, error: BaseException, *, ends_process: bool) -> None:
@@ -208,10 +244,28 @@ class UncaughtErrors(Part):
             oom = library_oom(error)
             if oom is not None:
                 monitor.on_library_oom(oom)
-            if ends_process and self._add_details and (oom is not None or is_oom(error)):
-                self._add_details()
             if ends_process and not hasattr(sys, "ps1"):
                 self._ending = ending_of(error, oom_pending=monitor.oom_pending)
+            if ends_process and self._add_details and (oom is not None or is_oom(error)):
+                self._add_details()
+
+    def _explain(self, error: BaseException) -> bool:
+        """Add a note to the OOM that `error` is due to; return whether it has one."""
+        with self._errors.suppress("exit"):
+            oom = _oom_in(error)
+            return oom is not None and self._note.add_to(oom)
+        return False
+
+    def _explain_below(self, error: BaseException | None) -> None:
+        """Write why the process died of an OOM, if its traceback has been written without that.
+
+        A hook that did not call `in_main` has written it, or multiprocessing: in Python 3.13 before
+        the session ends, and torch.multiprocessing sends it to the parent.
+        """
+        if self._ending == "oom" and not self.is_explained:
+            is_uncaught = error is not None and error is last_error() and _oom_in(error) is not None
+            if is_uncaught or is_multiprocessing_child():
+                self.is_explained = self._note.write()
 
     def _exit_ending(self) -> Ending:
         """Return the ending of a process that no uncaught exception ends."""
@@ -234,17 +288,26 @@ class UncaughtErrors(Part):
         # A hook that was set after these and calls them keeps this object alive, and would keep the
         # monitor alive, too.
         self._monitor = self._add_details = None
+        self._note = TracebackNote()
 
     def in_main(self, kind: type[BaseException], error: BaseException, tb: Any) -> None:
         """Be `sys.excepthook`."""
         try:
             self._handle(error, ends_process=True)
+            self.is_explained = self._explain(error)
         finally:
             self._previous_hook(kind, error, tb)
+        self._write_below()
 
     def _in_thread(self, arguments: threading.ExceptHookArgs) -> None:
         try:
             if arguments.exc_value is not None:
                 self._handle(arguments.exc_value, ends_process=False)
+                self._explain(arguments.exc_value)
         finally:
             self._previous_thread_hook(arguments)
+        self._write_below()
+
+    def _write_below(self) -> None:
+        with self._errors.suppress("exit"):
+            self._note.write_below()

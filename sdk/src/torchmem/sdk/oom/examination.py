@@ -139,6 +139,7 @@ class OomExaminer(Part):
             failed.origin,
             verdict=verdict,
             snapshot=_snapshot(segments, now, record, config),
+            gradients_enabled=failed.gradients_enabled,
         )
 
     def _examined_library(

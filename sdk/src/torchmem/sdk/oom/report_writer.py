@@ -92,6 +92,11 @@ class ReportWriter:
             self._pending[number] = report
             self._reserve.replace(self._path(number), _encode(report))
 
+    def newest(self) -> tuple[OomReport, Path] | None:
+        """Return the newest report that the process is not known to have survived, and its file."""
+        number = max(tuple(self._pending), default=None)
+        return None if number is None else (self._pending[number], self._path(number))
+
     def mark_survived(self, is_pending: Callable[[], bool]) -> None:
         """Mark in the reports that the process continued, if that is certain. Raises OSError."""
         self._locked(lambda: self._mark_survived(is_pending))
@@ -151,6 +156,7 @@ def compose(observation: OomObservation, sample: Sample, trend: OomTrend) -> Oom
         lines=observation.lines,
         tensors=observation.tensors,
         verdict=observation.verdict,
+        gradients_enabled=observation.gradients_enabled,
     )
 
 

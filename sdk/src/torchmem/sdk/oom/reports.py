@@ -66,6 +66,13 @@ class OomReports(Part):
         if self._is_pending():
             self._writer.add_tensors(self._details.tensors)
 
+    def note(self) -> tuple[str, ...]:
+        """Return what a traceback says about the newest OOM; nothing if the process survived it."""
+        from torchmem.explain.traceback_note import note_lines
+
+        newest = self._writer.newest()
+        return note_lines(*newest) if newest else ()
+
     def at_publish(self, sample: Sample, *, routine: bool) -> None:
         """Keep the sample for the trend, and mark the reports that the process has survived."""
         if routine:

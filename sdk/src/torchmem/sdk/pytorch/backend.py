@@ -338,9 +338,9 @@ class TorchBackend:
         """Return the name of the autograd node that runs in this thread, such as MmBackward0."""
         return backward_node(torch)
 
-    def is_training(self) -> bool:
-        """Return whether gradients are enabled in this thread, or a backward pass runs in it."""
-        return bool(torch.is_grad_enabled()) or self.backward_node() is not None
+    def gradients_enabled(self) -> bool:
+        """Return whether autograd records in this thread; in a backward pass it rarely does."""
+        return bool(torch.is_grad_enabled())
 
     def current_stream(self, device: int) -> int | None:
         """Return the handle of the current stream, without a CUDA call."""

@@ -12,6 +12,8 @@ from torchmem.sample.sample import Component
 EARLY_STEPS = 100
 """The first steps, each of which is read: a job may end in its first seconds. After so many more,
 a hundredth of the steps is left out between two reads, however fast the steps are."""
+FIRST_POINTS = 4
+"""The first points, all of which are kept: they show what the first steps needed."""
 SETTLED_STEPS = 3
 """Steps after which the first components are kept: the optimizer's state is there by then."""
 
@@ -115,8 +117,8 @@ class RunHistoryRecorder:
 
 
 def _spread(points: list[Point]) -> list[Point]:
-    """Return the points without one: the one whose neighbors are the closest together."""
-    places = [point.steps or point.seconds for point in points]
+    """Return the points without one: after the first ones, that with the closest neighbors."""
+    places = [point.steps or point.seconds for point in points[FIRST_POINTS - 1 :]]
     gaps = [after - before for before, after in zip(places, places[2:], strict=False)]
-    closest = gaps.index(min(gaps)) + 1
+    closest = gaps.index(min(gaps)) + FIRST_POINTS
     return points[:closest] + points[closest + 1 :]

@@ -220,7 +220,7 @@ function drawCharts(element, timeline, go) {
   const first = lineChart(element, { ...common, title: "Memory", lines: memory, format: bytes, isBytes: true, height: 190 });
   const second = lineChart(element, {
     ...common, title: "Fragmentation index", height: 110, format: (value) => ratio(value), max: 1,
-    lines: [{ label: "FI", values: timeline.fragmentation, color: () => color("stranded") }],
+    lines: [{ label: "fragmentation index", values: timeline.fragmentation, color: () => color("stranded") }],
   });
   return [first, second];
 }

@@ -165,7 +165,7 @@ function valuesOf(rank) {
   const ooms = Object.values(rank.ooms ?? {}).reduce((sum, number) => sum + number, 0);
   return [
     value("headroom", bytes(rank.headroom_flush_bytes)),
-    value("FI", ratio(rank.fragmentation_ratio), rank.has_severe_fragmentation),
+    value("fragmentation", ratio(rank.fragmentation_ratio), rank.has_severe_fragmentation),
     value("retries", count(rank.alloc_retries), rank.alloc_retries > 0),
     value("OOMs", rank.ooms ? count(ooms) : "–", ooms > 0),
   ];

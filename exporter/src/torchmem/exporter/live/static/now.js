@@ -42,7 +42,7 @@ export function mount(element, first) {
     }),
     createChart(fragmentation, {
       height: 90, format: ratio, isBytes: false, max: () => 1, label: "Fragmentation index over the last ten minutes",
-      series: [{ label: "FI", color: "stranded" }],
+      series: [{ label: "fragmentation index", color: "stranded" }],
     }),
   ];
 

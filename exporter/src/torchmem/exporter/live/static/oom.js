@@ -19,7 +19,6 @@ export function oomSection(report, heading = "h4") {
     el("p", {}, report.reason),
     report.before ? el("p", { class: "soft" }, report.before) : null,
     report.advice?.length ? titled("What to do, most promising first", adviceList(report.advice)) : null,
-    report.note ? el("p", { class: "soft" }, report.note) : null,
     report.parts?.length && report.total_bytes ? titled(`Memory of the GPU at that time (${bytes(report.total_bytes)})`, ...memory(report)) : null,
     report.charts?.length ? charts : null,
     ...(report.listings ?? []).map(({ title, lines }) => titled(title, listing(lines))),

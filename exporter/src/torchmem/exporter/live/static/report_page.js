@@ -33,8 +33,7 @@ function words(device) {
   const section = el("section", { class: "card report-words" },
     ...device.paragraphs.map(({ title, text }) => titled(title, el("p", {}, text))),
     device.threats ? titled("Threats", threatList(device.threats)) : null,
-    device.advice.length ? titled("What to do, most promising first", adviceList(device.advice)) : null,
-    device.note ? el("p", { class: "soft" }, device.note) : null);
+    device.advice.length ? titled("What to do, most promising first", adviceList(device.advice)) : null);
   return section.childElementCount ? section : null;
 }
 
