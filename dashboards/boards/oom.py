@@ -59,6 +59,7 @@ NEWEST_RUN = "Of several runs, the one with the newest error is shown."
 ONSET_NAMES = {
     "first_step": "first step",
     "leak": "leak",
+    "garbage": "garbage",
     "larger_step": "larger steps",
     "new_phase": "new phase",
     "outside": "outside",

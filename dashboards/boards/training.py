@@ -64,8 +64,8 @@ NUMBERS: list[Panel] = [
     .description(
         "When will a rank run out of memory? The time until almost nothing will be left at the "
         "peak of its steps, under the conditions of the alert TorchmemOutOfMemoryPredicted, or "
-        "until what the rank judges to grow has filled its GPU. Nobody can tell that of a rank "
-        "that is fragmented or full; the table below says so. "
+        "until what the rank judges to grow has filled its GPU. The time is unknown for "
+        "a rank that is fragmented or full; the table below says so. "
         f"{prediction.worth()}"
     )
     .decimals(0),
@@ -198,8 +198,8 @@ DANGER = (
         "least headroom, healthy or not, those that will run out of memory soonest, those that "
         "something threatens, and those that have failed. Headroom is the largest tensor that "
         "would still fit, stranded what is free between live blocks. Growth is what the rank "
-        "has found to grow: tensors kept between steps, what a step needs, or memory outside the "
-        "allocator. The reason is what its page and `torchmem why` say first; if nothing threatens "
+        "has found to grow in each step: tensors kept between steps, what a step needs, or memory "
+        "outside the allocator. The reason is what its page and `torchmem why` say first; if nothing threatens "
         "the rank now, it is what did most often within 5 minutes. Of a rank that has ended, it "
         "comes from its alert. An alert links to its runbook."
     )

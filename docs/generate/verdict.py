@@ -80,6 +80,7 @@ lines of a recording.
 |---|---|
 | `first_step` | no step had finished, or only the first |
 | `leak` | the memory allocated between steps grew, steadily or in stairs |
+| `garbage` | tensors were in reference cycles that Python's collector had not reached (see below) |
 | `larger_step` | steps needed more and more, or one step needed more than the others differ |
 | `new_phase` | an evaluation, a save, a copy, or tensors that appeared once and stayed |
 | `outside` | memory outside PyTorch's allocator grew: another process, or libraries of this one |
@@ -88,6 +89,18 @@ lines of a recording.
 
 The onset is absent if it is unknown, for example in inference or in a training loop whose steps
 are not known (a custom optimizer without `session.step()`).
+
+### Garbage
+
+Objects that refer to each other are not freed when the last name of them is gone, but when
+Python's collector finds them. It runs after a number of new objects, whatever they hold, so a few
+of them can fill a GPU. When an uncaught OutOfMemoryError ends the main thread, the SDK runs a full
+collection and reads from the allocator how much came back. The traceback still holds all frames
+then, so what is freed was garbage. The onset is `garbage` if the request would have succeeded
+without it and it is larger than any other change, such as what was kept besides. A smaller amount
+is a remark in the report. The report names the types whose objects kept the tensors, and with
+[recorded stacks](sdk.md#which-lines-hold-the-memory) the line that allocated them. What can still
+be reached, as by a list, a cache, or `sys.last_exc`, is no garbage.
 
 ## Measured
 

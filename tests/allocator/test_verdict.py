@@ -182,6 +182,28 @@ def test_others_that_took_memory_during_the_run() -> None:
     assert (verdict.cause, verdict.why.onset) == ("external", "outside")
 
 
+@pytest.mark.parametrize(
+    ("about", "garbage", "onset"),
+    [
+        (FIRST, 10 * GIB, "garbage"),
+        (FIRST, 512 * MIB, "first_step"),
+        (_run(LEAK), 48 * GIB, "garbage"),
+        (_run(LEAK), 10 * GIB, "leak"),
+        (_run(FLAT, 58 * GIB), 30 * GIB, "garbage"),
+        (_run(FLAT, 58 * GIB), None, "tight"),
+        (replace(FIRST, is_training=False), 10 * GIB, "garbage"),
+    ],
+)
+def test_garbage_is_the_onset_if_the_request_fits_without_it(
+    about: Circumstances, garbage: int | None, onset: str
+) -> None:
+    """Garbage explains an OOM like any change; what was kept is compared without the garbage."""
+    why = judge(FULL, None, replace(about, garbage=garbage)).why
+    assert why is not None
+    assert why.onset == onset
+    assert why.onset != "garbage" or why.bytes == garbage
+
+
 def test_what_was_freed_before_is_no_leak() -> None:
     """Memory that grew from step to step but was freed before the OOM is not why it ran out."""
     why = judge(FULL, None, _run(LEAK, 10 * GIB)).why

@@ -10,6 +10,7 @@ from support import samples
 
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.call_stack import CallStack, Frame, Origin
+from torchmem.explain.garbage import Garbage, GarbageType
 from torchmem.explain.lines import LinePart, Lines, LineUse
 from torchmem.explain.oom_report import OomReport, OomTrend
 from torchmem.explain.verdict import Change, Gain, OnsetEvidence, Verdict
@@ -90,6 +91,15 @@ tensors = st.builds(
     st.none() | st.sampled_from(["float32", "int64"]),
     samples.size,
 )
+garbage = st.builds(
+    Garbage,
+    samples.size,
+    st.lists(
+        st.builds(GarbageType, st.text(max_size=9), samples.count, st.booleans()), max_size=3
+    ).map(tuple),
+    st.none() | frames,
+    st.booleans(),
+)
 positive = st.none() | st.floats(1, 1e15)
 gains = st.builds(Gain, st.sampled_from(get_args(Change)), samples.size, positive, st.booleans())
 whys = st.builds(
@@ -130,6 +140,8 @@ reports = st.builds(
     tensors=st.lists(tensors, max_size=4).map(tuple),
     survived=st.booleans(),
     gradients_enabled=st.none() | st.booleans(),
+    garbage=st.none() | garbage,
+    last_error_bytes=st.none() | samples.size,
     verdict=st.none() | verdicts,
 )
 
@@ -409,6 +421,17 @@ NOT_GROWN = _judged(
         (Gain("compaction", 13 * GIB, None, matters=True),),
     ),
 )
+GARBAGE = _judged(
+    replace(
+        CAPACITY,
+        garbage=Garbage(
+            48 * GIB,
+            (GarbageType("Node", 120), GarbageType("ValueError", 3, is_exception=True)),
+            Frame("/home/ann/gpt/train.py", 42, "Node.__init__"),
+        ),
+    ),
+    Verdict("capacity", None, OnsetEvidence("garbage", 48 * GIB)),
+)
 LONGER_BATCHES = _judged(
     CAPACITY, Verdict("capacity", None, OnsetEvidence("larger_step", 31 * GIB, 82.0 * MIB, 7))
 )
@@ -451,6 +474,7 @@ BY_NAME = {
     "leak": LEAK,
     "leak_with_lines": LEAK_WITH_LINES,
     "leak_and_stranded": LEAK_AND_STRANDED,
+    "garbage": GARBAGE,
     "not_grown": NOT_GROWN,
     "longer_batches": LONGER_BATCHES,
     "long_batch": LONG_BATCH,

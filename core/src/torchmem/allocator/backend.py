@@ -13,6 +13,7 @@ from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.sample.sample import PinnedMemory
 
 T = TypeVar("T")
+C = TypeVar("C", bound=Callable[..., Any])
 
 TraceEntry = Mapping[str, Any]
 """An entry of PyTorch's memory history: `action`, `addr` and `size`, and `frames` with a stack."""
@@ -280,6 +281,17 @@ class Backend(Protocol):
         May take 0.2 s.
         """
         return None
+
+    def storage(self, value: object, device: int) -> tuple[int, int] | None:
+        """Return the identity and the bytes of a tensor's storage on a device.
+
+        None for all other objects. Runs no code of the script.
+        """
+        return None
+
+    def untraced(self, function: C) -> C:
+        """Return a function that interrupts the script anywhere such that no compiler sees it."""
+        return function
 
     def modules(self) -> Modules | None:
         """Return the finder of the script's modules; None if there are none."""

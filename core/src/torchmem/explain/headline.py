@@ -17,6 +17,7 @@ from torchmem.sample.sample import Onset, OomCause, OomRecord
 ONSET_SUMMARIES: Mapping[Onset, str] = {
     "first_step": "no step had finished",
     "leak": "tensors kept between steps grew",
+    "garbage": "tensors were in reference cycles that Python's collector had not reached",
     "larger_step": "steps needed more than before",
     "new_phase": "something new needed memory",
     "outside": "memory outside PyTorch's allocator grew",
@@ -38,7 +39,7 @@ def headline(report: OomReport) -> str:
     why, gain = verdict.why, next(iter(verdict.material), None)
     if verdict.cause == "capacity":
         return _ONSETS[why.onset](report, why)
-    if why.onset in {"leak", "larger_step", "new_phase", "outside"}:
+    if why.onset in {"leak", "garbage", "larger_step", "new_phase", "outside"}:
         return _both(report, verdict, why, gain)
     return f"{_cause(report, gain)}{_TAILS[why.onset]}"
 
@@ -74,7 +75,8 @@ def _both(report: OomReport, verdict: Verdict, why: OnsetEvidence, gain: Gain | 
     onset, cause = _ONSETS[why.onset](report, why), _cause(report, gain)
     if why.onset == "outside" and verdict.cause == "external":
         return onset
-    if gain is not None and gain.bytes > (why.bytes or 0) and verdict.cause != "library":
+    is_smaller = gain is not None and gain.bytes > (why.bytes or 0) and why.onset != "garbage"
+    if is_smaller and verdict.cause != "library":
         return f"{cause}; {onset[0].lower()}{onset[1:]}"
     further = ""
     if gain is not None and gain.steps is not None:
@@ -123,6 +125,13 @@ def _rate(total: int, steps: int) -> str:
 def _at_line(report: OomReport, why: OnsetEvidence) -> str:
     line = leaking_line(report.lines, why.bytes_per_step or 0)
     return "" if line is None else f", allocated at {' in '.join(public_place(line))}"
+
+
+def _garbage(report: OomReport, why: OnsetEvidence) -> str:
+    return (
+        f"Garbage: {format_size(why.bytes or 0)} of tensors was in reference cycles that Python's "
+        f"collector had not reached{report.garbage.origin if report.garbage else ''}"
+    )
 
 
 def _larger_step(report: OomReport, why: OnsetEvidence) -> str:
@@ -181,6 +190,7 @@ def _tight(report: OomReport, _: OnsetEvidence) -> str:
 _ONSETS: Mapping[Onset, Callable[[OomReport, OnsetEvidence], str]] = {
     "first_step": _first_step,
     "leak": _leak,
+    "garbage": _garbage,
     "larger_step": _larger_step,
     "new_phase": _new_phase,
     "outside": _outside,

@@ -13,6 +13,7 @@ from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.call_stack import Origin
+from torchmem.explain.garbage import Garbage
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.lines import Lines
 from torchmem.explain.parts import PartBytes, device_parts
@@ -66,6 +67,10 @@ class OomReport:
         origin: where in the program the memory was requested.
         lines: the lines that held the memory, if their stacks were recorded.
         tensors: the tensors of the device that are Python objects, in groups; empty if unknown.
+        garbage: what a full collection has freed after the process had died of the OOM; None if
+            nothing, or unknown.
+        last_error_bytes: bytes of tensors that, at least, only the traceback of an earlier error
+            keeps in `sys.last_traceback`; None if nothing.
         survived: whether the process is known to have gone on.
         gradients_enabled: whether autograd recorded where the memory was requested; None if that is
             unknown. In a backward pass and in an optimizer's step it usually does not.
@@ -87,6 +92,8 @@ class OomReport:
     origin: Origin | None = None
     lines: Lines | None = None
     tensors: tuple[TensorGroup, ...] = ()
+    garbage: Garbage | None = None
+    last_error_bytes: int | None = None
     survived: bool = False
     gradients_enabled: bool | None = None
     verdict: Verdict | None = None
@@ -354,8 +361,9 @@ def memory_parts(report: OomReport) -> tuple[PartBytes, ...]:
 
 
 def preceding_events(report: OomReport) -> tuple[str, ...]:
-    """Return what happened in the minutes before the OOM, in a few sentences."""
-    return tuple(filter(None, (_steps(report), _retries(report), _cache(report))))
+    """Return what happened in the minutes before the OOM, and at its end, in a few sentences."""
+    sentences = _steps, _retries, _cache, _last_error, _garbage
+    return tuple(filter(None, (sentence(report) for sentence in sentences)))
 
 
 def _steps(report: OomReport) -> str:
@@ -387,6 +395,22 @@ def _cache(report: OomReport) -> str:
     return (
         f"{when}, the cache held {releasable} that could be released and {stranded} that could not."
     )
+
+
+def _last_error(report: OomReport) -> str:
+    if report.last_error_bytes is None:
+        return ""
+    size = format_size(report.last_error_bytes)
+    return f"The traceback of an earlier error (sys.last_traceback) kept {size} of tensors."
+
+
+def _garbage(report: OomReport) -> str:
+    garbage = report.garbage
+    if garbage is None or report.oom.onset == "garbage":  # which the headline says
+        return ""
+    off = ", which the script had switched off," if garbage.is_collector_off else ""
+    freed = f"freed {format_size(garbage.bytes)} of tensors in reference cycles{garbage.origin}"
+    return f"After the error, Python's collector{off} {freed}."
 
 
 def format_seconds(seconds: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from torchmem.allocator.settings import LAST_PARSED, format_alloc_conf, parse_alloc_conf
@@ -69,6 +69,9 @@ REMEDY_BY_TREND: Mapping[str, str] = {
         "Look for tensors that each step keeps: total_loss += loss (use loss.item()), lists of "
         "outputs, unbounded caches"
     ),
+    "garbage": (
+        "Break the reference cycles, as with weakref.ref, or call gc.collect() every few steps"
+    ),
     "outside": (
         "Look for new NCCL communicators (process groups created in a loop), loaded inference "
         "engines, and CUDA graphs of other libraries"
@@ -116,12 +119,13 @@ def _all(report: OomReport) -> Iterator[Remedy]:
         yield from _REMEDIES[report.oom.cause](report)
         return
     why, gains = verdict.why, verdict.material
+    yield from _last_error(report)
     if why and why.onset in _BY_ONSET:
         yield from _BY_ONSET[why.onset](report, why)
     for gain in gains:
         yield from _with_gain(_REMEDIES[CAUSE_BY_CHANGE[gain.change]](report), gain)
-    is_leak = why is not None and why.onset == "leak"
-    if not gains and not is_leak:
+    is_kept = why is not None and why.onset in {"leak", "garbage"}
+    if not gains and not is_kept:
         yield from _REMEDIES[verdict.cause](report)
 
 
@@ -296,6 +300,46 @@ def _pending(report: OomReport) -> Iterator[Remedy]:
     )
 
 
+def _last_error(report: OomReport) -> Iterator[Remedy]:
+    if report.last_error_bytes is not None:
+        yield Remedy(
+            "Let go of the last error: its traceback keeps the local variables of all functions "
+            "that it passed.",
+            ("import sys; sys.last_traceback = sys.last_value = sys.last_exc = None",),
+            gain_bytes=report.last_error_bytes,
+        )
+
+
+def _garbage(report: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
+    types = report.garbage.types if report.garbage else ()
+    others = [kind.name for kind in types if not kind.is_exception]
+    if others or not types:
+        of = f" of {_listed(others)}" if others else ""
+        yield Remedy(
+            f"Break the reference cycle{of}: use weakref.ref where an object refers back to itself "
+            "or to its owner, or delete the reference once it is not needed.",
+            gain_bytes=why.bytes,
+        )
+    if len(others) < len(types):
+        yield Remedy(
+            "Do not store exceptions: their tracebacks keep all local variables of the functions "
+            "that they passed.",
+            ("error = error.with_traceback(None)",),
+            gain_bytes=why.bytes,
+        )
+    is_off = report.garbage is not None and report.garbage.is_collector_off
+    reason = "was switched off" if is_off else "counts objects, not their bytes"
+    yield Remedy(
+        f"Until then, collect every few steps: Python's collector {reason}.",
+        ("import gc; gc.collect()",),
+        gain_bytes=why.bytes,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def _outside(_: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
     yield Remedy(
         "Find out what took memory outside PyTorch's allocator: another process (nvidia-smi), NCCL "
@@ -405,6 +449,7 @@ _FRAGMENTATION: dict[OomDetail, Callable[[OomReport], Iterable[Remedy]]] = {
 }
 _BY_ONSET: dict[Onset, Callable[[OomReport, OnsetEvidence], Iterable[Remedy]]] = {
     "leak": leak,
+    "garbage": _garbage,
     "larger_step": larger_step,
     "new_phase": new_phase,
     "outside": _outside,

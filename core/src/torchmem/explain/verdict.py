@@ -121,6 +121,7 @@ class Circumstances:
         is_training: whether the failed request belongs to training, which steps follow.
         freed: bytes of tensors that the process has freed so far.
         is_alone: whether this is the only process of its job.
+        garbage: bytes that were in reference cycles; None if unknown.
     """
 
     steps: int = 0
@@ -131,6 +132,7 @@ class Circumstances:
     is_training: bool = True
     freed: int | None = None
     is_alone: bool = False
+    garbage: int | None = None
 
 
 def judge(
@@ -283,6 +285,24 @@ class _Run:
 
     def why(self, *, is_compact: bool = False) -> OnsetEvidence | None:
         """Return the onset, None if it is unknown. `is_compact`: stranded memory is none."""
+        found = self._without_garbage(is_compact=is_compact)
+        return self._garbage(found) or found
+
+    def _garbage(self, other: OnsetEvidence | None) -> OnsetEvidence | None:
+        """Return garbage if it explains the OOM, unless another change is larger.
+
+        What was kept or needed contains the garbage. It counts without what was stranded beside it.
+        """
+        garbage = self._about.garbage or 0
+        is_enough = self._evidence.obtainable + garbage >= self._evidence.requested
+        if not garbage or not is_enough or not self._succeeds_without(garbage):
+            return None
+        rest = (other and other.bytes) or 0
+        if other and other.onset in {"leak", "larger_step", "new_phase"}:
+            rest -= garbage
+        return OnsetEvidence("garbage", garbage) if garbage >= rest else None
+
+    def _without_garbage(self, *, is_compact: bool) -> OnsetEvidence | None:
         if self._steps < WARM_UP_STEPS:
             is_first = self._about.is_training and not self._is_repeated
             return OnsetEvidence("first_step") if is_first else None

@@ -25,7 +25,9 @@ SCHEMA_VERSION = 1
 
 OomCause = Literal["capacity", "fragmentation", "limit", "external", "pending", "library"]
 OomDetail = Literal["stranded", "stream", "pool", "small_segment"]
-Onset = Literal["first_step", "leak", "larger_step", "new_phase", "outside", "stranded", "tight"]
+Onset = Literal[
+    "first_step", "leak", "garbage", "larger_step", "new_phase", "outside", "stranded", "tight"
+]
 Ending = Literal["exited", "failed", "oom"]
 State = Literal["running", "stalled", "exited", "failed", "oom", "killed"]
 HookFault = Literal["raised", "slow", "empty"]

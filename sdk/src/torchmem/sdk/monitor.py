@@ -5,6 +5,7 @@ It reads, publishes, and calls a list of parts, without knowing any of them.
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from collections import deque
@@ -337,9 +338,21 @@ class Monitor:
         self.reader.measure(self.on_snapshot)
 
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
-        """Keep the evidence; an exception here would replace the user's OutOfMemoryError."""
+        """Keep the evidence; an exception here would replace the user's OutOfMemoryError.
+
+        Python's collector stays off: it would free what was garbage at the OOM, before it is read.
+        """
         if not self.is_running:
             return
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            self._examine(device, requested, limit, driver_free)
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    def _examine(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         origin, records = None, None
         with self._errors.suppress("oom"):
             origin = calling_origin(self._backend.backward_node(), self._context.phases.current)

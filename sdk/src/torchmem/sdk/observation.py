@@ -71,6 +71,7 @@ class OomObservation:
     snapshot: MeasuredSnapshot | None = None
     tensors: tuple[TensorGroup, ...] = ()
     gradients_enabled: bool | None = None
+    last_error_bytes: int | None = None
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from torchmem.sdk.capture.oom_trace import OomSnapshot, OomTrace
 from torchmem.sdk.capture.recorded_history import RecordedHistory
 from torchmem.sdk.context import Context
 from torchmem.sdk.monitor import Monitor
+from torchmem.sdk.oom.garbage import GarbageMeter
 from torchmem.sdk.oom.reports import OomReports
 from torchmem.sdk.part import Part
 from torchmem.sdk.publish.memory_map import MapPublisher
@@ -70,17 +71,19 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
 
 def _reports(context: Context, monitor: Monitor, lines: LineHistory) -> OomReports:
     """Return the part that reports OOMs, with what an uncaught exception needs of it."""
-    compared = lines.compared if context.settings.history else None
+    settings, backend, errors = context.settings, context.backend, context.errors
     reports = OomReports(
         monitor.path,
-        context.backend,
-        context.errors,
+        backend,
+        errors,
         monitor.sample,
         lambda: monitor.is_dying,
-        compared,
+        lines.compared if settings.history else None,
+        GarbageMeter(backend, errors) if settings.collect_on_oom else None,
+        context.ooms.judge_garbage,
     )
-    context.uncaught.at_death(reports.add_tensors)
-    if context.settings.note_on_oom:
+    context.uncaught.at_death(reports.at_death)
+    if settings.note_on_oom:
         context.uncaught.explain(reports.note)
     return reports
 

@@ -55,6 +55,7 @@ class SettingsKeywords(TypedDict, total=False):
     stall_after: float
     capture_on_oom: CaptureSetting
     note_on_oom: bool
+    collect_on_oom: bool
     memory_map: bool
     history: HistorySetting
     release: float | str | None
@@ -90,6 +91,8 @@ class Settings:
         docs/capture.md#at-an-oom.
     note_on_oom: say why memory ran out at the end of the traceback of an OutOfMemoryError that ends
         the script or a thread. See docs/sdk.md#in-the-traceback.
+    collect_on_oom: run Python's garbage collector once an OutOfMemoryError has ended the script, to
+        tell tensors in reference cycles from a leak. See docs/sdk.md#garbage.
     memory_map: publish the addresses and sizes of segments and blocks while the exporter asks for
         them for a viewer of the live page, and after an OutOfMemoryError. See
         docs/live-page.md#memory-map.
@@ -121,6 +124,7 @@ class Settings:
     stall_after: float = 300.0
     capture_on_oom: CaptureSetting = False
     note_on_oom: bool = True
+    collect_on_oom: bool = True
     memory_map: bool = True
     history: HistorySetting = False
     release: Mapping[ReleaseTier, float] | None = None
@@ -303,6 +307,7 @@ _PARSERS: dict[str, _Parser] = {
     "stall_after": _SECONDS,
     "capture_on_oom": _Parser(_capture, '"trace", true or false'),
     "note_on_oom": _BOOLEAN,
+    "collect_on_oom": _BOOLEAN,
     "memory_map": _BOOLEAN,
     "history": _Parser(_history, '"oom", true or false'),
     "release": _Parser(

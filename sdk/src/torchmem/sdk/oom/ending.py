@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from traceback import walk_tb
 from types import FrameType
 from typing import Any, Protocol
 
@@ -137,6 +138,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         waiting.extend((*members, before) if before else members)
 
 
+def keeps_frame(error: BaseException, file: str, function: str) -> bool:
+    """Return whether a traceback of an exception keeps a frame of a function, and its variables.
+
+    Where a library has caught the exception and raises another one, from its text, none does.
+    """
+    wanted = file.rpartition("/")[2], function.rpartition(".")[2]
+    codes = (frame.f_code for link in _chain(error) for frame, _ in walk_tb(link.__traceback__))
+    return wanted in ((code.co_filename.rpartition("/")[2], code.co_name) for code in codes)
+
+
 def _text(error: BaseException) -> str:
     """Return the text of an exception, or "" if it fails to provide one."""
     try:
@@ -188,7 +199,7 @@ class UncaughtErrors(Part):
     def __init__(self, errors: Errors) -> None:
         self._errors = errors
         self._monitor: _Monitor | None = None
-        self._add_details: Callable[[], None] | None = None
+        self._add_details: Callable[[BaseException], None] | None = None
         self._note = TracebackNote()
         self._ending: Ending | None = None
         self._installed = False
@@ -201,8 +212,8 @@ class UncaughtErrors(Part):
         self._monitor, self._add_details = monitor, None
         self._note, self.is_explained = TracebackNote(), False
 
-    def at_death(self, add_details: Callable[[], None]) -> None:
-        """Have the newest report of an OOM completed when the process dies of it."""
+    def at_death(self, add_details: Callable[[BaseException], None]) -> None:
+        """Have the newest report of an OOM completed when the process dies of this exception."""
         self._add_details = add_details
 
     def explain(self, lines: Callable[[], Sequence[str]]) -> None:
@@ -247,7 +258,7 @@ class UncaughtErrors(Part):
             if ends_process and not hasattr(sys, "ps1"):
                 self._ending = ending_of(error, oom_pending=monitor.oom_pending)
             if ends_process and self._add_details and (oom is not None or is_oom(error)):
-                self._add_details()
+                self._add_details(error)
 
     def _explain(self, error: BaseException) -> bool:
         """Add a note to the OOM that `error` is due to; return whether it has one."""

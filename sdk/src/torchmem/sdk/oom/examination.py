@@ -16,7 +16,14 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.explain.call_stack import Origin, public_place
 from torchmem.explain.lines import lines
-from torchmem.explain.verdict import Circumstances, Verdict, judge, judge_library, judge_wake_up
+from torchmem.explain.verdict import (
+    Circumstances,
+    OnsetEvidence,
+    Verdict,
+    judge,
+    judge_library,
+    judge_wake_up,
+)
 from torchmem.sample.sample import Layout, OomCause, OomRecord
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, OomObservation
@@ -45,6 +52,8 @@ class OomExaminer(Part):
         self._is_new_phase = is_new_phase
         self._counts: dict[int, dict[OomCause, int]] = {}
         self._newest: dict[int, OomRecord] = {}
+        # For each device, what was judged at its newest OOM in PyTorch's allocator.
+        self._judged: dict[int, tuple[OomEvidence, Circumstances]] = {}
 
     def examine(self, failed: FailedAllocation, about: Circumstances) -> OomObservation:
         """Examine a request that PyTorch's allocator could not serve."""
@@ -96,6 +105,31 @@ class OomExaminer(Part):
             return replace(observation, lines=lines(segments, device))
         return observation
 
+    def judge_garbage(self, device: int, freed: int) -> OnsetEvidence | None:
+        """Return the onset of the newest OOM if it is garbage, of which `freed` bytes were freed.
+
+        For the end of the process, after the collection that freed them: the request must fit now.
+        """
+        judged = self._judged.get(device)
+        if judged is None or not self._fits(device, judged[0].requested):
+            return None
+        evidence, about = judged
+        why = judge(evidence, None, replace(about, garbage=freed)).why
+        if why is None or why.onset != "garbage":
+            return None
+        self._newest[device] = replace(self._newest[device], onset=why.onset)
+        return why
+
+    def _fits(self, device: int, requested: int) -> bool:
+        """Return whether the allocator could serve a request now; True without a snapshot."""
+        segments = self._snapshot()
+        if segments is None:
+            return True
+        config = AllocatorConfig.of(self._recorder.settings)
+        available = AvailableMemory(self._recorder.obtainable_from_driver(device))
+        layout = measurement(segments, device, time.time(), available, config).layout
+        return layout.headroom_flush_bytes is None or layout.headroom_flush_bytes >= requested
+
     def _snapshot(self) -> list[SegmentInfo] | None:
         with self._recorder.errors.suppress("oom"):
             return self._recorder.backend.memory_snapshot()
@@ -129,6 +163,7 @@ class OomExaminer(Part):
             stream = backend.current_stream(index)
             blocks = largest_free_blocks(segments, index, evidence.requested, stream)
         verdict = judge(evidence, blocks, about)
+        self._judged[index] = evidence, about
         return OomObservation(
             index,
             _record(now, failed.requested, verdict, failed.origin),
@@ -156,6 +191,7 @@ class OomExaminer(Part):
             record.measured = measurement(segments, index, now, AvailableMemory(free), config)
         request = FailedAllocation(index, failed.requested or 0, total or 0, free)
         evidence = _evidence(request, record, record.layout, config)
+        self._judged.pop(index, None)
         cached = record.layout.releasable_bytes if record.layout else None
         verdict = _library_verdict(evidence, cached, about, failed.wake_up)
         oom = _record(now, failed.requested, verdict, failed.origin)

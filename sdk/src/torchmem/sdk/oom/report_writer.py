@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.lines import without_parts
 from torchmem.explain.oom_report import OomReport, OomTrend, encode
 from torchmem.sample.native_threads import Lock
@@ -77,20 +76,20 @@ class ReportWriter:
     def _locked(self, call: Callable[[], None]) -> None:
         call_holding(self._lock, LOCK_SECONDS, call)
 
-    def add_tensors(self, read: Callable[[int], tuple[TensorGroup, ...]]) -> None:
-        """Add tensors to the newest report if it has none; `read` gets the device's index.
+    def complete(self, completed: Callable[[OomReport], OomReport]) -> None:
+        """Replace the newest report, if it is pending, by what `completed` returns for it.
 
         Raises OSError.
         """
-        self._locked(lambda: self._add_tensors(read))
+        self._locked(lambda: self._complete(completed))
 
-    def _add_tensors(self, read: Callable[[int], tuple[TensorGroup, ...]]) -> None:
+    def _complete(self, completed: Callable[[OomReport], OomReport]) -> None:
         number = max(self._pending, default=0)
         report = self._pending.get(number)
-        if report is not None and not report.tensors:
-            report = replace(report, tensors=read(report.device.index))
-            self._pending[number] = report
-            self._reserve.replace(self._path(number), _encode(report))
+        if report is not None:
+            self._pending[number] = completed(report)
+            if self._pending[number] is not report:
+                self._reserve.replace(self._path(number), _encode(self._pending[number]))
 
     def newest(self) -> tuple[OomReport, Path] | None:
         """Return the newest report that the process is not known to have survived, and its file."""
@@ -155,6 +154,7 @@ def compose(observation: OomObservation, sample: Sample, trend: OomTrend) -> Oom
         origin=observation.origin,
         lines=observation.lines,
         tensors=observation.tensors,
+        last_error_bytes=observation.last_error_bytes,
         verdict=observation.verdict,
         gradients_enabled=observation.gradients_enabled,
     )

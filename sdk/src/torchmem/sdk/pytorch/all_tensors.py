@@ -44,6 +44,19 @@ class TensorWalk:
                 _add(tensor, device, storages)
         return grouped((kind, size) for _, kind, size in storages.values())
 
+    def storage(self, value: object, device: int) -> tuple[int, int] | None:
+        """Return the identity and the bytes of a tensor's storage on a device.
+
+        None for all other objects.
+        """
+        kind = type(value)
+        if kind is not self._plain[0] and kind is not self._plain[1]:
+            return None
+        storages: dict[int, tuple[int, Kind, int]] = {}
+        with self._without_overrides():
+            _add(value, device, storages)
+        return next(((identity, size) for identity, (_, _, size) in storages.items()), None)
+
     def _tensors(self, deadline: float) -> Iterator[Any]:
         """Yield all tensors, or None once the time is over."""
         known = gc.get_objects()

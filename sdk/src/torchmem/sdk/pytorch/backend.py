@@ -8,6 +8,7 @@ argument: `allocator_reader.py`, `device_uuid.py`, `dynamo.py`.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from torchmem.allocator.backend import Device, HeldBlock, OomObserver, T, TraceEntry
+from torchmem.allocator.backend import C, Device, HeldBlock, OomObserver, T, TraceEntry
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo, without_collector
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.sample.native_threads import is_main_thread
@@ -123,6 +124,7 @@ class TorchBackend:
         self._devices: dict[int, Device] = {}
         self._user_peaks: UserPeaks | None = None
         self._reader = AllocatorReader(torch, os.environ)
+        self._walk = TensorWalk(torch)
         self._collection = GarbageCollection(torch, self._reader)
         _captures.listeners = [self._collection.pause]
         self._observer_code: CodeType | None = None
@@ -373,7 +375,15 @@ class TorchBackend:
 
     def python_tensors(self, device: int) -> tuple[TensorGroup, ...] | None:
         """Return the tensors among the objects that Python's collector tracks."""
-        return TensorWalk(torch).groups(device)
+        return self._walk.groups(device)
+
+    def storage(self, value: object, device: int) -> tuple[int, int] | None:
+        """Return the storage of a tensor of exactly PyTorch's own types."""
+        return self._walk.storage(value, device)
+
+    def untraced(self, function: C) -> C:
+        """Keep TorchDynamo out of a function and of what it calls."""
+        return untraced(torch, function)
 
     def modules(self) -> SeenModules:
         """Return the modules that have registered something since this module was imported."""
@@ -413,11 +423,16 @@ class TorchBackend:
         def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
             if self._holding_thread == threading.get_ident():
                 return
+            was_enabled = gc.isenabled()
+            gc.disable()  # first of all: what a collection frees is to be seen as garbage
             try:
                 limit = self._users_limit(device, limit)
                 observer(device, requested, limit, driver_free)
             except BaseException as error:  # noqa: BLE001 - the observer counts its own errors
                 self._raise_after_oom(error, callback.__code__)
+            finally:
+                if was_enabled:
+                    gc.enable()
 
         callback = untraced(torch, shield(observe))
         self._observer_code = callback.__code__
