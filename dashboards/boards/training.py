@@ -199,9 +199,9 @@ DANGER = (
         "something threatens, and those that have failed. Headroom is the largest tensor that "
         "would still fit, stranded what is free between live blocks. Growth is what the rank "
         "has found to grow in each step: tensors kept between steps, what a step needs, or memory "
-        "outside the allocator. The reason is what its page and `torchmem why` say first; if nothing threatens "
-        "the rank now, it is what did most often within 5 minutes. Of a rank that has ended, it "
-        "comes from its alert. An alert links to its runbook."
+        "outside the allocator. The reason is what its page and `torchmem why` say first; if "
+        "nothing threatens the rank now, it is what did most often within 5 minutes. Of a rank "
+        "that has ended, it comes from its alert. An alert links to its runbook."
     )
     .no_value("No rank of this run publishes samples")
 )
