@@ -27,6 +27,8 @@ MIN_RISE_RATIO = 0.001
 """Growth below this share of the GPU is noise."""
 MIN_LIVE_STEPS = 20
 """Steps over which memory must have grown in a rank that runs."""
+MAX_FULL_RATIO = 0.01
+"""Memory was full if less than this share of the GPU was left at the highest peak."""
 MAX_HORIZON = 100
 """Memory is full within this many times the steps that were done, or does not grow."""
 SOON_STEPS = 300
@@ -89,11 +91,11 @@ class Evidence:
     stairs: int = 3
 
 
-JUDGED_OFTEN = Evidence(confidence=4.2)
+JUDGED_OFTEN = Evidence(confidence=4.0)
 """For a rank that runs: batches of random sizes show it once in 30,000 judgments."""
 JUDGED_ONCE = Evidence(confidence=2.0)
 """For a run that is over, which may have had few steps."""
-LEAKS_FOR_SURE = Evidence(confidence=4.2, stairs=5)
+LEAKS_FOR_SURE = Evidence(confidence=4.0, stairs=5)
 """For a leak in a rank that runs: layers may be unfrozen in three or four stages."""
 MEASURED_EXACTLY = Evidence(confidence=3.1, few=True)
 """Where nothing is missed, as in a preflight or in a recording of all events."""
@@ -217,9 +219,11 @@ def _stairs(points: Sequence[Point], starts: Sequence[int], evidence: Evidence) 
         all(typical / MAX_UNEVENNESS <= size <= typical * MAX_UNEVENNESS for _, size in jumps)
         and max(pauses) <= MAX_UNEVENNESS * pause
     )
+    treads = ([size for _, size in points[a:b]] for a, b in pairwise([*starts, len(points)]))
+    is_flat = all(max(tread) - min(tread) <= typical / 2 for tread in treads)
     is_all = sum(size for _, size in jumps) >= MIN_STAIRS_SHARE * risen
     goes_on = points[-1][0] - jumps[-1][0] <= MAX_UNEVENNESS * pause
-    if not (is_regular and is_all and goes_on and risen > 0):
+    if not (is_regular and is_flat and is_all and goes_on and risen > 0):
         return None
     return _Rise(typical / pause, max(points[0][0], jumps[0][0] - pause), risen, pause)
 
@@ -455,15 +459,29 @@ def live_growth(history: RunHistory, total: int | None, left: int | None) -> Gro
     """
     if not total or left is None or not history.steps:
         return None
+    recent = _since_full(history, total, left)
     found = (
-        growth_of_steps(history, JUDGED_OFTEN),
-        judge_growth("outside", outside_points(history), JUDGED_OFTEN),
+        growth_of_steps(recent, JUDGED_OFTEN),
+        judge_growth("outside", outside_points(recent), JUDGED_OFTEN),
     )
     told = [growth for growth in found if growth and _is_worth(growth, history, total, left)]
     if not told:
         return None
     most = max(told, key=lambda growth: growth.bytes_per_step)
     return replace(most, is_leak=_is_leak(most, history, left))
+
+
+def _since_full(history: RunHistory, total: int, left: int) -> RunHistory:
+    """Return the history since memory was full, if it was and the run went on.
+
+    After a caught OutOfMemoryError, what was kept before is no level that the run has in health.
+    """
+    highest = history.peak_bytes[-1]
+    start = history.peak_bytes.index(highest) + 1
+    if left > MAX_FULL_RATIO * total or len(history.steps) - start < MIN_POINTS:
+        return history
+    columns = {name: getattr(history, name)[start:] for name in history.columns}
+    return replace(history, **columns)
 
 
 def _is_leak(growth: Growth, history: RunHistory, left: int) -> bool:

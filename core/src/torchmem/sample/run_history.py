@@ -44,10 +44,14 @@ class RunHistory:
     last_components: dict[str, int] = field(default_factory=dict)
 
     @property
+    def columns(self) -> Sequence[str]:
+        """The names of the fields that have a value for each point."""
+        return [name for name in self.__slots__ if isinstance(getattr(self, name), tuple)]
+
+    @property
     def is_consistent(self) -> bool:
         """Whether the columns have the same length, and time and steps never go back."""
-        values = (getattr(self, name) for name in self.__slots__)
-        lengths = {len(value) for value in values if isinstance(value, tuple)}
+        lengths = {len(getattr(self, name)) for name in self.columns}
         ordered = all(_is_ordered(column) for column in (self.steps, self.seconds))
         return ordered and len(lengths) == 1 and len(self.steps) <= MAX_POINTS
 
