@@ -21,7 +21,6 @@ from torchmem.explain.growth import (
     live_growth,
     steps_left,
 )
-from torchmem.explain.thresholds import defaults
 from torchmem.explain.verdict import Circumstances, judge
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.sample import Allocator, ByPool, DeviceSample
@@ -37,8 +36,6 @@ FAST_SECONDS = 5 * INTERVAL_SECONDS
 """Both take as long at least, where steps are much faster than the SDK reads and judges."""
 MAX_LENGTH = 2
 """A job that is to die within its planned steps has died within this many times as many."""
-LEAK_RATIO = float(defaults().values["leak_growth_ratio"])
-LEAK_SECONDS = float(defaults().values["leak_full_seconds"])
 LEAK_FOR_SECONDS = 15.0
 
 
@@ -300,7 +297,7 @@ class _Play:
     def _note_alert(self, said: Said) -> None:
         """Fire the alert if a leak is said at every read of 15 seconds, as Prometheus would."""
         now, played = self._process.now, self.played
-        if not self._is_alarming(said):
+        if not said.is_leak:
             self._pending_since = None
             return
         self._pending_since = now if self._pending_since is None else self._pending_since
@@ -308,14 +305,6 @@ class _Play:
             played.alerted = played.alerted or said.step
             if said.is_seen:
                 played.alerted_late = played.alerted_late or said.step
-
-    def _is_alarming(self, said: Said) -> bool:
-        growth, job = said.growth, self._job
-        if growth is None or not said.is_leak or said.steps_left is None:
-            return False
-        grown = growth.bytes_per_step * (said.step - growth.since_step)
-        is_soon = said.steps_left * job.step_seconds < LEAK_SECONDS
-        return grown > LEAK_RATIO * job.total and is_soon
 
 
 @dataclass(frozen=True, slots=True)
