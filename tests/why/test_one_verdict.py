@@ -7,18 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.reports import BY_NAME, STRANDED
+from support.reports import BARE, BY_NAME, STRANDED
 from support.samples import full_sample
 
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import encode
+from torchmem.explain.remedies import remedies
 from torchmem.explain.run_summary import SUMMARY_SUFFIX, summarize
 from torchmem.explain.run_summary import encode as encoded
+from torchmem.explain.traceback_note import note_lines
 from torchmem.mcp.local import LocalNode
 from torchmem.node import words
 from torchmem.node.summaries import steps_since
 from torchmem.node.why import oom_why
 from torchmem.pages import oom as page
+from torchmem.run.closing_lines import lines as closing_lines
 from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import Steps
 from torchmem.sample.sample import encode as encode_sample
@@ -61,7 +64,9 @@ def test_a_sample_of_another_process_tells_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_the_verdict_is_the_same_on_all_screens(name: str, tmp_path: Path) -> None:
-    """The list, the explanation, its page, the live page and an assistant use one sentence."""
+    """The list, the explanation, its page, the live page, an assistant, the traceback, and the last
+    lines of `torchmem run` use one sentence, and those that advise begin with the same advice.
+    """
     report, folder = BY_NAME[name], tmp_path / "0"
     folder.mkdir(mode=0o700)
     path = folder / f"1-2-3-1{REPORT_SUFFIX}"
@@ -76,3 +81,29 @@ def test_the_verdict_is_the_same_on_all_screens(name: str, tmp_path: Path) -> No
     assert said == oom_why(report, None, may_look=True).summary
     assert f"{said}." in _words(listed.text)
     assert [said] == [each["headline"] for each in listed.data["reports"]]
+    assert note_lines(report, path)[0] == said
+    died = replace(full_sample(), process=report.process, devices=(report.device,), ended="oom")
+    closing = _words(" ".join(closing_lines(died, report, tmp_path)))
+    assert f"{said[0].lower()}{said[1:]}" in closing or report is BARE  # whose peak is unknown
+
+
+@pytest.mark.parametrize("name", sorted(BY_NAME))
+def test_the_first_advice_is_the_same_on_all_screens(name: str, tmp_path: Path) -> None:
+    """The explanation, its page, the live page and an assistant advise the same first."""
+    report, folder = BY_NAME[name], tmp_path / "0"
+    folder.mkdir(mode=0o700)
+    path = folder / f"1-2-3-1{REPORT_SUFFIX}"
+    path.write_bytes(encode(report))
+    first = next(iter(remedies(report)), None)
+    if first is None:
+        return
+    text = _words(first.text)
+
+    assert f"1. {text}" in _words(words.oom_page(path, report, {}))
+    shown = _words(html.unescape(page.page(path, report, {}).decode()))
+    advised = [shown.find(_words(each.text)) for each in remedies(report)]
+    assert advised[0] >= 0
+    assert advised[0] == min(place for place in advised if place >= 0)
+    assert _words(oom_why(report, None, may_look=True).advice[0].text).startswith(text)
+    explained = LocalNode(tmp_path).explain(str(path)).oom
+    assert _words(explained.advice[0].text).startswith(text)
