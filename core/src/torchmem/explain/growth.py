@@ -457,7 +457,7 @@ def live_growth(history: RunHistory, total: int | None, left: int | None) -> Gro
 
     `total` is the device's memory, and `left` what the growth can still take, in bytes.
     """
-    if not total or left is None or not history.steps:
+    if not total or left is None or not _has_risen(history, MIN_LIVE_GROWTH_RATIO * total):
         return None
     recent = _since_full(history, total, left)
     found = (
@@ -469,6 +469,14 @@ def live_growth(history: RunHistory, total: int | None, left: int | None) -> Gro
         return None
     most = max(told, key=lambda growth: growth.bytes_per_step)
     return replace(most, is_leak=_is_leak(most, history, left))
+
+
+def _has_risen(history: RunHistory, least: float) -> bool:
+    """Return whether anything is this much above its lowest point; most runs are judged by that."""
+    columns = kept_points(history), peak_points(history), outside_points(history)
+    return any(
+        points[-1][1] - min(size for _, size in points) >= least for points in columns if points
+    )
 
 
 def _since_full(history: RunHistory, total: int, left: int) -> RunHistory:

@@ -28,7 +28,7 @@ MAX_STRETCHED_SECONDS = 10.0
 SOON_SNAPSHOT_SECONDS = 2.0
 
 # Judging what grows, in the background thread.
-GROWTH_BUDGET = 0.00005
+GROWTH_BUDGET = 0.0003
 
 # Counting what holds the memory (`components.optimizers`): the share of wall time for repeated
 # work, the share while a count is spread over many steps, and the longest part of it in one step.
