@@ -175,6 +175,8 @@ TAIL = """\
   exporter, `nvml_process_memory_bytes` shows it. For communicators, both causes count as right.
 - The report names the line that allocates the kept memory. A different line may keep it.
 - A twin does what the advice says and no more. Whether a person finds the place is not measured.
+- Too many steps left are told of a leak that is small beside what the cache cannot use: such rests
+  count as left until they are all that is left.
 - Without steps, as with an optimizer by hand, kept tensors and those of a step look the same.
 
 Run it yourself, in about 10 minutes on two cores, and 3 for the runs in virtual time:
