@@ -359,7 +359,7 @@ def test_a_leak_is_the_headline(tmp_path: Path) -> None:
     steps = report["outcome"]["steps"]
 
     assert (short.returncode, long.returncode) == (1, 1)
-    assert (growth["kind"], growth["bytes_per_step"]) == ("leak", 8 * MIB)
+    assert (growth["kind"], growth["bytes_per_step"]) == ("kept", 8 * MIB)
     assert 10 + growth["steps_left"] == pytest.approx(steps, rel=0.1)
     assert report["verdict"]["sentence"].startswith(
         f"Grows by 8.00 MiB a step, full after {steps} steps: a leak, or data"
