@@ -18,6 +18,7 @@ from torchmem.sdk.context import Context
 from torchmem.sdk.monitor import Monitor
 from torchmem.sdk.part import Part
 from torchmem.sdk.parts import build
+from torchmem.sdk.reading.run_history import EARLY_STEPS
 from torchmem.sdk.session import Session
 from torchmem.sdk.settings import resolve
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -28,8 +29,8 @@ STEP_BY_HAND = {(3, 10): 130, (3, 11): 135, (3, 12): 121, (3, 13): 116}
 STEP_OF_AN_OPTIMIZER = {(3, 10): 238, (3, 11): 250, (3, 12): 230, (3, 13): 229}
 ROUTINE_PUBLICATION = {(3, 10): 9958, (3, 11): 10364, (3, 12): 9500, (3, 13): 9468}
 PUBLICATION_OF_STEPS = {(3, 10): 12883, (3, 11): 13466, (3, 12): 12250, (3, 13): 11750}
-WARM_UP_STEPS = 200
-"""The first steps are read for the history of the run."""
+WARM_UP_STEPS = EARLY_STEPS * 3
+"""The first steps are read for the history of the run, and later one in three, in four, …"""
 
 
 class HookedBackend(SimulatedBackend):
@@ -80,7 +81,7 @@ def test_a_step_by_hand(session: Session) -> None:
     for _ in range(WARM_UP_STEPS):
         session.step()
     limit = allowed(STEP_BY_HAND)
-    assert limit is None or bytecodes(session.step) <= limit
+    assert limit is None or min(bytecodes(session.step) for _ in range(4)) <= limit
 
 
 def test_a_step_of_an_optimizer(backend: HookedBackend, tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test_a_step_of_an_optimizer(backend: HookedBackend, tmp_path: Path) -> None:
         for _ in range(WARM_UP_STEPS):
             step()
         limit = allowed(STEP_OF_AN_OPTIMIZER)
-        assert limit is None or bytecodes(step) <= limit
+        assert limit is None or min(bytecodes(step) for _ in range(4)) <= limit
         # PyTorch's hook before the step finds nothing to call.
         assert not backend.announces_steps
 

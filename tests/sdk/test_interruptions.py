@@ -181,11 +181,14 @@ class InterruptedStart:
 
 
 def is_interrupted(number: int, call: Callable[[], object]) -> bool:
-    """Interrupt the start in `call` at line `number`; return whether it has that many lines."""
+    """Interrupt the start in `call` at line `number`; return whether it has that many lines.
+
+    Python's collector, whose callbacks would be traced too, does not run meanwhile.
+    """
     start, previous = InterruptedStart(number), sys.gettrace()
     sys.settrace(start)
     try:
-        with suppress(ScriptError):
+        with suppress(ScriptError), no_collection():
             call()
     finally:
         sys.settrace(previous)

@@ -119,7 +119,7 @@ def draw_top(page: Page, url: str, folder: Path, path: Path) -> None:
     columns, lines = TERMINAL
     terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
     environment = os.environ | terminal | {"COLUMNS": str(columns), "LINES": str(lines)}
-    command = [sys.executable, "-m", "torchmem.cli", "top", "--once", url]
+    command = [sys.executable, "-m", "torchmem.cli", "top", "--once", "--exporter", url]
     screen = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
     console = Console(record=True, width=columns, file=StringIO())
     console.print(Text.from_ansi(screen.stdout.decode()))

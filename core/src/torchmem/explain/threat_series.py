@@ -32,7 +32,7 @@ class Judgment:
 def judgment(sample: Sample, device: DeviceSample, limits: Limits) -> Judgment | None:
     """Return what the page says first about the memory of a rank; None if nothing threatens it."""
     for threat in in_turn(sample, device, limits):
-        if threat.kind not in OTHER_KINDS:
+        if threat.kind is not None and threat.kind not in OTHER_KINDS:
             return Judgment(threat.kind, threat.bytes, _component(device, threat))
     return None
 

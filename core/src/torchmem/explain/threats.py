@@ -65,15 +65,16 @@ class Threat:
 
     Attributes:
         kind: what it is: how the process ended, an allocation that failed, what grows (a leak,
-            other kept tensors, what a step needs, memory outside the allocator), and so on.
+            other kept tensors, what a step needs, memory outside the allocator), and so on. None
+            in the answer of an exporter that does not tell it.
         text: the sentence for people.
         cause, onset: those of the OOM to expect, as far as they are known.
         bytes: what it is about: the bytes that have grown or are stranded, or those that are left.
         bytes_per_step: the pace of what grows.
     """
 
-    kind: ThreatKind
-    text: str
+    kind: ThreatKind | None = None
+    text: str = ""
     cause: OomCause | None = None
     onset: Onset | None = None
     bytes: int | None = None

@@ -255,10 +255,10 @@ class UncaughtErrors(Part):
             oom = library_oom(error)
             if oom is not None:
                 monitor.on_library_oom(oom)
-            if ends_process and not hasattr(sys, "ps1"):
-                self._ending = ending_of(error, oom_pending=monitor.oom_pending)
             if ends_process and self._add_details and (oom is not None or is_oom(error)):
                 self._add_details(error)
+            if ends_process and not hasattr(sys, "ps1"):
+                self._ending = ending_of(error, oom_pending=monitor.oom_pending)
 
     def _explain(self, error: BaseException) -> bool:
         """Add a note to the OOM that `error` is due to; return whether it has one."""
