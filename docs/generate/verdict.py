@@ -194,7 +194,6 @@ COLUMNS = (
     "first advice is the cure",
     "settings worth it",
 )
-UNMEASURED = [0, 0]
 DYING = {
     "runs that end": "",
     "onset right": "onset",
@@ -259,7 +258,7 @@ def _summary(results: dict[str, Any]) -> str:
     score = results["all"]
     setting = score["setting"]
     names = (*FIGURES, "both", "exact", "missed")
-    shares = {name: _of(score.get(name, UNMEASURED)) for name in names}
+    shares = {name: _of(score[name]) for name in names}
     return SUMMARY.format(
         jobs=score["jobs"],
         kinds=len(results["kinds"]),
@@ -281,7 +280,7 @@ def _table(results: dict[str, Any]) -> list[str]:
         (
             kind,
             str(score["jobs"]),
-            *(_pair(score.get(name, UNMEASURED)) for name in FIGURES),
+            *(_pair(score[name]) for name in FIGURES),
         )
         for kind, score in results["kinds"].items()
     ]
