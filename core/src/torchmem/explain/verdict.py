@@ -308,11 +308,14 @@ class _Run:
             return OnsetEvidence("first_step") if is_first else None
         if not self._peaks or self._needed is None:
             return self._in_phase()
+        growth, appeared = self._growth_of_steps(), self._appeared()
+        if growth and appeared and self._explains(growth) and _is_before(appeared, growth):
+            appeared = None  # the run was healthy with it
         changes = (
-            self._growth_of_steps(),
+            growth,
             self._outside(),
             self._in_phase(),
-            self._appeared(),
+            appeared,
             self._larger_step(),
             None if is_compact else self._stranded(),
         )
@@ -396,5 +399,10 @@ class _Run:
     def _stranded(self) -> OnsetEvidence | None:
         """Return what has been stranded since the first snapshot."""
         known = [size for size in self._history.stranded_bytes if size is not None]
-        stranded = self._evidence.cached_free - (known[0] if known else 0)
+        free = self._evidence.cached_free + self._evidence.private_free
+        stranded = free - (known[0] if known else 0)
         return OnsetEvidence("stranded", stranded) if stranded > 0 else None
+
+
+def _is_before(change: OnsetEvidence, other: OnsetEvidence) -> bool:
+    return (change.since_step or 0) <= (other.since_step or 0)
