@@ -104,8 +104,8 @@ collection and reads from the allocator how much came back. The traceback still 
 then, so what is freed was garbage. The onset is `garbage` if the request would have succeeded
 without it and it is larger than any other change, such as what was kept besides. A smaller amount
 is a remark in the report. The report names the types whose objects kept the tensors, and with
-[recorded stacks](sdk.md#which-lines-hold-the-memory) the line that allocated them. What can still
-be reached, as by a list, a cache, or `sys.last_exc`, is no garbage.
+[recorded stacks](sdk.md#which-lines-hold-the-memory) the line that allocated them. Memory
+that a list, a cache, or `sys.last_exc` still refers to is not garbage.
 
 ## Measured
 

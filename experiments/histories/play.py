@@ -29,11 +29,11 @@ from torchmem.sdk.safety.cost import FIRST_STEPS, INTERVAL_SECONDS, SOON_SNAPSHO
 
 MIB = 1 << 20
 PROMPT_STEPS = 60
-"""Growth is told in time within so many steps of being worth it."""
+"""Growth must be reported within this many steps after it is large enough to report."""
 FLAT_STEPS = 50
-"""What was told is withdrawn within so many steps."""
+"""A report of growth must be withdrawn within this many steps after the growth ends."""
 FAST_SECONDS = 5 * INTERVAL_SECONDS
-"""Both take as long at least, where steps are much faster than the SDK reads and judges."""
+"""Both limits are at least this long, as the SDK reads and judges about once a second."""
 MAX_LENGTH = 2
 """A job that is to die within its planned steps has died within this many times as many."""
 LEAK_FOR_SECONDS = 15.0
@@ -89,7 +89,7 @@ class Played:
 
     @property
     def is_told(self) -> bool | None:
-        """Whether the growth was told in time; None if there was no growth or no time."""
+        """Whether growth was reported in time; None without growth, or if the run ended first."""
         if self.worth is None or self.deadline is None:
             return None
         kinds = self.job.pattern.grows
@@ -313,5 +313,5 @@ class _Moment:
     at: float = -math.inf
 
     def is_past(self, step: int, now: float, steps: int) -> bool:
-        """Return whether so many steps have ended since, and FAST_SECONDS have passed."""
+        """Return whether at least `steps` steps and FAST_SECONDS have passed since."""
         return step >= self.step + (steps if self.step else 0) and now >= self.at + FAST_SECONDS

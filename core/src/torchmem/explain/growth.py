@@ -49,7 +49,7 @@ MAX_JUDGED_POINTS = 48
 PEAK_POINTS = 16
 """Points of the highest needs so far, whose newest rises must span a good part of the run."""
 MIN_PIECE_POINTS = 2
-"""Fewer points are no piece."""
+"""The fewest points of a piece."""
 PIECE_PRICE = 4.0
 """The price of a piece: this many times the variance of the noise and the logarithm of the points.
 A piece has three parameters, its line and its start, and BIC asks for one logarithm for each."""
@@ -81,6 +81,7 @@ class Evidence:
         rises: of the newest `of` pairs of neighbors, those that rise; all of fewer pairs.
         points: fewer points show nothing.
         stairs: jumps of similar sizes, at similar distances, that are stairs.
+        stages: whether the highest values so far may rise in stairs; random ones often seem to.
     """
 
     confidence: float = 0.0
@@ -89,11 +90,12 @@ class Evidence:
     of: int = 0
     points: int = MIN_POINTS
     stairs: int = 3
+    stages: bool = False
 
 
 JUDGED_OFTEN = Evidence(confidence=4.0)
 """For a rank that runs: batches of random sizes show it once in 30,000 judgments."""
-JUDGED_ONCE = Evidence(confidence=2.0)
+JUDGED_ONCE = Evidence(confidence=2.0, stages=True)
 """For a run that is over, which may have had few steps."""
 LEAKS_FOR_SURE = Evidence(confidence=4.0, stairs=5)
 """For a leak in a rank that runs: layers may be unfrozen in three or four stages."""
@@ -374,7 +376,7 @@ def growth_of_steps(history: RunHistory, evidence: Evidence) -> Growth | None:
     kept = judge_growth("kept", kept_points(history), evidence, grown_component(history))
     peaks = peak_points(history)
     needed = judge_growth("larger_step", thinned(peaks, PEAK_POINTS), HIGHEST_NEEDS)
-    if needed is None and evidence is JUDGED_ONCE:  # random needs are stairs too often by chance
+    if needed is None and evidence.stages:
         needed = _stairs_of_needs(peaks)
     if kept and _parts_are_flat(history, kept):
         return needed or replace(kept, kind="larger_step", component=None)
@@ -482,7 +484,7 @@ def _has_risen(history: RunHistory, least: float) -> bool:
 def _since_full(history: RunHistory, total: int, left: int) -> RunHistory:
     """Return the history since memory was full, if it was and the run went on.
 
-    After a caught OutOfMemoryError, what was kept before is no level that the run has in health.
+    What was kept before a caught OutOfMemoryError does not show what is healthy.
     """
     highest = history.peak_bytes[-1]
     start = history.peak_bytes.index(highest) + 1

@@ -73,7 +73,7 @@ def tensor_shares(report: OomReport) -> dict[Kind, float] | None:
     model = sum(sizes[name] for name in sizes.keys() & MODEL)
     step = _share_of_step(report)
     if step is None:
-        # No step has ended: what is no Python object was kept by autograd, for this step.
+        # No step has ended: autograd keeps the tensors that are not Python objects for this step.
         in_python = sum(group.bytes for group in report.tensors)
         step = (total - max(model, min(in_python, total))) / total
     return {"model": model / total, "step": step, "others": max(0.0, 1 - model / total - step)}
