@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from torchmem.explain.threats import Threat, ThreatKind, in_turn
+from torchmem.explain.threats import Threat, ThreatKind, iter_threats
 from torchmem.explain.thresholds import Limits
 from torchmem.metrics import catalog
 from torchmem.metrics.families import Labels, ProcessView, family, info
@@ -31,7 +31,7 @@ class Judgment:
 
 def judgment(sample: Sample, device: DeviceSample, limits: Limits) -> Judgment | None:
     """Return what the page says first about the memory of a rank; None if nothing threatens it."""
-    for threat in in_turn(sample, device, limits):
+    for threat in iter_threats(sample, device, limits):
         if threat.kind is not None and threat.kind not in OTHER_KINDS:
             return Judgment(threat.kind, threat.bytes, _component(device, threat))
     return None

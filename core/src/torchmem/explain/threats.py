@@ -83,11 +83,11 @@ class Threat:
 
 def threats(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Threat, ...]:
     """Return what threatens a rank on one of its devices, the most urgent first."""
-    return tuple(in_turn(sample, device, limits))
+    return tuple(iter_threats(sample, device, limits))
 
 
-def in_turn(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
-    """Yield the same one by one, for who needs only the first.
+def iter_threats(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
+    """Yield the same threats one by one: many callers need only the first.
 
     If compaction would make more room than what has grown, fragmentation comes before the growth.
     """

@@ -284,7 +284,7 @@ class _Run:
         return max(peaks) - median(peaks[:FIRST_PEAKS]) if peaks else 0.0
 
     def why(self, *, is_compact: bool = False) -> OnsetEvidence | None:
-        """Return the onset, None if it is unknown. `is_compact`: stranded memory is none."""
+        """Return the onset, None if it is unknown. `is_compact`: ignore stranded memory."""
         found = self._without_garbage(is_compact=is_compact)
         return self._garbage(found) or found
 
