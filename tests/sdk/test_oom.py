@@ -354,16 +354,18 @@ def test_the_history_keeps_what_was_published() -> None:
 @pytest.mark.usefixtures("restless")
 def test_a_trend_while_points_are_added() -> None:
     """An OOM gets its trend although the background thread adds a point at the same time."""
-    clock, ending = count(), threading.Event()
+    clock, begun, ending = count(), threading.Event(), threading.Event()
     history = RecentSamples(lambda: float(next(clock)))
 
     def remember() -> None:
         while not ending.is_set():
             history.add(SAMPLE)
+            begun.set()
 
     thread = threading.Thread(target=remember)
     thread.start()
     try:
+        assert begun.wait(60)
         trends = [history.trend(0) for _ in range(3000)]
     finally:
         ending.set()
