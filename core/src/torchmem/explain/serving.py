@@ -44,7 +44,7 @@ def serves(device: DeviceSample) -> bool:
 def engine_advice(engine: Engine, requested: int | None) -> Iterator[Advice]:
     """Yield what makes room for a failed request of these bytes, which may be unknown."""
     if engine.asleep:
-        yield from _waking(engine)
+        yield from waking(engine.asleep_bytes)
         return
     yield from _smaller_cache(engine, requested or 0)
     yield Advice(
@@ -80,10 +80,12 @@ def _smaller_cache(engine: Engine, requested: int) -> Iterator[Advice]:
         )
 
 
-def _waking(engine: Engine) -> Iterator[Advice]:
+def waking(asleep: int | None) -> Iterator[Advice]:
+    """Yield what lets an engine wake up; `asleep` is what it takes again, None if unknown."""
+    sleeps = "" if asleep is None else f": {format_size(asleep)} of the engine is asleep"
     yield Advice(
-        f"Return memory to the driver before wake_up: {format_size(engine.asleep_bytes)} of the "
-        "engine is asleep. A trainer calls session.release() or empties its cache.",
+        f"Return memory to the driver before wake_up{sleeps}. A trainer calls session.release() or "
+        "empties its cache.",
         ("torch.cuda.empty_cache()", "torchmem_engine_wake_margin_bytes"),
     )
     yield Advice(

@@ -194,25 +194,25 @@ def _gains(
     evidence: OomEvidence, blocks: LargestFreeBlocks | None, run: _Run, why: OnsetEvidence | None
 ) -> Iterator[Gain]:
     margin, per_step = run.margin(why), why.bytes_per_step if why else None
-    for change, room in _rooms(evidence, blocks, run):
+    for change, room in rooms(evidence, blocks, run.foreign):
         spare = room - evidence.requested
         if spare >= 0:
             steps = spare / per_step if per_step else None
             yield Gain(change, spare, steps, change == "waiting" or spare >= margin)
 
 
-def _rooms(
-    evidence: OomEvidence, blocks: LargestFreeBlocks | None, run: _Run
+def rooms(
+    evidence: OomEvidence, blocks: LargestFreeBlocks | None, foreign: int
 ) -> Iterator[tuple[Change, int]]:
-    """Yield the room that each change makes for one request."""
+    """Yield the room that each change makes for one request; `foreign` is what others hold."""
     if blocks is not None and blocks.own >= evidence.needed:
         yield "waiting", max(blocks.own, evidence.requested)
     free = evidence.cached_free + evidence.private_free
     yield "compaction", max(0, evidence.obtainable) + free
     if evidence.total is not None and evidence.limit < evidence.total:
         yield "limit", evidence.driver_free
-    if run.foreign > 0:
-        yield "neighbors", evidence.obtainable_of(evidence.driver_free + run.foreign)
+    if foreign > 0:
+        yield "neighbors", evidence.obtainable_of(evidence.driver_free + foreign)
 
 
 class _Run:

@@ -1,0 +1,180 @@
+"""What to do after a message, and the one command that tells more than the message does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torchmem.allocator.sizes import format_size
+from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_KILL, remedies
+from torchmem.explain.remedy import Remedy
+from torchmem.explain.serving import waking
+from torchmem.explain.texts.formats import TextCause
+from torchmem.explain.texts.judgment import Judged
+from torchmem.explain.texts.numbers import Message, Numbers
+
+MAX_REMEDIES = 4
+MIN_FRACTION = 0.1
+"""No engine starts with a smaller share of the GPU."""
+REFUSED = (
+    "Try again: another process may have freed memory just then. If it happens again, turn "
+    "expandable segments off, as the driver limits mappings (WSL, some virtual machines), and look "
+    "for a limit on locked or virtual memory (ulimit -l, ulimit -v)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NextCommand:
+    """A command to type, and what it tells."""
+
+    line: str
+    tells: str
+
+
+RUN = NextCommand(
+    "torchmem run -- python train.py",
+    "at the next OOM, what held the memory, whether it had grown, and which line asked for more",
+)
+TRACE = NextCommand(
+    "TORCHMEM_CAPTURE_ON_OOM=trace torchmem run -- python train.py",
+    "at the next OOM, a replay shows under which allocator setting the run would have gone on",
+)
+PROCESSES = NextCommand(
+    "nvidia-smi --query-compute-apps=gpu_uuid,pid,name,used_memory --format=csv",
+    "which processes are on the GPU now",
+)
+KERNEL = NextCommand(
+    "dmesg --ctime | grep -i -B 1 'killed process'",
+    "which process the kernel killed, when, and how much host memory it had",
+)
+_BY_CAUSE: Mapping[TextCause | None, NextCommand] = {
+    "fragmentation": TRACE,
+    "external": PROCESSES,
+    "host_memory": KERNEL,
+    "refused": NextCommand(
+        "torchmem doctor", "what this machine's driver, container and settings do not allow"
+    ),
+}
+_BY_FORMAT: Mapping[str, NextCommand] = {
+    "oom_killed": NextCommand(
+        "kubectl describe pod POD", "the limit of the container, and how often it was restarted"
+    ),
+    "slurm_oom": NextCommand(
+        "sacct --jobs JOB --format JobID,State,ReqMem,MaxRSS",
+        "what the job had requested, and what its tasks had used",
+    ),
+    "wake_up": PROCESSES,
+}
+
+
+def next_command(message: Message, judged: Judged) -> NextCommand:
+    """Return the one command that tells more."""
+    if judged.cause == "external" and judged.holders and judged.holders[0].pid is not None:
+        line = f"ps -o pid,user,lstart,args -p {judged.holders[0].pid}"
+        return NextCommand(line, "whose process it is, and since when it runs")
+    return _BY_FORMAT.get(message.format.name) or _BY_CAUSE.get(judged.cause, RUN)
+
+
+def advice(message: Message, judged: Judged) -> tuple[Remedy, ...]:
+    """Return what to do, the most promising first."""
+    if judged.report is not None:
+        return remedies(judged.report)[:MAX_REMEDIES]
+    special = _SPECIAL.get(message.format.name)
+    return tuple(special(message.numbers, judged.cause) if special else _general(judged.cause))
+
+
+def _general(cause: TextCause | None) -> Iterator[Remedy]:
+    if cause == "host_memory":
+        yield Remedy(f"{REMEDY_BY_KILL['host_memory']}.")
+    elif cause == "refused":
+        yield Remedy(f"{REFUSED}.")
+    elif cause is not None:
+        yield Remedy(f"{REMEDY_BY_CAUSE[cause]}.")
+
+
+def _vllm_start(numbers: Numbers, cause: TextCause | None) -> Iterator[Remedy]:
+    yield from _general("external" if cause == "external" else None)
+    free, total = numbers.free, numbers.total
+    if free and total and free / total >= MIN_FRACTION:
+        fraction = math.floor(100 * free / total) / 100
+        yield Remedy(
+            f"Ask for what is free: {format_size(free)} of {format_size(total)}.",
+            (f"--gpu-memory-utilization={fraction:.2f}",),
+        )
+
+
+def _vllm_cache(numbers: Numbers, _: TextCause | None) -> Iterator[Remedy]:
+    if numbers.tokens:
+        yield Remedy(
+            "Serve shorter requests: by vLLM's estimate, this length fits.",
+            (f"--max-model-len={numbers.tokens}",),
+        )
+    yield Remedy(
+        "If the GPU has more free memory, let vLLM use a larger share of it.",
+        ("--gpu-memory-utilization=0.95",),
+    )
+    yield Remedy(
+        "Run smaller batches, which leaves more for the KV cache.",
+        ("--max-num-seqs=128", "--max-num-batched-tokens=2048"),
+    )
+
+
+def _vllm_profiling(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
+    yield Remedy(
+        "Start the engine when nothing else on the GPU starts or ends, or give the size of the KV "
+        "cache, which needs no measurement.",
+        ("--kv-cache-memory=BYTES",),
+    )
+
+
+def _sglang_fraction(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
+    yield Remedy(
+        "Let SGLang use a larger share of the GPU for weights and KV cache.",
+        ("--mem-fraction-static=0.9",),
+    )
+    yield Remedy("Load the parameters in fewer bits, or spread the model over several GPUs.")
+
+
+def _sglang_cache(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
+    yield Remedy(
+        "Run fewer requests at a time, and divide long prompts.",
+        ("--max-running-requests=64", "--chunked-prefill-size=2048"),
+    )
+
+
+def _wake_up(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
+    yield from (Remedy(each.text, each.lines) for each in waking(None))
+
+
+def _without_expandable(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
+    yield Remedy(
+        "Turn expandable segments off.",
+        ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False",),
+    )
+
+
+def _nvml(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
+    yield Remedy(
+        "Let NVML work, so that the next message has its numbers: `nvidia-smi` in the same "
+        "container says what is wrong with it."
+    )
+
+
+def _watermark(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
+    yield Remedy("Use a smaller batch, or close programs that use memory: the GPU shares it.")
+
+
+_SPECIAL: Mapping[str, Callable[[Numbers, TextCause | None], Iterator[Remedy]]] = {
+    "vllm_free_memory": _vllm_start,
+    "vllm_no_cache": _vllm_cache,
+    "vllm_small_cache": _vllm_cache,
+    "vllm_profiling": _vllm_profiling,
+    "sglang_fraction": _sglang_fraction,
+    "sglang_cache_full": _sglang_cache,
+    "wake_up": _wake_up,
+    "nvml_assert": _nvml,
+    "expandable_assert": _without_expandable,
+    "not_ready": _without_expandable,
+    "mps": _watermark,
+}

@@ -1,0 +1,186 @@
+"""A message in words: the sentence, its numbers, and what it cannot say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torchmem.allocator.sizes import format_size
+from torchmem.explain.headline import headline
+from torchmem.explain.oom_report import CAUSE_SUMMARIES, failure_reason
+from torchmem.explain.texts.formats import TextCause
+from torchmem.explain.texts.judgment import Judged
+from torchmem.explain.texts.numbers import Message, Numbers
+from torchmem.explain.texts.tables import Table
+from torchmem.sample.sample import OomCause
+
+TEXT_CAUSES: Mapping[TextCause, str] = {
+    **CAUSE_SUMMARIES,
+    "refused": "the driver refused memory although it had enough",
+    "host_memory": "the host's memory ran out, not the GPU's",
+}
+"""The causes of a verdict, and those that only a text tells."""
+PHRASES: Mapping[OomCause, str] = {
+    "capacity": "the GPU is too small for this",
+    "fragmentation": "enough is free, but not in one piece",
+    "limit": "a limit was reached",
+    "external": "other processes hold the memory",
+    "pending": "a block was waiting for another stream",
+    "library": "PyTorch's cache left a library no memory",
+}
+MANY_BYTES = 1 << 30
+
+_NUMBERS = {
+    "requested": "requested",
+    "total": "memory of the GPU",
+    "free": "free at the driver",
+    "allowed": "allowed by a limit",
+    "allocated": "tensors",
+    "private": "of these in private pools",
+    "reserved": "reserved by PyTorch",
+    "unallocated": "reserved, without a tensor",
+    "other": "other memory of the process",
+    "available": "available for the KV cache",
+    "before": "free before",
+    "resident": "host memory of the process",
+}
+
+
+def sentence(message: Message, judged: Judged) -> str:
+    """Return what the message says of the cause, without a full stop."""
+    numbers, cause = message.numbers, judged.cause
+    if message.format.role != "oom":
+        return message.format.meaning.partition(". ")[0].rstrip(".")
+    if cause == "refused":
+        asked, free = format_size(numbers.requested or 0), format_size(numbers.free or 0)
+        return f"The driver refused {asked}, although {free} was free"
+    if cause == "external":
+        return _external(judged)
+    if cause == "capacity" and judged.report is not None:
+        return _capacity(numbers)
+    if judged.report is not None:
+        return headline(judged.report)
+    if cause is not None:
+        text = TEXT_CAUSES[cause]
+        return f"{text[0].upper()}{text[1:]}"
+    if judged.candidates:
+        named = " or ".join(f"{each} ({PHRASES[each]})" for each in judged.candidates)  # type: ignore[index]
+        return f"The message does not decide between {named}"
+    return "Memory ran out; the message does not say why"
+
+
+def _external(judged: Judged) -> str:
+    """Return which process holds how much."""
+    known = [holder for holder in judged.holders if holder.bytes]
+    if not known:
+        if judged.report is not None:
+            return headline(judged.report)
+        return "Other processes held memory of the GPU, or released it just then"
+    first, *rest = known
+    others = f", and {len(rest)} more" if rest else ""
+    return f"Process {first.pid} holds {format_size(first.bytes or 0)} of the GPU{others}"
+
+
+def _capacity(numbers: Numbers) -> str:
+    requested, total = numbers.requested or 0, numbers.total or 0
+    if requested > total:
+        return (
+            f"The request of {format_size(requested)} is more than the GPU has "
+            f"({format_size(total)})"
+        )
+    missing = requested - (numbers.free or 0) - (numbers.unallocated or 0)
+    if missing > 0:
+        return (
+            f"The GPU is full of tensors: {format_size(missing)} was missing, even without any "
+            "fragmentation"
+        )
+    return "The GPU is full of tensors: what was free would not have lasted"
+
+
+def reason(message: Message, judged: Judged) -> str:
+    """Return why the request failed, in a few sentences."""
+    about = "" if judged.report is None else " ".join(failure_reason(judged.report))
+    return " ".join(filter(None, [about or message.format.meaning, *_more(judged)]))
+
+
+def _more(judged: Judged) -> Iterator[str]:
+    if judged.own_pid is not None:
+        yield (
+            f"The listed process {judged.own_pid} is this process itself, under its pid on the "
+            "host: in a container, PyTorch does not recognize it."
+        )
+    if judged.unlisted and judged.unlisted >= MANY_BYTES:
+        yield (
+            f"{format_size(judged.unlisted)} belongs to no listed process: to one in another "
+            "container, or to one that has ended."
+        )
+
+
+def number_facts(message: Message, judged: Judged) -> Iterator[tuple[str, int]]:
+    """Yield the numbers of the message with their names, in bytes."""
+    for name, words in _NUMBERS.items():
+        size = getattr(message.numbers, name)
+        if size is not None:
+            yield words, size
+    for holder in judged.holders:
+        if holder.bytes is not None:
+            yield f"process {holder.pid}", holder.bytes
+    if judged.compaction is not None:
+        yield "compaction gives at most", judged.compaction
+
+
+def cannot_say(message: Message, judged: Judged) -> Iterator[str]:
+    """Yield what would be good to know and the message does not say."""
+    if message.format.role != "oom":
+        return
+    if message.format.chains and not message.is_whole:
+        yield "the rest of its numbers, as the text is cut off"
+    if judged.candidates:
+        yield "how much more the step still needed, which decides between these causes"
+    if judged.cause in {"capacity", "fragmentation", "limit", None}:
+        yield "what holds the memory, and whether it grew from step to step"
+    if judged.cause == "fragmentation":
+        if message.numbers.private:
+            yield "how much of the free memory is in private pools"
+        yield "whether free blocks waited for another stream"
+    if judged.cause == "external" and not judged.holders:
+        yield "which processes hold the memory"
+    if judged.cause == "library" and message.numbers.requested is None:
+        yield "how much it asked for, and how much PyTorch could have released"
+
+
+def table_facts(table: Table) -> Iterator[tuple[str, int]]:
+    """Yield the numbers of a table with their names, in bytes."""
+    names = {
+        "allocated": "tensors",
+        "active": "tensors, and blocks that wait",
+        "reserved": "reserved by PyTorch",
+        "stranded": "free beside tensors",
+        "allocated_peak": "tensors at the peak",
+        "reserved_peak": "reserved at the peak",
+    }
+    for name, words in names.items():
+        size = getattr(table, name)
+        if size is not None:
+            yield words, size
+    for use in table.gpus:
+        yield f"GPU {use.gpu} in use", use.used
+        yield f"GPU {use.gpu} in all", use.total
+        for holder in use.holders:
+            if holder.bytes is not None:
+                yield f"process {holder.pid} on GPU {use.gpu}", holder.bytes
+
+
+def table_sentence(table: Table) -> str:
+    """Return what a table says, without a full stop."""
+    if table.gpus:
+        fullest = max(table.gpus, key=lambda use: use.used / max(1, use.total))
+        share = f"{fullest.used / max(1, fullest.total):.0%}"
+        known = [holder for holder in fullest.holders if holder.bytes is not None]
+        largest = max(known, key=lambda holder: holder.bytes or 0, default=None)
+        who = f", most by process {largest.pid}" if largest else ""
+        return f"GPU {fullest.gpu} is the fullest: {share} of its memory is in use{who}"
+    counts = f"{table.ooms:,} requests had failed, " if table.ooms else ""
+    if table.reserved is not None and table.allocated is not None:
+        unused = format_size(max(0, table.reserved - table.allocated))
+        return f"{counts}{unused} of what PyTorch had reserved held no tensor"
+    return f"{counts}the table lacks the reserved or the allocated bytes"
