@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,17 +25,24 @@ if TYPE_CHECKING:
     from torchmem.why.answer import Answer
     from torchmem.why.snapshot import SnapshotView
 
-HELP = "explain an OutOfMemoryError, a running rank, a memory snapshot or a summary"
+HELP = "explain an OutOfMemoryError, a running rank, a memory snapshot, an error message or a log"
 EPILOG = """\
 Examples:
   torchmem why
   torchmem why --rank 3
   torchmem why snapshot.pickle --leaks
+  torchmem why logs/rank*.log
+  kubectl logs trainer-0 | torchmem why -
   torchmem why --html why.html
 
 Without arguments, it explains your newest OutOfMemoryError; if there is none,
-the running rank that is worst off. It knows a file by its content.
+the running rank that is worst off. It knows a file by its content: one that is no
+report, snapshot or summary is a text, in which it explains each message that memory
+ran out. Several texts are logs of one job. The exit code is 1 if no text has such a
+message, and 2 if a file cannot be used.
 """
+STDIN = Path("-")
+NOTHING_FOUND = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         nargs="*",
         type=Path,
-        help="an OOM report, a memory snapshot, or the summary or sample of a run",
+        help="an OOM report, a memory snapshot, the summary or sample of a run, or any text, such "
+        "as an error message or logs (- for stdin)",
     )
     add(
         "--list",
@@ -95,7 +105,8 @@ def _add_snapshot_flags(group: argparse._ArgumentGroup) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the answers and return the exit code.
 
-    A file that cannot be used is reported on stderr, and the other files are still answered.
+    A file that cannot be used is reported on stderr, and the other files are still answered. Texts
+    are logs of one job, so they have one answer, where the first of them stands.
 
     Raises:
         UsageError: a flag cannot be used, or there is nothing to explain.
@@ -105,9 +116,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.files:
         _write(_answer(arguments), arguments)
         return 0
+    texts = [path for path in arguments.files if _is_text(path)]
+    groups = [
+        texts if path in texts else [path] for path in arguments.files if path not in texts[1:]
+    ]
     return max(
-        _write_or_report(path, arguments, is_first=number == 0)
-        for number, path in enumerate(arguments.files)
+        _write_or_report(paths, arguments, is_first=number == 0)
+        for number, paths in enumerate(groups)
     )
 
 
@@ -175,16 +190,52 @@ def _ask(url: str, wanted: ProcessFilter, *, is_list: bool) -> Answer:
     return node.most_urgent() if wanted == ProcessFilter() else node.rank_report(wanted)
 
 
-def _write_or_report(path: Path, arguments: argparse.Namespace, *, is_first: bool) -> int:
-    from torchmem.why.file import file_answer
+def _is_text(path: Path) -> bool:
+    """Return whether a file is a text; False for stdin, and for one that cannot be read."""
+    from torchmem.why.file_kind import TEXT, kind_of_path
 
+    with suppress(UsageError):
+        return path != STDIN and kind_of_path(path) is TEXT
+    return False
+
+
+def _write_or_report(
+    paths: Sequence[Path], arguments: argparse.Namespace, *, is_first: bool
+) -> int:
     try:
-        answer = file_answer(path, _view(arguments), arguments.thresholds)
+        answer = _file_answer(paths, arguments)
         _write(answer, arguments, is_first=is_first)
     except UsageError as error:
         print(f"torchmem: {error}", file=sys.stderr)
         return error.exit_code
-    return 0
+    return NOTHING_FOUND if getattr(answer, "is_explained", True) is False else 0
+
+
+def _file_answer(paths: Sequence[Path], arguments: argparse.Namespace) -> Answer:
+    """Return the answer about stdin, about texts, or about one other file. Raise UsageError."""
+    if paths == [STDIN]:
+        from torchmem.why.stdin import stdin_answer
+
+        _check_text_flags("stdin", arguments)
+        return stdin_answer(sys.stdin.buffer)
+    if _is_text(paths[0]):
+        from torchmem.why.text import explain_files
+
+        _check_text_flags(str(paths[0]), arguments)
+        return explain_files(paths)
+    from torchmem.why.file import file_answer
+
+    return file_answer(paths[0], _view(arguments), arguments.thresholds)
+
+
+def _check_text_flags(name: str, arguments: argparse.Namespace) -> None:
+    if arguments.at or arguments.leaks or arguments.top or arguments.gpu is not None:
+        from torchmem.sample.untrusted import sanitize_text
+
+        raise UsageError(
+            f"--at, --leaks, --gpu and --top look into a memory snapshot: {sanitize_text(name)} is "
+            "a text."
+        )
 
 
 def _view(arguments: argparse.Namespace | None) -> SnapshotView:

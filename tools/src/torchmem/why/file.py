@@ -1,45 +1,27 @@
-"""What a file is, by its content, and the answer about it."""
+"""The answer about a file, by its content."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from torchmem.explain.run_summary import SUMMARY_SUFFIX
 from torchmem.node.ranks import training_processes
 from torchmem.node.summaries import last_summary, read_summary
-from torchmem.sample.capture_messages import SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError
-from torchmem.sample.file_kinds import (
-    HEAD_BYTES,
-    MAX_FILE_BYTES,
-    OOM_REPORT,
-    SAMPLE,
-    SNAPSHOT,
-    SUMMARY,
-    FileKind,
-    check_kind,
-    kind_of,
-)
-from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
-from torchmem.sample.untrusted import UntrustedFileError, open_untrusted, sanitize_text
+from torchmem.sample.file_kinds import OOM_REPORT, SAMPLE, SNAPSHOT
+from torchmem.sample.untrusted import sanitize_text
 from torchmem.why.answer import Answer
+from torchmem.why.file_kind import kind_of_path
 from torchmem.why.oom import OomAnswer
 from torchmem.why.snapshot import SnapshotAnswer, SnapshotView
 from torchmem.why.summary import SummaryAnswer
 
-WANTED = "an OOM report, a memory snapshot, or the summary or sample of a run"
-_SUFFIXES = {
-    REPORT_SUFFIX: OOM_REPORT,
-    SUMMARY_SUFFIX: SUMMARY,
-    SAMPLE_SUFFIX: SAMPLE,
-    SNAPSHOT_SUFFIX: SNAPSHOT,
-}
-"""What a damaged file was meant to be, so that the error says what is wrong with it."""
-
 
 def file_answer(path: Path, view: SnapshotView, thresholds: Path | None) -> Answer:
-    """Return the answer about a file, which any user may have written. Raise UsageError."""
-    kind = _kind(path)
+    """Return the answer about a file that is no text, which any user may have written.
+
+    Raises UsageError.
+    """
+    kind = kind_of_path(path)
     if kind is SNAPSHOT:
         return SnapshotAnswer(path, view)
     if view != SnapshotView():
@@ -64,25 +46,3 @@ def _published(path: Path, thresholds: Path | None) -> Answer | None:
     except UsageError:
         return None
     return answer_about(found[0], thresholds) if found else None
-
-
-def _kind(path: Path) -> FileKind:
-    name = sanitize_text(str(path))
-    try:
-        with open_untrusted(path, MAX_FILE_BYTES) as (file, _):
-            head = file.read(HEAD_BYTES)
-    except FileNotFoundError:
-        raise UsageError(
-            f"{name} does not exist: run `torchmem why --list` for a list of reports."
-        ) from None
-    except (UntrustedFileError, OSError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{name} {reason}: name {WANTED}.") from None
-    meant = next((kind for end, kind in _SUFFIXES.items() if path.name.endswith(end)), None)
-    kind = kind_of(head) or meant
-    if not head:
-        raise UsageError(f"{name} is empty: name {WANTED}.")
-    if kind is None or kind not in _SUFFIXES.values():
-        check_kind(path, head, None, WANTED)
-        raise UsageError(f"{name} is not {WANTED}: name one of these.")
-    return kind

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -103,18 +102,19 @@ class TextAnswer:
             return
         where = _where(found, is_several=len(self.names) > 1)
         also = sorted(found.ranks - {found.rank})
-        others = f", also on ranks {first_of(also, MAX_NAMED_RANKS)}" if also else ""
+        others = f", also on rank {first_of(also, MAX_NAMED_RANKS)}" if also else ""
         times = f", {found.count:,} times" if found.count > 1 else ""
         told = words.sentence(message, judged)
-        yield wrapped(f"{told}.", f"{number}. ", WIDTH)
-        yield wrapped(f"{where}{times}{others}", "   ", WIDTH)
+        heading = wrapped(f"{told}.", f"{number}. ", WIDTH)
+        yield [*heading, *wrapped(f"{where}{times}{others}", "   ", WIDTH)]
         yield wrapped(words.reason(message, judged), "   ", WIDTH)
         yield list(_fact_lines(words.number_facts(message, judged)))
         yield list(_advice_lines(advice(message, judged)))
         unknown = "; ".join(words.cannot_say(message, judged))
         following = next_command(message, judged)
         more = wrapped(f"The text does not say {unknown}.", "   ", WIDTH) if unknown else []
-        yield [*more, *wrapped(f"To know {following.tells}:", "   ", WIDTH), f"       {following.line}"]
+        learn = wrapped(f"To learn {following.tells}:", "   ", WIDTH)
+        yield [*more, *learn, f"       {following.line}"]
 
     def _consequence_lines(self) -> Iterator[str]:
         found = self._of("consequence")
@@ -124,7 +124,8 @@ class TextAnswer:
         causing = self._ranks(self._ooms)
         for each in found:
             ranks = sorted(each.ranks - causing)
-            who = f" on ranks {first_of(ranks, MAX_NAMED_RANKS)}" if ranks else ""
+            plural = "s" * (len(ranks) != 1)
+            who = f" on rank{plural} {first_of(ranks, MAX_NAMED_RANKS)}" if ranks else ""
             about = each.known.meaning if each.known else ""
             times = counted(each.count, "message")
             yield from wrapped(f"{times}{who}, from line {each.line:,}: {about}", "  - ", WIDTH)
@@ -271,8 +272,3 @@ def decoded(stream: BinaryIO) -> Reader:
         return decoder.decode(data, not data).encode(errors="replace")
 
     return read
-
-
-def stdin() -> BinaryIO:
-    """Return stdin as bytes."""
-    return sys.stdin.buffer

@@ -34,11 +34,11 @@ class NextCommand:
 
 RUN = NextCommand(
     "torchmem run -- python train.py",
-    "at the next OOM, what held the memory, whether it had grown, and which line asked for more",
+    "what holds the memory at the next OOM, whether it had grown, and which line asks for more",
 )
 TRACE = NextCommand(
     "TORCHMEM_CAPTURE_ON_OOM=trace torchmem run -- python train.py",
-    "at the next OOM, a replay shows under which allocator setting the run would have gone on",
+    "under which allocator setting the run would go on, by a replay of the next OOM",
 )
 PROCESSES = NextCommand(
     "nvidia-smi --query-compute-apps=gpu_uuid,pid,name,used_memory --format=csv",

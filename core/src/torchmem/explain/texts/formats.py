@@ -77,7 +77,7 @@ _SINCE_2_1 = (
         rf"(?: of which (?P<free>{SIZE}) is free)?\."
     ),
     Clause(
-        r"\s+(?:Process (?P<pid>\d{1,10})|Including non-PyTorch memory, this process) has "
+        r"\s+(?:Process (?P<pid>\d{1,10})|Including non- ?PyTorch memory, this process) has "
         rf"(?P<holds>{SIZE}) memory in use\.",
         is_required=False,
         repeats=True,
@@ -88,9 +88,7 @@ _SINCE_2_1 = (
         rf"\s+with (?P<private>{SIZE}) allocated in private pools \(e\.g\., CUDA Graphs\),",
         is_required=False,
     ),
-    Clause(
-        rf"\s+and (?P<unallocated>{SIZE}) is reserved by PyTorch but unallocated\b", ends=True
-    ),
+    Clause(rf"\s+and (?P<unallocated>{SIZE}) is reserved by PyTorch but unallocated\b", ends=True),
 )
 _BEFORE_2_1 = (
     Clause(
@@ -472,7 +470,7 @@ FORMATS: tuple[TextFormat, ...] = (
         "driver",
         "the driver, outside PyTorch's allocator",
         ("ut of memory", "MemoryAllocation", "OutOfMemory", "OUT_OF_MEMORY", "DEVICE_MEMORY"),
-        r"(?:CUDA|HIP)(?: driver| runtime)? [eE]rror:? ?(?:in [^\n:]{1,80}: ?)?out of memory"
+        r"(?:CUDA|HIP)(?: driver| runtime)? [eE]rror:? ?(?:in [^\n]{1,120}?: ?)?out of memory"
         r"|CUDA failure \d+: out of memory|cudaMalloc(?:Async)? failed: out of memory"
         r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",

@@ -79,14 +79,15 @@ def judge_message(message: Message) -> Judged:
 def _allocator(message: Message) -> Judged:
     """Judge a message of PyTorch's allocator."""
     numbers = _settled(message.numbers)
+    others, own_pid = _others(numbers)
+    found = Judged(None, holders=others, unlisted=_unlisted(numbers), own_pid=own_pid)
+    if not _is_consistent(numbers):
+        return found
     needed = (numbers.allocated or 0) + (numbers.requested or 0)
     if numbers.total is not None and needed > numbers.total + tolerance(numbers.total):
-        return _with_report(Judged("capacity"), numbers, ())
-    if not message.is_whole or not _is_consistent(numbers):
-        return Judged(None, holders=_others(numbers)[0])
-    others, own_pid = _others(numbers)
-    unlisted = _unlisted(numbers)
-    found = Judged(None, holders=others, unlisted=unlisted, own_pid=own_pid)
+        return _with_report(replace(found, cause="capacity"), numbers, ())
+    if not message.is_whole or numbers.total is None or numbers.free is None:
+        return found
     if _was_refused(numbers):
         return replace(found, cause="refused")
     return _weighed(found, numbers)
@@ -105,22 +106,23 @@ def _settled(numbers: Numbers) -> Numbers:
 
 def tolerance(*sizes: int | None) -> int:
     """Return by how much a sum of printed sizes may be off."""
-    units = (max(unit for unit in (1, 1 << 10, 1 << 20, 1 << 30) if unit <= (size or 1)) for size in sizes)
+    units = (
+        max(unit for unit in (1, 1 << 10, 1 << 20, 1 << 30) if unit <= (size or 1))
+        for size in sizes
+    )
     return round(sum(PRINTED * unit for unit in units)) + 1
 
 
 def _is_consistent(numbers: Numbers) -> bool:
     """Return whether the numbers can be those of one moment; a mixture of messages cannot."""
-    total, free, reserved = numbers.total, numbers.free, numbers.reserved
-    if total is None or free is None or reserved is None or numbers.requested is None:
-        return False
+    total, free = numbers.total, numbers.free or 0
+    if total is None:
+        return True
+    reserved = max(numbers.reserved or 0, numbers.allocated or 0)
     held = sum(holder.bytes or 0 for holder in numbers.holders)
     slack = tolerance(total, free, reserved, held) + 64 * MIB
-    return (
-        free <= total
-        and free + reserved <= total + slack
-        and free + held <= total + slack
-        and (numbers.allocated or 0) <= reserved + slack
+    return free + max(reserved, held) <= total + slack and (
+        numbers.reserved is None or (numbers.allocated or 0) <= numbers.reserved + slack
     )
 
 
@@ -286,4 +288,3 @@ def _statistics(numbers: Numbers) -> Allocator | None:
     allocated = ByPool(None, None, numbers.allocated)
     reserved = ByPool(None, None, numbers.reserved)
     return Allocator(allocated, allocated, reserved, None, None, None, None, None)
-

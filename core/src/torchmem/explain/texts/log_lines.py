@@ -14,7 +14,9 @@ from typing import Any
 MAX_LINE = 64 << 10
 """Characters of a line that are read: those around what was found in it."""
 
-_ESCAPES = re.compile(r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ESCAPES = re.compile(
+    r"\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])"
+)
 _TIME = re.compile(
     r"(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?"
 )
@@ -32,7 +34,9 @@ _JSON_RANKS = ("rank", "global_rank", "RANK", "proc_rank")
 _JSON_TIMES = ("time", "timestamp", "ts", "@timestamp", "asctime")
 _JSON_STEPS = ("iteration", "step", "global_step")
 _STEPS = (
-    re.compile(r"(?i)\b(?:iteration|iter|global[_ ]?step|step)s?['\"]?\s?[ =:#]\s?(\d{1,12})\b"),
+    re.compile(
+        r"(?i)\b(?:iteration|iter|global[_ ]?step|step)s?['\"]?\s?[ =:#]\s{0,12}(\d{1,12})\b"
+    ),
     re.compile(r"(?i)\biter\((?:train|val)\)\s*\[\s*(\d{1,12})/\d{1,12}\]"),
     re.compile(r"\|\s*(\d{1,12})/\d{1,12} \["),  # tqdm
 )
@@ -62,8 +66,8 @@ class LogLine:
 
     @property
     def body(self) -> str:
-        """The text after the label of a rank at its beginning."""
-        return self.text[self.label :]
+        """The text after the label of a rank, or the mark of a quotation, at its beginning."""
+        return self.text[self.label :].lstrip("> ")
 
 
 def read_line(raw: str) -> LogLine:

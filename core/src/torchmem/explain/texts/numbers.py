@@ -152,9 +152,7 @@ def read_message(known: TextFormat, match: re.Match[str], text: str) -> Message:
     return Message(known, best.numbers(), match.start(), end, is_whole)
 
 
-def _follow(
-    chain: Sequence[Clause], text: str, at: int, head: _Found
-) -> tuple[_Found, int, bool]:
+def _follow(chain: Sequence[Clause], text: str, at: int, head: _Found) -> tuple[_Found, int, bool]:
     """Return what a chain of clauses says from `at` on, where it breaks, and whether it ended."""
     found = _Found(dict(head.values), list(head.holders))
     for clause in chain:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchmem.explain.texts.formats import BY_NAME, FORMATS, TextFormat
 from torchmem.explain.texts.judgment import Judged, judge_message
@@ -23,7 +23,7 @@ BEHIND_BYTES = 64 << 10
 AHEAD_BYTES = 16 << 10
 """How much of the text after the line of a message is there, for what continues it."""
 MAX_CONTINUATIONS = 40
-MAX_MESSAGE = 4 << 10
+MAX_WORDS = 600
 MAX_RANKS = 4096
 MAX_EXAMINED = 100_000
 """Lines that are looked at; a text in which more say that memory ran out says it in these."""
@@ -179,9 +179,14 @@ class _Scan:
 
     def _begin(self, at: int) -> int:
         least = max(0, at - MAX_LINE // 2)
-        return max(
-            self._buffer.rfind(b"\n", least, at), self._buffer.rfind(b"\r", least, at), least - 1
-        ) + 1
+        return (
+            max(
+                self._buffer.rfind(b"\n", least, at),
+                self._buffer.rfind(b"\r", least, at),
+                least - 1,
+            )
+            + 1
+        )
 
     def _end(self, at: int) -> int:
         most = min(len(self._buffer), at + MAX_LINE // 2)
@@ -258,13 +263,13 @@ class _Continued:
                 yield line.body
 
     def text(self, start: int) -> str:
-        """Return the text from a place in the first line on, with the lines after it."""
-        text = self._first.text[start:]
+        """Return the text from a place in the first line on, with the lines after it, in one line."""
+        words = self._first.text[start:].split()
         for line in self.lines():
-            text += f"\n{line}"
-            if len(text) > MAX_MESSAGE:
+            words += line.split()
+            if len(words) > MAX_WORDS:
                 break
-        return text
+        return " ".join(words[:MAX_WORDS])
 
 
 def messages(line: str, continued: Callable[[int], str]) -> Iterator[Message]:
@@ -279,7 +284,17 @@ def messages(line: str, continued: Callable[[int], str]) -> Iterator[Message]:
         at, found = max(match.end(), message.end), True
     match = None if found else re.search(_FALLBACK.pattern, line)
     if match:
-        yield read_message(_FALLBACK, match, line)
+        yield _wrapped(match, continued(match.start()))
+
+
+def _wrapped(match: re.Match[str], text: str) -> Message:
+    """Return the message whose beginning is on two lines, or that one is cut off."""
+    first = _first(text, 0)
+    if first is None or first[1].start() > len(match[0]) + 1:
+        return read_message(_FALLBACK, match, match.string)
+    known, again = first
+    found = read_message(known, again, text)
+    return replace(found, start=match.start(), end=match.start() + found.end)
 
 
 def _first(line: str, at: int) -> tuple[TextFormat, re.Match[str]] | None:
@@ -300,8 +315,7 @@ def _longer(message: Message, match: re.Match[str], text: str) -> Message:
     if again is None:
         return message
     found = read_message(message.format, again, text)
-    start = match.start()
-    return Message(found.format, found.numbers, start, start + found.end, found.is_whole)
+    return replace(found, start=match.start(), end=match.start() + found.end)
 
 
 def in_time(findings: Sequence[Finding]) -> list[Finding]:

@@ -16,7 +16,9 @@ MAX_ROWS = 400
 _SIZE = r"(\d{1,12}(?:\.\d{1,4})? ?[KMGT]?i?B|\d{1,12}(?:\.\d{1,4})? ?bytes)"
 _SUMMARY = re.compile(r"memory summary, device ID (\d{1,4})")
 _COUNTS = re.compile(r"CUDA OOMs: (\d{1,12})\s*\|\s*cudaMalloc retries: (\d{1,12})")
-_ROW = re.compile(rf"\|\s*(Allocated|Active|GPU reserved|Reserved|Non-releasable) memory\s*\|\s*{_SIZE}\s*\|\s*{_SIZE}")
+_ROW = re.compile(
+    rf"\|\s*(Allocated|Active|GPU reserved|Reserved|Non-releasable) memory\s*\|\s*{_SIZE}\s*\|\s*{_SIZE}"
+)
 _STAT = re.compile(
     r"['\"]?(allocated|active|reserved|inactive_split)_bytes\.all\.(current|peak)['\"]?\s*[:=,]\s*(\d{1,18})"
 )

@@ -11,7 +11,6 @@ from torchmem.explain.texts.formats import TextCause
 from torchmem.explain.texts.judgment import Judged
 from torchmem.explain.texts.numbers import Message, Numbers
 from torchmem.explain.texts.tables import Table
-from torchmem.sample.sample import OomCause
 
 TEXT_CAUSES: Mapping[TextCause, str] = {
     **CAUSE_SUMMARIES,
@@ -19,7 +18,7 @@ TEXT_CAUSES: Mapping[TextCause, str] = {
     "host_memory": "the host's memory ran out, not the GPU's",
 }
 """The causes of a verdict, and those that only a text tells."""
-PHRASES: Mapping[OomCause, str] = {
+PHRASES: Mapping[TextCause, str] = {
     "capacity": "the GPU is too small for this",
     "fragmentation": "enough is free, but not in one piece",
     "limit": "a limit was reached",
@@ -63,8 +62,8 @@ def sentence(message: Message, judged: Judged) -> str:
         text = TEXT_CAUSES[cause]
         return f"{text[0].upper()}{text[1:]}"
     if judged.candidates:
-        named = " or ".join(f"{each} ({PHRASES[each]})" for each in judged.candidates)  # type: ignore[index]
-        return f"The message does not decide between {named}"
+        *first, last = (f"{each} ({PHRASES[each]})" for each in judged.candidates)
+        return f"The message does not decide between {', '.join(first)} and {last}"
     return "Memory ran out; the message does not say why"
 
 
