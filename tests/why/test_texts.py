@@ -56,7 +56,7 @@ def assert_equal(found: Any, expected: Any, name: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_what_is_not_explained_is_named(case: dict[str, Any]) -> None:
-    """Consequences, other programs and warnings are told apart; the exit code says what there is."""
+    """Consequences, other programs and warnings are told apart from what is explained."""
     document = explained(case["text"])
     fell = [each for each in document["messages"] if each["role"] == "consequence"]
 

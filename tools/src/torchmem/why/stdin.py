@@ -41,14 +41,13 @@ def _read(stream: BinaryIO, size: int) -> bytes:
     return b"".join(parts)
 
 
-class _Rest(io.RawIOBase):
+class _Rest:
     """A stream with its beginning, which was read already."""
 
     def __init__(self, head: bytes, stream: BinaryIO) -> None:
-        super().__init__()
         self._head, self._stream = io.BytesIO(head), stream
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int, /) -> bytes:
         return self._head.read(size) or self._stream.read(size)
 
 

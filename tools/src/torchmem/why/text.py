@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.remedy import Remedy, gain_sentence
@@ -28,6 +28,13 @@ _RANK_IN_PATH = re.compile(r"(?:rank|local_rank)[-_.]?(\d{1,6})(?!\d)|/(\d{1,6})
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 
 Reader = Callable[[int], bytes]
+
+
+class Readable(Protocol):
+    """A stream of bytes."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most as many bytes, and none at the end."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +250,7 @@ def explain_files(paths: Sequence[Path]) -> TextAnswer:
     return TextAnswer(names, findings)
 
 
-def explain_stream(stream: BinaryIO, name: str = "stdin") -> TextAnswer:
+def explain_stream(stream: Readable, name: str = "stdin") -> TextAnswer:
     """Return the answer about a text that is read once."""
     findings = Findings()
     scan(decoded(stream), findings, name)
@@ -256,7 +263,7 @@ def rank_in_path(name: str) -> int | None:
     return int(match[1] or match[2]) if match else None
 
 
-def decoded(stream: BinaryIO) -> Reader:
+def decoded(stream: Readable) -> Reader:
     """Return what reads a text as UTF-8: Windows PowerShell redirects in UTF-16."""
     import codecs
 

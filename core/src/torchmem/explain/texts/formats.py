@@ -1,10 +1,10 @@
 """The messages by which programs say that memory ran out: the one table of them.
 
 `torchmem why` reads texts with it, the SDK recognizes a library's error with it, the page has it as
-JSON, and docs/why.md lists it. The formats of PyTorch are those of c10/cuda/CUDACachingAllocator.cpp
-(1.0 to 2.13), CUDAMallocAsyncAllocator.cpp, xpu/XPUCachingAllocator.cpp and
-aten/src/ATen/mps/MPSAllocator.mm; those of engines are of vLLM's v1/worker and SGLang's
-model_executor. Patterns use only what Python and JavaScript have in common.
+JSON, and docs/messages.md lists it. The formats of PyTorch are those of
+c10/cuda/CUDACachingAllocator.cpp (1.0 to 2.13), CUDAMallocAsyncAllocator.cpp,
+xpu/XPUCachingAllocator.cpp and aten/src/ATen/mps/MPSAllocator.mm; those of engines are of vLLM's
+v1/worker and SGLang's model_executor. Patterns use only what Python and JavaScript have in common.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ FORMATS: tuple[TextFormat, ...] = (
         "pytorch",
         "PyTorch's allocator",
         ("ut of memory",),
-        rf"(?P<backend>CUDA|HIP|XPU|MUSA) out of memory\.\s+Tried to allocate (?P<requested>{SIZE})",
+        r"(?P<backend>CUDA|HIP|XPU|MUSA) out of memory\.\s+Tried to allocate "
+        rf"(?P<requested>{SIZE})",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total "
         "capacity of 79.10 GiB of which 1.12 GiB is free. Including non-PyTorch memory, this "
         "process has 77.90 GiB memory in use. Of the allocated memory 61.40 GiB is allocated by "
@@ -163,7 +164,8 @@ FORMATS: tuple[TextFormat, ...] = (
         "memory) Currently allocated     : 44.10 GiB Requested               : 500.00 MiB Device "
         "limit            : 47.30 GiB Free (according to CUDA): 72.40 MiB PyTorch limit (set by "
         "user-supplied memory fraction)                         : 17179869184.00 GiB",
-        "The driver's own pool had no memory for a request. 17179869184.00 GiB stands for no limit.",
+        "The driver's own pool had no memory for a request. 17179869184.00 GiB stands for no "
+        "limit.",
         chains=(_MALLOC_ASYNC,),
     ),
     TextFormat(
@@ -320,8 +322,8 @@ FORMATS: tuple[TextFormat, ...] = (
         r"Not enough memory\. Please try to increase --mem-fraction-static"
         r"(?:\. Current value: mem_fraction_static=(?P<fraction>\d(?:\.\d+)?))?",
         "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
-        "Within the share of the GPU that SGLang may use for weights and KV cache, the weights left "
-        "nothing for the cache.",
+        "Within the share of the GPU that SGLang may use for weights and KV cache, the weights "
+        "left nothing for the cache.",
         cause="limit",
         in_process=True,
     ),
@@ -343,8 +345,8 @@ FORMATS: tuple[TextFormat, ...] = (
         r"(?:Prefill|Decode) out of memory\. Try to lower your batch size",
         "RuntimeError: Prefill out of memory. Try to lower your batch size. Try to allocate 8192 "
         "tokens.",
-        "The KV cache, which SGLang reserved at its start, had no room for more tokens. The GPU may "
-        "have free memory.",
+        "The KV cache, which SGLang reserved at its start, had no room for more tokens. The GPU "
+        "may have free memory.",
         cause="limit",
         in_process=True,
     ),
@@ -364,7 +366,8 @@ FORMATS: tuple[TextFormat, ...] = (
         "nccl",
         "NCCL and RCCL",
         ("Failed to CUDA", "ut of memory"),
-        r"Failed to CUDA (?:calloc|malloc|host alloc)(?: async)? (?P<requested_bytes>\d{1,18}) bytes"
+        r"Failed to CUDA (?:calloc|malloc|host alloc)(?: async)? "
+        r"(?P<requested_bytes>\d{1,18}) bytes"
         r"|C(?:uda|UDA) failure (?:\d+ )?'out of memory'",
         "torch.distributed.DistBackendError: NCCL error, ncclUnhandledCudaError: Call to CUDA "
         "function failed. Last error: Failed to CUDA calloc 6291456 bytes",
@@ -440,7 +443,8 @@ FORMATS: tuple[TextFormat, ...] = (
         "nvml_assert",
         "PyTorch, while it built the message",
         ("ASSERT FAILED",),
-        r"NVML_SUCCESS == [^\n]{1,200}?INTERNAL ASSERT FAILED at \S{0,200}CUDACachingAllocator\.cpp",
+        r"NVML_SUCCESS == [^\n]{1,200}?INTERNAL ASSERT FAILED at \S{0,200}"
+        r"CUDACachingAllocator\.cpp",
         'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/'
         'CUDACachingAllocator.cpp":1154, please report a bug to PyTorch.',
         "Memory ran out, and PyTorch failed to ask NVML which processes hold it: no permission (as "

@@ -37,6 +37,7 @@ from torchmem.sample.sample import (
 
 PRINTED = 1 / 200
 """A size is printed with two decimals, so it may be off by half a hundredth of its unit."""
+_UNITS = (1 << 30, 1 << 20, 1 << 10)
 POOL_SHARE = 0.5
 """The share of the tensors in private pools from which free memory is most likely there, too."""
 OWN_EXTRA_BYTES = 4 << 30
@@ -106,10 +107,7 @@ def _settled(numbers: Numbers) -> Numbers:
 
 def tolerance(*sizes: int | None) -> int:
     """Return by how much a sum of printed sizes may be off."""
-    units = (
-        max(unit for unit in (1, 1 << 10, 1 << 20, 1 << 30) if unit <= (size or 1))
-        for size in sizes
-    )
+    units = (next((unit for unit in _UNITS if unit <= (size or 0)), 1) for size in sizes)
     return round(sum(PRINTED * unit for unit in units)) + 1
 
 

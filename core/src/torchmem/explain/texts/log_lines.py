@@ -137,7 +137,8 @@ def _time(text: str) -> str | None:
     match = _TIME.search(text)
     if match is None:
         return None
-    return f"{match['date'].replace('/', '-')} {match['time']}{(match['part'] or '').replace(',', '.')}"
+    date, part = match["date"].replace("/", "-"), (match["part"] or "").replace(",", ".")
+    return f"{date} {match['time']}{part}"
 
 
 def step_of(line: LogLine) -> int | None:

@@ -263,7 +263,7 @@ class _Continued:
                 yield line.body
 
     def text(self, start: int) -> str:
-        """Return the text from a place in the first line on, with the lines after it, in one line."""
+        """Return the first line from a place on, with the lines after it, as one line."""
         words = self._first.text[start:].split()
         for line in self.lines():
             words += line.split()
@@ -282,9 +282,9 @@ def messages(line: str, continued: Callable[[int], str]) -> Iterator[Message]:
             message = _longer(message, match, continued(match.start()))
         yield message
         at, found = max(match.end(), message.end), True
-    match = None if found else re.search(_FALLBACK.pattern, line)
-    if match:
-        yield _wrapped(match, continued(match.start()))
+    begun = None if found else re.search(_FALLBACK.pattern, line)
+    if begun:
+        yield _wrapped(begun, continued(begun.start()))
 
 
 def _wrapped(match: re.Match[str], text: str) -> Message:

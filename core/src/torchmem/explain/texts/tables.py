@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torchmem.explain.texts.numbers import MAX_BYTES, MAX_HOLDERS, Holder, size_of
 
@@ -17,10 +17,12 @@ _SIZE = r"(\d{1,12}(?:\.\d{1,4})? ?[KMGT]?i?B|\d{1,12}(?:\.\d{1,4})? ?bytes)"
 _SUMMARY = re.compile(r"memory summary, device ID (\d{1,4})")
 _COUNTS = re.compile(r"CUDA OOMs: (\d{1,12})\s*\|\s*cudaMalloc retries: (\d{1,12})")
 _ROW = re.compile(
-    rf"\|\s*(Allocated|Active|GPU reserved|Reserved|Non-releasable) memory\s*\|\s*{_SIZE}\s*\|\s*{_SIZE}"
+    r"\|\s*(Allocated|Active|GPU reserved|Reserved|Non-releasable) memory"
+    rf"\s*\|\s*{_SIZE}\s*\|\s*{_SIZE}"
 )
 _STAT = re.compile(
-    r"['\"]?(allocated|active|reserved|inactive_split)_bytes\.all\.(current|peak)['\"]?\s*[:=,]\s*(\d{1,18})"
+    r"['\"]?(allocated|active|reserved|inactive_split)_bytes\.all\.(current|peak)['\"]?"
+    r"\s*[:=,]\s*(\d{1,18})"
 )
 _NUMBER = re.compile(r"['\"]?(num_ooms|num_alloc_retries)['\"]?\s*[:=,]\s*(\d{1,12})")
 _USED = re.compile(r"(\d{1,9})MiB\s*/\s*(\d{1,9})MiB")
@@ -39,7 +41,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class GpuUse:
+class SmiRow:
     """A row of nvidia-smi: NVML's index, bytes in use and in all, and the processes."""
 
     gpu: int
@@ -72,7 +74,7 @@ class Table:
     reserved_peak: int | None = None
     ooms: int | None = None
     retries: int | None = None
-    gpus: tuple[GpuUse, ...] = ()
+    gpus: tuple[SmiRow, ...] = ()
 
 
 def read_table(line: str, following: Callable[[], Iterator[str]]) -> Table | None:
@@ -88,7 +90,7 @@ def read_table(line: str, following: Callable[[], Iterator[str]]) -> Table | Non
 
 
 def _summary(gpu: int, lines: Iterator[str]) -> Table | None:
-    values: dict[str, int | None] = {}
+    values: dict[str, Any] = {}
     for line in lines:
         counts, row = _COUNTS.search(line), _ROW.search(line)
         if counts:
@@ -103,7 +105,7 @@ def _summary(gpu: int, lines: Iterator[str]) -> Table | None:
 
 def _stats(line: str, lines: Iterator[str]) -> Table | None:
     text = "\n".join([line, *lines])
-    values: dict[str, int | None] = {}
+    values: dict[str, Any] = {}
     for name, moment, number in _STAT.findall(text):
         known = _NAMES.get(name, name)
         size = int(number) if int(number) < MAX_BYTES else None
@@ -131,7 +133,7 @@ def _smi(lines: Iterator[str]) -> Table | None:
         if used and current is not None:
             gpus.setdefault(current, (int(used[1]) << 20, int(used[2]) << 20))
     rows = [
-        GpuUse(gpu, used, total, tuple(holders.get(gpu, [])[:MAX_HOLDERS]))
+        SmiRow(gpu, used, total, tuple(holders.get(gpu, [])[:MAX_HOLDERS]))
         for gpu, (used, total) in gpus.items()
     ]
     return Table("nvidia-smi", gpus=tuple(rows)) if rows else None

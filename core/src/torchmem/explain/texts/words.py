@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.headline import headline
@@ -11,9 +11,10 @@ from torchmem.explain.texts.formats import TextCause
 from torchmem.explain.texts.judgment import Judged
 from torchmem.explain.texts.numbers import Message, Numbers
 from torchmem.explain.texts.tables import Table
+from torchmem.sample.sample import OOM_CAUSES
 
 TEXT_CAUSES: Mapping[TextCause, str] = {
-    **CAUSE_SUMMARIES,
+    **{cause: CAUSE_SUMMARIES[cause] for cause in OOM_CAUSES},
     "refused": "the driver refused memory although it had enough",
     "host_memory": "the host's memory ran out, not the GPU's",
 }
@@ -46,20 +47,18 @@ _NUMBERS = {
 
 def sentence(message: Message, judged: Judged) -> str:
     """Return what the message says of the cause, without a full stop."""
-    numbers, cause = message.numbers, judged.cause
     if message.format.role != "oom":
         return message.format.meaning.partition(". ")[0].rstrip(".")
-    if cause == "refused":
-        asked, free = format_size(numbers.requested or 0), format_size(numbers.free or 0)
-        return f"The driver refused {asked}, although {free} was free"
-    if cause == "external":
-        return _external(judged)
-    if cause == "capacity" and judged.report is not None:
-        return _capacity(numbers)
+    if judged.cause in _BY_CAUSE:
+        return _BY_CAUSE[judged.cause](message.numbers, judged)
+    return _plain(judged)
+
+
+def _plain(judged: Judged) -> str:
     if judged.report is not None:
         return headline(judged.report)
-    if cause is not None:
-        text = TEXT_CAUSES[cause]
+    if judged.cause is not None:
+        text = TEXT_CAUSES[judged.cause]
         return f"{text[0].upper()}{text[1:]}"
     if judged.candidates:
         *first, last = (f"{each} ({PHRASES[each]})" for each in judged.candidates)
@@ -67,7 +66,12 @@ def sentence(message: Message, judged: Judged) -> str:
     return "Memory ran out; the message does not say why"
 
 
-def _external(judged: Judged) -> str:
+def _refused(numbers: Numbers, _: Judged) -> str:
+    asked, free = format_size(numbers.requested or 0), format_size(numbers.free or 0)
+    return f"The driver refused {asked}, although {free} was free"
+
+
+def _external(_: Numbers, judged: Judged) -> str:
     """Return which process holds how much."""
     known = [holder for holder in judged.holders if holder.bytes]
     if not known:
@@ -79,8 +83,10 @@ def _external(judged: Judged) -> str:
     return f"Process {first.pid} holds {format_size(first.bytes or 0)} of the GPU{others}"
 
 
-def _capacity(numbers: Numbers) -> str:
+def _capacity(numbers: Numbers, judged: Judged) -> str:
     requested, total = numbers.requested or 0, numbers.total or 0
+    if judged.report is None:
+        return _plain(judged)
     if requested > total:
         return (
             f"The request of {format_size(requested)} is more than the GPU has "
@@ -93,6 +99,13 @@ def _capacity(numbers: Numbers) -> str:
             "fragmentation"
         )
     return "The GPU is full of tensors: what was free would not have lasted"
+
+
+_BY_CAUSE: Mapping[TextCause | None, Callable[[Numbers, Judged], str]] = {
+    "refused": _refused,
+    "external": _external,
+    "capacity": _capacity,
+}
 
 
 def reason(message: Message, judged: Judged) -> str:
