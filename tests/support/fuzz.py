@@ -22,7 +22,7 @@ import msgspec
 import yaml
 from prometheus_client import generate_latest
 from prometheus_client.core import Metric
-from support import attacked_exporter, reports
+from support import attacked_exporter, broken_logs, reports
 from support.exposition import Exposition
 from support.hostile import Documents, hostile, json_bytes, pickle_bytes
 from support.maps import full_map
@@ -510,6 +510,13 @@ PROCESS_WORDS = (
     *["docker-", ".scope", "/slurm/uid_0/job_7/", "\n", "0d5c3c0b-6bd4-4a7c-9f2f-57b2a3e0c9d1"],
 )
 
+TEXTS_FILE = Path(__file__).parents[1] / "why/texts.yml"
+
+
+def _texts() -> list[bytes]:
+    return [case["text"].encode() for case in yaml.safe_load(TEXTS_FILE.read_text())]
+
+
 TARGETS: dict[str, Target] = {
     "sample_file": Target(sample_file, 250, (), _samples, _written(_samples)),
     "run_directory": Target(attacked_exporter.run_directory, 10),
@@ -547,6 +554,13 @@ TARGETS: dict[str, Target] = {
         web_config_file, 30, YAML_WORDS, _web_configs, _written(_web_configs)
     ),
     "thresholds_file": Target(thresholds_file, 8, YAML_WORDS, _thresholds),
+    "text": Target(
+        broken_logs.check,
+        300,
+        (),
+        lambda: Documents([None], broken_logs.write),
+        _texts,
+    ),
     "yaml_file": Target(yaml_file, 20, YAML_WORDS, _settings, _written(_settings)),
 }
 

@@ -14,7 +14,7 @@ from torchmem.allocator.sizes import format_size
 from torchmem.explain.remedy import Remedy, gain_sentence
 from torchmem.explain.texts import words
 from torchmem.explain.texts.advice import advice, next_command
-from torchmem.explain.texts.scan import Finding, Findings, in_time, scan
+from torchmem.explain.texts.scan import MAX_EXAMINED, Finding, Findings, in_time, scan
 from torchmem.output.terminal import counted, first_of, joined, wrapped
 from torchmem.sample.errors import UsageError
 from torchmem.sample.file_kinds import MAX_FILE_BYTES
@@ -86,7 +86,12 @@ class TextAnswer:
             who = f"{len(ranks)} ranks ran out of memory, the first was {where}"
         else:
             who = f"Memory ran out: {where}"
-        return wrapped(f"{who}.", width=WIDTH)
+        return wrapped(f"{who}.{self._bound()}", width=WIDTH)
+
+    def _bound(self) -> str:
+        if self.findings.examined < MAX_EXAMINED:
+            return ""
+        return f" Only the first {MAX_EXAMINED:,} lines that may say so were looked at."
 
     def _nothing(self) -> str:
         if self._of("consequence"):
@@ -153,6 +158,7 @@ class TextAnswer:
             "texts": list(self.names),
             "bytes": self.findings.bytes_read,
             "explained": self.is_explained,
+            "lines_examined": self.findings.examined,
             "messages": [document(each) for each in self._kinds],
         }
 

@@ -25,8 +25,8 @@ AHEAD_BYTES = 16 << 10
 MAX_CONTINUATIONS = 40
 MAX_WORDS = 600
 MAX_RANKS = 4096
-MAX_EXAMINED = 100_000
-"""Lines that are looked at; a text in which more say that memory ran out says it in these."""
+MAX_EXAMINED = 50_000
+"""Lines with a trigger that are looked at, in all texts together."""
 EXCERPT = 300
 
 _WORD = "emory"
@@ -53,7 +53,9 @@ _WITH_WORD = re.compile(
     f"{_WORD}(?:{'|'.join(_around(each) for each in sorted(_TRIGGERS) if _WORD in each)})".encode()
 )
 _OTHERS = _literals(each for each in _TRIGGERS if _WORD not in each)
-_PATTERNS = [(known, re.compile(known.pattern, re.MULTILINE)) for known in FORMATS]
+_PATTERNS = [
+    (known, re.compile(known.pattern, re.MULTILINE)) for known in FORMATS if known is not _FALLBACK
+]
 
 
 @dataclass(slots=True)
@@ -297,16 +299,15 @@ def _wrapped(match: re.Match[str], text: str) -> Message:
     return replace(found, start=match.start(), end=match.start() + found.end)
 
 
-def _first(line: str, at: int) -> tuple[TextFormat, re.Match[str]] | None:
-    matches = [
-        (match.start(), order, known, match)
-        for order, (known, pattern) in enumerate(_PATTERNS)
-        if known is not _FALLBACK and (match := pattern.search(line, at))
-    ]
-    if not matches:
-        return None
-    _, _, known, match = min(matches, key=lambda each: each[:2])
-    return known, match
+def _first(text: str, at: int) -> tuple[TextFormat, re.Match[str]] | None:
+    """Return the first message from a place on; where several begin, that of the first format."""
+    best = None
+    for known, pattern in _PATTERNS:
+        if any(trigger in text for trigger in known.triggers):
+            match = pattern.search(text, at)
+            if match and (best is None or match.start() < best[1].start()):
+                best = known, match
+    return best
 
 
 def _longer(message: Message, match: re.Match[str], text: str) -> Message:

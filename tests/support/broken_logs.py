@@ -1,0 +1,208 @@
+"""Logs of eight ranks in which messages are cut, wrapped, interleaved, colored and wrapped in JSON.
+
+What a message means is known by the size of its request, which is different in each.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import textwrap
+from collections.abc import Callable, Iterator
+
+from torchmem.explain.texts.formats import TextCause
+from torchmem.explain.texts.scan import Finding, Findings
+from torchmem.why.text import TextAnswer, decoded, scan
+
+MARK = b"# eight ranks\n"
+RANKS = 8
+_HEAD = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
+_GPU = "has a total capacity of 79.10 GiB of which"
+_OWN = "Including non-PyTorch memory, this process has"
+MESSAGES: dict[str, tuple[TextCause | None, str]] = {
+    "2.01 GiB": (
+        "fragmentation",
+        f"{_HEAD} 2.01 GiB. GPU 0 {_GPU} 1.12 GiB is free. {_OWN} 77.90 GiB memory in use. Of the "
+        "allocated memory 61.40 GiB is allocated by PyTorch, and 15.20 GiB is reserved by PyTorch "
+        "but unallocated.",
+    ),
+    "2.02 GiB": (
+        "capacity",
+        f"{_HEAD} 2.02 GiB. GPU 1 {_GPU} 312.00 MiB is free. {_OWN} 78.70 GiB memory in use. Of "
+        "the allocated memory 77.40 GiB is allocated by PyTorch, and 614.20 MiB is reserved by "
+        "PyTorch but unallocated.",
+    ),
+    "1.53 GiB": (
+        "external",
+        f"{_HEAD} 1.53 GiB. GPU 2 {_GPU} 402.00 MiB is free. Process 81234 has 40.20 GiB memory in "
+        f"use. {_OWN} 38.40 GiB memory in use. Of the allocated memory 36.70 GiB is allocated by "
+        "PyTorch, and 1.10 GiB is reserved by PyTorch but unallocated.",
+    ),
+    "2.04 GiB": (
+        "limit",
+        f"{_HEAD} 2.04 GiB. GPU 3 {_GPU} 38.60 GiB is free. {_OWN} 40.20 GiB memory in use. 39.55 "
+        "GiB allowed; Of the allocated memory 37.90 GiB is allocated by PyTorch, and 1.20 GiB is "
+        "reserved by PyTorch but unallocated.",
+    ),
+    "96.00 GiB": (
+        "capacity",
+        f"{_HEAD} 96.00 GiB. GPU 4 {_GPU} 70.30 GiB is free. {_OWN} 8.70 GiB memory in use. Of the "
+        "allocated memory 7.90 GiB is allocated by PyTorch, and 110.00 MiB is reserved by PyTorch "
+        "but unallocated.",
+    ),
+    "1.06 GiB": (
+        None,
+        f"{_HEAD} 1.06 GiB. GPU 5 {_GPU} 520.00 MiB is free. {_OWN} 78.50 GiB memory in use. Of "
+        "the allocated memory 73.20 GiB is allocated by PyTorch, and 4.00 GiB is reserved by "
+        "PyTorch but unallocated.",
+    ),
+    "2.07 GiB": (
+        "refused",
+        f"{_HEAD} 2.07 GiB. GPU 6 {_GPU} 10.40 GiB is free. {_OWN} 68.60 GiB memory in use. Of the "
+        "allocated memory 66.30 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch "
+        "but unallocated.",
+    ),
+    "1.28 GiB": (
+        "fragmentation",
+        "RuntimeError: CUDA out of memory. Tried to allocate 1.28 GiB (GPU 7; 10.76 GiB total "
+        "capacity; 4.80 GiB already allocated; 60.40 MiB free; 9.90 GiB reserved in total by "
+        "PyTorch)",
+    ),
+}
+_NOISE = (
+    "step {n} loss 2.31 lr 0.0003 memory 61.2 GiB",
+    "iteration {n}/ 90000 | tokens per second 1020",
+    "Traceback (most recent call last):",
+    '  File "/job/model.py", line {n}, in forward',
+    "    raise torch.OutOfMemoryError(message)",
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={n})",
+    "[W CUDACachingAllocator.cpp:508] memory allocation failed with OOM on device 0",
+    "{n}%|####      | {n}/1000 [00:58<07:10,  2.04it/s]",
+)
+_COLORS = ("\x1b[31m", "\x1b[0m", "\x1b[1;33m", "\x1b[K")
+
+
+def write(rng: random.Random, _: object = None) -> bytes:
+    """Return a log."""
+    shape = rng.choice(_SHAPES)
+    lines = [shape(rank, line, rng) for rank, line in _interleaved(rng, [*_of_ranks(rng)])]
+    if rng.random() < 0.1:
+        lines = [line[: rng.randrange(len(line) + 1)] for line in lines]
+    end = rng.choice(("\n", "\n", "\n", "\r\n"))
+    return MARK + end.join(lines).encode()
+
+
+def _of_ranks(rng: random.Random) -> Iterator[list[tuple[int, str]]]:
+    for rank, (_, text) in enumerate(MESSAGES.values()):
+        lines = [
+            rng.choice(_NOISE).format(n=rng.randrange(1, 999)) for _ in range(rng.randrange(4))
+        ]
+        message = _colored(rng, text) if rng.random() < 0.3 else text
+        lines += _broken(rng, message)
+        yield [(rank, line) for line in lines]
+
+
+def _colored(rng: random.Random, text: str) -> str:
+    words = text.split(" ")
+    for _ in range(rng.randrange(1, 5)):
+        at = rng.randrange(len(words))
+        words[at] = f"{rng.choice(_COLORS)}{words[at]}\x1b[0m"
+    return " ".join(words)
+
+
+def _broken(rng: random.Random, text: str) -> list[str]:
+    """Return a message in lines: whole, cut off, wrapped, divided anywhere, or with a line lost."""
+    kind = rng.randrange(5)
+    if kind == 1:
+        return [text[: rng.randrange(len(text))]]
+    if kind == 2:
+        return _wrapped(text, rng.randrange(30, 120))
+    if kind == 3:
+        at = rng.randrange(len(text))
+        return [text[:at], text[at:]]
+    if kind == 4:
+        lines = _wrapped(text, rng.randrange(30, 120))
+        del lines[rng.randrange(len(lines))]
+        return lines
+    return [text]
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def _interleaved(
+    rng: random.Random, queues: list[list[tuple[int, str]]]
+) -> Iterator[tuple[int, str]]:
+    is_mixed = rng.random() < 0.7
+    waiting = [queue for queue in queues if queue]
+    while waiting:
+        queue = rng.choice(waiting) if is_mixed else waiting[0]
+        yield queue.pop(0)
+        waiting = [each for each in waiting if each]
+
+
+def _plain(_: int, line: str, __: random.Random) -> str:
+    return line
+
+
+def _labeled(rank: int, line: str, _: random.Random) -> str:
+    return f"[rank{rank}]: {line}"
+
+
+def _by_srun(rank: int, line: str, _: random.Random) -> str:
+    return f"{rank}: {line}"
+
+
+def _timed(rank: int, line: str, rng: random.Random) -> str:
+    return f"2026-03-04 05:06:{rng.randrange(60):02d},123 [rank{rank}] {line}"
+
+
+def _by_docker(rank: int, line: str, _: random.Random) -> str:
+    text = f"[rank{rank}]: {line}\n"
+    return json.dumps({"log": text, "stream": "stderr", "time": "2026-03-04T05:06:07.1Z"})
+
+
+def _structured(rank: int, line: str, _: random.Random) -> str:
+    return json.dumps({"level": "error", "rank": rank, "message": line})
+
+
+_SHAPES: tuple[Callable[[int, str, random.Random], str], ...] = (
+    _plain,
+    _labeled,
+    _by_srun,
+    _timed,
+    _by_docker,
+    _structured,
+)
+
+
+class _Checked(Findings):
+    """Findings of which each message is checked, not only the first of its kind."""
+
+    def add(self, found: Finding) -> bool:
+        message, truths = found.message, _TRUTHS
+        if message and message.format.name == "pytorch" and message.numbers.requested in truths:
+            truth = truths[message.numbers.requested]
+            assert found.judged.cause in {None, truth}, (found.judged.cause, truth, found.excerpt)
+        return super().add(found)
+
+
+_TRUTHS = {
+    round(float(size.split()[0]) * (1 << 30)): cause for size, (cause, _) in MESSAGES.items()
+}
+
+
+def check(content: bytes) -> bool:
+    """Check that a text is explained, in printable words, and no cause in a log is wrong.
+
+    Returns whether anything was explained.
+    """
+    findings = _Checked() if content.startswith(MARK) else Findings()
+    scan(decoded(io.BytesIO(content)), findings, "log")
+    answer = TextAnswer(["log"], findings)
+    shown = answer.words()
+    assert shown.replace("\n", "").isprintable(), shown
+    assert json.loads(answer.json_lines()[0])["explained"] == answer.is_explained
+    return answer.is_explained
