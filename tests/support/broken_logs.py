@@ -12,8 +12,8 @@ import textwrap
 from collections.abc import Callable, Iterator
 
 from torchmem.explain.texts.formats import TextCause
-from torchmem.explain.texts.scan import Finding, Findings
-from torchmem.why.text import TextAnswer, decoded, scan
+from torchmem.explain.texts.scan import Finding, Findings, scan
+from torchmem.why.text import TextAnswer, decoded
 
 MARK = b"# eight ranks\n"
 RANKS = 8
@@ -23,51 +23,67 @@ _OWN = "Including non-PyTorch memory, this process has"
 MESSAGES: dict[str, tuple[TextCause | None, str]] = {
     "2.01 GiB": (
         "fragmentation",
-        f"{_HEAD} 2.01 GiB. GPU 0 {_GPU} 1.12 GiB is free. {_OWN} 77.90 GiB memory in use. Of the "
-        "allocated memory 61.40 GiB is allocated by PyTorch, and 15.20 GiB is reserved by PyTorch "
-        "but unallocated.",
+        (
+            f"{_HEAD} 2.01 GiB. GPU 0 {_GPU} 1.12 GiB is free. {_OWN} 77.90 GiB memory in use. Of the "
+            "allocated memory 61.40 GiB is allocated by PyTorch, and 15.20 GiB is reserved by PyTorch "
+            "but unallocated."
+        ),
     ),
     "2.02 GiB": (
         "capacity",
-        f"{_HEAD} 2.02 GiB. GPU 1 {_GPU} 312.00 MiB is free. {_OWN} 78.70 GiB memory in use. Of "
-        "the allocated memory 77.40 GiB is allocated by PyTorch, and 614.20 MiB is reserved by "
-        "PyTorch but unallocated.",
+        (
+            f"{_HEAD} 2.02 GiB. GPU 1 {_GPU} 312.00 MiB is free. {_OWN} 78.70 GiB memory in use. Of "
+            "the allocated memory 77.40 GiB is allocated by PyTorch, and 614.20 MiB is reserved by "
+            "PyTorch but unallocated."
+        ),
     ),
     "1.53 GiB": (
         "external",
-        f"{_HEAD} 1.53 GiB. GPU 2 {_GPU} 402.00 MiB is free. Process 81234 has 40.20 GiB memory in "
-        f"use. {_OWN} 38.40 GiB memory in use. Of the allocated memory 36.70 GiB is allocated by "
-        "PyTorch, and 1.10 GiB is reserved by PyTorch but unallocated.",
+        (
+            f"{_HEAD} 1.53 GiB. GPU 2 {_GPU} 402.00 MiB is free. Process 81234 has 40.20 GiB memory in "
+            f"use. {_OWN} 38.40 GiB memory in use. Of the allocated memory 36.70 GiB is allocated by "
+            "PyTorch, and 1.10 GiB is reserved by PyTorch but unallocated."
+        ),
     ),
     "2.04 GiB": (
         "limit",
-        f"{_HEAD} 2.04 GiB. GPU 3 {_GPU} 38.60 GiB is free. {_OWN} 40.20 GiB memory in use. 39.55 "
-        "GiB allowed; Of the allocated memory 37.90 GiB is allocated by PyTorch, and 1.20 GiB is "
-        "reserved by PyTorch but unallocated.",
+        (
+            f"{_HEAD} 2.04 GiB. GPU 3 {_GPU} 38.60 GiB is free. {_OWN} 40.20 GiB memory in use. 39.55 "
+            "GiB allowed; Of the allocated memory 37.90 GiB is allocated by PyTorch, and 1.20 GiB is "
+            "reserved by PyTorch but unallocated."
+        ),
     ),
     "96.00 GiB": (
         "capacity",
-        f"{_HEAD} 96.00 GiB. GPU 4 {_GPU} 70.30 GiB is free. {_OWN} 8.70 GiB memory in use. Of the "
-        "allocated memory 7.90 GiB is allocated by PyTorch, and 110.00 MiB is reserved by PyTorch "
-        "but unallocated.",
+        (
+            f"{_HEAD} 96.00 GiB. GPU 4 {_GPU} 70.30 GiB is free. {_OWN} 8.70 GiB memory in use. Of the "
+            "allocated memory 7.90 GiB is allocated by PyTorch, and 110.00 MiB is reserved by PyTorch "
+            "but unallocated."
+        ),
     ),
     "1.06 GiB": (
         None,
-        f"{_HEAD} 1.06 GiB. GPU 5 {_GPU} 520.00 MiB is free. {_OWN} 78.50 GiB memory in use. Of "
-        "the allocated memory 73.20 GiB is allocated by PyTorch, and 4.00 GiB is reserved by "
-        "PyTorch but unallocated.",
+        (
+            f"{_HEAD} 1.06 GiB. GPU 5 {_GPU} 520.00 MiB is free. {_OWN} 78.50 GiB memory in use. Of "
+            "the allocated memory 73.20 GiB is allocated by PyTorch, and 4.00 GiB is reserved by "
+            "PyTorch but unallocated."
+        ),
     ),
     "2.07 GiB": (
         "refused",
-        f"{_HEAD} 2.07 GiB. GPU 6 {_GPU} 10.40 GiB is free. {_OWN} 68.60 GiB memory in use. Of the "
-        "allocated memory 66.30 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch "
-        "but unallocated.",
+        (
+            f"{_HEAD} 2.07 GiB. GPU 6 {_GPU} 10.40 GiB is free. {_OWN} 68.60 GiB memory in use. Of the "
+            "allocated memory 66.30 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch "
+            "but unallocated."
+        ),
     ),
     "1.28 GiB": (
         "fragmentation",
-        "RuntimeError: CUDA out of memory. Tried to allocate 1.28 GiB (GPU 7; 10.76 GiB total "
-        "capacity; 4.80 GiB already allocated; 60.40 MiB free; 9.90 GiB reserved in total by "
-        "PyTorch)",
+        (
+            "RuntimeError: CUDA out of memory. Tried to allocate 1.28 GiB (GPU 7; 10.76 GiB total "
+            "capacity; 4.80 GiB already allocated; 60.40 MiB free; 9.90 GiB reserved in total by "
+            "PyTorch)"
+        ),
     ),
 }
 _NOISE = (
