@@ -48,12 +48,14 @@ class Ended:
         total: the same, since it began.
         report: the report; None if the job finished.
         document: what `torchmem why --json` prints.
+        text: what the job wrote to stderr.
     """
 
     progress: int
     total: int
     report: OomReport | None
     document: dict[str, Any]
+    text: str = ""
 
     @property
     def twice(self) -> int:
@@ -107,7 +109,7 @@ def ended(case: Case, done: subprocess.CompletedProcess[str], folder: Path) -> E
     if "OutOfMemoryError" not in done.stderr:
         raise RuntimeError(f"{case.name}: {done.stderr}")
     path = max(folder.rglob(f"*{REPORT_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-    return Ended(progress, total, decode(path.read_bytes()), _document(path))
+    return Ended(progress, total, decode(path.read_bytes()), _document(path), done.stderr)
 
 
 def _document(path: Path) -> dict[str, Any]:

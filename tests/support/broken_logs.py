@@ -17,74 +17,61 @@ from torchmem.why.text import TextAnswer, decoded
 
 MARK = b"# eight ranks\n"
 RANKS = 8
-_HEAD = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"
-_GPU = "has a total capacity of 79.10 GiB of which"
-_OWN = "Including non-PyTorch memory, this process has"
+
+
+def _text(asked: str, gpu: int, free: str, tensors: str, unused: str, *holders: str) -> str:
+    """Return PyTorch's message; `holders` are its clauses about processes and limits."""
+    return " ".join(
+        (
+            f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU {gpu} has "
+            f"a total capacity of 79.10 GiB of which {free} is free.",
+            *holders,
+            f"Of the allocated memory {tensors} is allocated by PyTorch, and {unused} is reserved "
+            "by PyTorch but unallocated.",
+        )
+    )
+
+
+def _own(size: str) -> str:
+    return f"Including non-PyTorch memory, this process has {size} memory in use."
+
+
+_NEIGHBOR = "Process 81234 has 40.20 GiB memory in use."
+_LIMIT = "39.55 GiB allowed;"
+_OLD = (
+    "RuntimeError: CUDA out of memory. Tried to allocate 1.28 GiB (GPU 7; 10.76 GiB total capacity;"
+    " 4.80 GiB already allocated; 60.40 MiB free; 9.90 GiB reserved in total by PyTorch)"
+)
 MESSAGES: dict[str, tuple[TextCause | None, str]] = {
     "2.01 GiB": (
         "fragmentation",
-        (
-            f"{_HEAD} 2.01 GiB. GPU 0 {_GPU} 1.12 GiB is free. {_OWN} 77.90 GiB memory in use. Of the "
-            "allocated memory 61.40 GiB is allocated by PyTorch, and 15.20 GiB is reserved by PyTorch "
-            "but unallocated."
-        ),
+        _text("2.01 GiB", 0, "1.12 GiB", "61.40 GiB", "15.20 GiB", _own("77.90 GiB")),
     ),
     "2.02 GiB": (
         "capacity",
-        (
-            f"{_HEAD} 2.02 GiB. GPU 1 {_GPU} 312.00 MiB is free. {_OWN} 78.70 GiB memory in use. Of "
-            "the allocated memory 77.40 GiB is allocated by PyTorch, and 614.20 MiB is reserved by "
-            "PyTorch but unallocated."
-        ),
+        _text("2.02 GiB", 1, "312.00 MiB", "77.40 GiB", "614.20 MiB", _own("78.70 GiB")),
     ),
     "1.53 GiB": (
         "external",
-        (
-            f"{_HEAD} 1.53 GiB. GPU 2 {_GPU} 402.00 MiB is free. Process 81234 has 40.20 GiB memory in "
-            f"use. {_OWN} 38.40 GiB memory in use. Of the allocated memory 36.70 GiB is allocated by "
-            "PyTorch, and 1.10 GiB is reserved by PyTorch but unallocated."
-        ),
+        _text("1.53 GiB", 2, "402.00 MiB", "36.70 GiB", "1.10 GiB", _NEIGHBOR, _own("38.40 GiB")),
     ),
     "2.04 GiB": (
         "limit",
-        (
-            f"{_HEAD} 2.04 GiB. GPU 3 {_GPU} 38.60 GiB is free. {_OWN} 40.20 GiB memory in use. 39.55 "
-            "GiB allowed; Of the allocated memory 37.90 GiB is allocated by PyTorch, and 1.20 GiB is "
-            "reserved by PyTorch but unallocated."
-        ),
+        _text("2.04 GiB", 3, "38.60 GiB", "37.90 GiB", "1.20 GiB", _own("40.20 GiB"), _LIMIT),
     ),
     "96.00 GiB": (
         "capacity",
-        (
-            f"{_HEAD} 96.00 GiB. GPU 4 {_GPU} 70.30 GiB is free. {_OWN} 8.70 GiB memory in use. Of the "
-            "allocated memory 7.90 GiB is allocated by PyTorch, and 110.00 MiB is reserved by PyTorch "
-            "but unallocated."
-        ),
+        _text("96.00 GiB", 4, "70.30 GiB", "7.90 GiB", "110.00 MiB", _own("8.70 GiB")),
     ),
     "1.06 GiB": (
         None,
-        (
-            f"{_HEAD} 1.06 GiB. GPU 5 {_GPU} 520.00 MiB is free. {_OWN} 78.50 GiB memory in use. Of "
-            "the allocated memory 73.20 GiB is allocated by PyTorch, and 4.00 GiB is reserved by "
-            "PyTorch but unallocated."
-        ),
+        _text("1.06 GiB", 5, "520.00 MiB", "73.20 GiB", "4.00 GiB", _own("78.50 GiB")),
     ),
     "2.07 GiB": (
         "refused",
-        (
-            f"{_HEAD} 2.07 GiB. GPU 6 {_GPU} 10.40 GiB is free. {_OWN} 68.60 GiB memory in use. Of the "
-            "allocated memory 66.30 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch "
-            "but unallocated."
-        ),
+        _text("2.07 GiB", 6, "10.40 GiB", "66.30 GiB", "1.10 GiB", _own("68.60 GiB")),
     ),
-    "1.28 GiB": (
-        "fragmentation",
-        (
-            "RuntimeError: CUDA out of memory. Tried to allocate 1.28 GiB (GPU 7; 10.76 GiB total "
-            "capacity; 4.80 GiB already allocated; 60.40 MiB free; 9.90 GiB reserved in total by "
-            "PyTorch)"
-        ),
-    ),
+    "1.28 GiB": ("fragmentation", _OLD),
 }
 _NOISE = (
     "step {n} loss 2.31 lr 0.0003 memory 61.2 GiB",
