@@ -23,11 +23,15 @@ def _text(asked: str, gpu: int, free: str, tensors: str, unused: str, *holders: 
     """Return PyTorch's message; `holders` are its clauses about processes and limits."""
     return " ".join(
         (
-            f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU {gpu} has "
-            f"a total capacity of 79.10 GiB of which {free} is free.",
+            (
+                f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU {gpu} has "
+                f"a total capacity of 79.10 GiB of which {free} is free."
+            ),
             *holders,
-            f"Of the allocated memory {tensors} is allocated by PyTorch, and {unused} is reserved "
-            "by PyTorch but unallocated.",
+            (
+                f"Of the allocated memory {tensors} is allocated by PyTorch, and {unused} is reserved "
+                "by PyTorch but unallocated."
+            ),
         )
     )
 
