@@ -38,6 +38,20 @@ LIBRARY_TEXTS = [
     "cudaErrorMemoryAllocation: out of memory",
     "CUDA_ERROR_OUT_OF_MEMORY: out of memory",
 ]
+# Of engines that refuse to start, and of PyTorch where it fails before it calls its observer.
+CAUSES = {
+    "No available memory for the cache blocks.": "limit",
+    "Free memory on device cuda:0 (12.60/79.10 GiB) on startup is less than desired GPU memory "
+    "utilization (0.9, 71.19 GiB).": "external",
+    "Error in memory profiling. Initial free memory 8.46 GiB, current free memory 9.10 GiB.": (
+        "external"
+    ),
+    "Not enough memory. Please try to increase --mem-fraction-static.": "limit",
+    'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":1': None,
+    "CUDA driver error: device not ready": None,
+    "CUDA Error: out of memory at /src/csrc/cumem_allocator.cpp:163": "library",
+    NCCL: "library",
+}
 OTHER_TEXTS = [
     "CUDA out of memory. Tried to allocate 2.00 GiB.",
     "CUDA error: device-side assert triggered",
@@ -64,6 +78,37 @@ def test_other_errors_are_no_librarys_oom(text: str) -> None:
     """Errors of PyTorch's allocator, of kernels, and of host memory are not a library's OOM."""
     assert library_oom(RuntimeError(text)) is None
     assert ending_of(RuntimeError(text), oom_pending=False) == "failed"
+
+
+@pytest.mark.parametrize("text", CAUSES)
+def test_the_text_tells_the_cause(text: str) -> None:
+    """The cause is that of the text, as `torchmem why` reads it; None leaves it to the numbers."""
+    oom = library_oom(RuntimeError(text))
+
+    assert oom is not None
+    assert oom.cause == CAUSES[text]
+    assert ending_of(RuntimeError(text), oom_pending=False) == "oom"
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("No available memory for the cache blocks.", "limit"),
+        ("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp", "capacity"),
+    ],
+)
+def test_an_oom_that_no_observer_saw(
+    run_script: Run, published: Published, text: str, cause: str
+) -> None:
+    """The process ends as oom, with the cause of the text, or else by the allocator's state."""
+    done = run_script(
+        "sdk.instrument(backend=backend); allocator.malloc(30 << 20); backend.step()\n"
+        f"raise RuntimeError({text!r})"
+    )
+
+    (sample,) = published()
+    assert (done.returncode, sample["ended"]) == (1, "oom")
+    assert sample["devices"][0]["last_oom"]["cause"] == cause
 
 
 def test_the_size_is_read_from_the_text() -> None:

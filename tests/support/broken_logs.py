@@ -21,19 +21,11 @@ RANKS = 8
 
 def _text(asked: str, gpu: int, free: str, tensors: str, unused: str, *holders: str) -> str:
     """Return PyTorch's message; `holders` are its clauses about processes and limits."""
-    return " ".join(
-        (
-            (
-                f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU {gpu} has "
-                f"a total capacity of 79.10 GiB of which {free} is free."
-            ),
-            *holders,
-            (
-                f"Of the allocated memory {tensors} is allocated by PyTorch, and {unused} is reserved "
-                "by PyTorch but unallocated."
-            ),
-        )
-    )
+    asks = f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. GPU {gpu} has"
+    total = f"a total capacity of 79.10 GiB of which {free} is free."
+    holds = f"Of the allocated memory {tensors} is allocated by PyTorch,"
+    rest = f"and {unused} is reserved by PyTorch but unallocated."
+    return " ".join((asks, total, *holders, holds, rest))
 
 
 def _own(size: str) -> str:

@@ -55,8 +55,8 @@ class TextFormat:
         role: what it is.
         cause: what it always means; None if numbers decide, or if the message cannot tell.
         chains: what may follow the pattern: the chain counts of which most is there.
-        in_process: whether it is the text of an exception of a library that got no memory from the
-            driver. The SDK counts such an exception as an OOM.
+        in_process: whether it is the text of an exception that PyTorch's observer of OOMs does not
+            see. The SDK counts such an exception as an OOM.
     """
 
     name: str
@@ -366,7 +366,7 @@ FORMATS: tuple[TextFormat, ...] = (
         "nccl",
         "NCCL and RCCL",
         ("Failed to CUDA", "ut of memory"),
-        r"Failed to CUDA (?:calloc|malloc|host alloc)(?: async)? "
+        r"Failed to CUDA (?:calloc|malloc)(?: async)? "
         r"(?P<requested_bytes>\d{1,18}) bytes"
         r"|C(?:uda|UDA) failure (?:\d+ )?'out of memory'",
         "torch.distributed.DistBackendError: NCCL error, ncclUnhandledCudaError: Call to CUDA "
@@ -449,6 +449,7 @@ FORMATS: tuple[TextFormat, ...] = (
         'CUDACachingAllocator.cpp":1154, please report a bug to PyTorch.',
         "Memory ran out, and PyTorch failed to ask NVML which processes hold it: no permission (as "
         "with MIG), or a driver that does not fit its library. The numbers are lost.",
+        in_process=True,
     ),
     TextFormat(
         "expandable_assert",
@@ -460,6 +461,7 @@ FORMATS: tuple[TextFormat, ...] = (
         'CUDACachingAllocator.cpp":419, please report a bug to PyTorch.',
         "An expandable segment could not grow under pressure, and PyTorch stumbled over it. The "
         "numbers are lost.",
+        in_process=True,
     ),
     TextFormat(
         "not_ready",
@@ -469,6 +471,7 @@ FORMATS: tuple[TextFormat, ...] = (
         "RuntimeError: CUDA driver error: device not ready",
         "The driver could not map memory: under WSL, expandable segments meet this when the GPU is "
         "nearly full.",
+        in_process=True,
     ),
     TextFormat(
         "driver",

@@ -1,15 +1,13 @@
 """How the process ends, judging by uncaught exceptions and calls of `sys.exit`.
 
-Among uncaught exceptions are those of libraries that get no memory from the driver. They do not
-pass PyTorch's allocator, so no observer is called. The texts are those of NCCL, cuBLAS, cuDNN,
-cuSOLVER, cuSPARSE, cuFFT, cuRAND, their ROCm counterparts, Triton, CuPy, vLLM's allocator that
-sleeps, and of PyTorch for calls to the driver outside the caching allocator.
+Among uncaught exceptions are those of libraries that get no memory from the driver, of engines that
+refuse to start, and of PyTorch where it fails before it calls its observer. Their texts are those
+that `torchmem.explain.texts.formats` marks.
 """
 
 from __future__ import annotations
 
 import builtins
-import re
 import sys
 import threading
 from collections import deque
@@ -20,7 +18,8 @@ from types import FrameType
 from typing import Any, Protocol
 
 from torchmem.explain.call_stack import Origin
-from torchmem.sample.sample import Ending
+from torchmem.explain.texts.exceptions import cause_of, unseen_oom
+from torchmem.sample.sample import Ending, OomCause
 from torchmem.sdk.identity import is_multiprocessing_child
 from torchmem.sdk.oom.note import TracebackNote
 from torchmem.sdk.part import Part
@@ -30,16 +29,10 @@ from torchmem.sdk.safety.exit_calls import ExitCalls, child_exit_code, is_succes
 from torchmem.sdk.safety.interruptions import is_interruption
 
 MAX_CHAIN = 32
+WAKE_UP = "wake_up"
+"""The format of an engine that cannot wake up, which its own state explains."""
 MAX_TEXT_LENGTH = 1 << 16
 _GROUP: Any = getattr(builtins, "BaseExceptionGroup", ())  # since Python 3.11
-
-_LIBRARY_OOM = (
-    r"\w+_STATUS_ALLOC(?:ATION)?_FAILED|CUFFT_ALLOC_FAILED|CUSPARSE_STATUS_INSUFFICIENT_RESOURCES"
-    r"|(?:CUDA|HIP)(?: driver)? [eE]rror: out of memory|Triton Error \[\w+\]: out of memory"
-    r"|C(?:uda|UDA) failure (?:\d+ )?'out of memory'"
-    r"|Failed to CUDA calloc(?: async)? (?P<bytes>\d{1,18}) bytes"
-    r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,34 +49,34 @@ class FailedWakeUp:
 
 @dataclass(frozen=True, slots=True)
 class LibraryOom:
-    """A library's failed allocation on the GPU.
+    """A failed allocation on the GPU that PyTorch's observer has not seen.
 
     `requested` is in bytes, None if the text lacks it. `wake_up` is set if an engine failed to
-    wake up; then `requested` is what it was still to take.
+    wake up; then `requested` is what it was still to take. `cause` is what the text says; None if
+    the state of the allocator decides.
     """
 
     requested: int | None
     origin: Origin
     wake_up: FailedWakeUp | None = None
+    cause: OomCause | None = "library"
 
 
 def library_oom(error: BaseException) -> LibraryOom | None:
-    """Return the library's failed allocation that `error` is due to, or None.
+    """Return the failed allocation outside PyTorch's observer that `error` is due to, or None.
 
     PyTorch's own OutOfMemoryError does not count: the allocator's observer reports it.
     """
     if is_oom(error):
         return None
     for link in _chain(error):
-        match = _library_text(link)
-        if match:
-            requested = int(match["bytes"]) if match["bytes"] else None
-            return LibraryOom(requested, raising_origin(link.__traceback__, match.string))
+        text = _text(link)
+        message = unseen_oom(text)
+        if message:
+            origin = raising_origin(link.__traceback__, text)
+            cause = "library" if message.format.name == WAKE_UP else cause_of(message)
+            return LibraryOom(message.numbers.requested, origin, cause=cause)
     return None
-
-
-def _library_text(error: BaseException) -> re.Match[str] | None:
-    return re.search(_LIBRARY_OOM, _text(error))
 
 
 def is_oom(error: BaseException | None) -> bool:
@@ -98,10 +91,14 @@ def _is_pytorch_oom(error: BaseException) -> bool:
     )
 
 
+def _is_unseen_oom(error: BaseException) -> bool:
+    return unseen_oom(_text(error)) is not None
+
+
 def _oom_in(error: BaseException) -> BaseException | None:
     """Return the newest OOM, of PyTorch or else of a library, that `error` is due to."""
     links = tuple(_chain(error))
-    ooms = *filter(_is_pytorch_oom, links), *filter(_library_text, links)
+    ooms = *filter(_is_pytorch_oom, links), *filter(_is_unseen_oom, links)
     return next(iter(ooms), None)
 
 

@@ -27,7 +27,7 @@ from torchmem.explain.verdict import (
 from torchmem.sample.sample import Layout, OomCause, OomRecord
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, OomObservation
-from torchmem.sdk.oom.ending import FailedWakeUp, LibraryOom
+from torchmem.sdk.oom.ending import LibraryOom
 from torchmem.sdk.part import Part
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
@@ -193,7 +193,7 @@ class OomExaminer(Part):
         evidence = _evidence(request, record, record.layout, config)
         self._judged.pop(index, None)
         cached = record.layout.releasable_bytes if record.layout else None
-        verdict = _library_verdict(evidence, cached, about, failed.wake_up)
+        verdict = _library_verdict(evidence, cached, about, failed)
         oom = _record(now, failed.requested, verdict, failed.origin)
         return OomObservation(
             index,
@@ -209,12 +209,16 @@ class OomExaminer(Part):
 
 
 def _library_verdict(
-    evidence: OomEvidence, cached: int | None, about: Circumstances, wake_up: FailedWakeUp | None
+    evidence: OomEvidence, cached: int | None, about: Circumstances, failed: LibraryOom
 ) -> Verdict:
-    if wake_up is None:
-        return judge_library(evidence, cached, about)
-    reserved = max(0, evidence.reserved - wake_up.asleep)
-    return judge_wake_up(replace(evidence, reserved=reserved), cached, about)
+    if failed.wake_up is not None:
+        reserved = max(0, evidence.reserved - failed.wake_up.asleep)
+        return judge_wake_up(replace(evidence, reserved=reserved), cached, about)
+    if failed.cause is None:  # PyTorch's own request, of which only this is known
+        return judge(replace(evidence, requested=evidence.driver_free + 1), None, about)
+    if failed.cause != "library":
+        return Verdict(failed.cause, None, None)
+    return judge_library(evidence, cached, about)
 
 
 def _record(
