@@ -53,9 +53,6 @@ _WITH_WORD = re.compile(
     f"{_WORD}(?:{'|'.join(_around(each) for each in sorted(_TRIGGERS) if _WORD in each)})".encode()
 )
 _OTHERS = _literals(each for each in _TRIGGERS if _WORD not in each)
-_PATTERNS = [
-    (known, re.compile(known.pattern, re.MULTILINE)) for known in FORMATS if known is not _FALLBACK
-]
 
 
 @dataclass(slots=True)
@@ -302,9 +299,9 @@ def _wrapped(match: re.Match[str], text: str) -> Message:
 def _first(text: str, at: int) -> tuple[TextFormat, re.Match[str]] | None:
     """Return the first message from a place on; where several begin, that of the first format."""
     best = None
-    for known, pattern in _PATTERNS:
-        if any(trigger in text for trigger in known.triggers):
-            match = pattern.search(text, at)
+    for known in FORMATS:
+        if known is not _FALLBACK and any(trigger in text for trigger in known.triggers):
+            match = re.compile(known.pattern, re.MULTILINE).search(text, at)
             if match and (best is None or match.start() < best[1].start()):
                 best = known, match
     return best
