@@ -63,8 +63,8 @@ available, or for no limit.
 The cause is the change that would have made room, as in [the verdict](verdict.md). A message does
 not say how much more the step still needed. So torchmem computes the cause for the smallest and for
 a large margin that a verdict asks for ({low:.0%} and {high:.0%} of the GPU), and for the least and
-the most that other processes may hold. Only a cause that is the same in all cases is told. If the text
-is cut off, or if numbers contradict each other, the answer is *unknown*.
+the most that other processes may hold. Only a cause that is the same in all cases is told. If the
+text is cut off, or if numbers contradict each other, the answer is *unknown*.
 
 """
 NUMBERS = {
@@ -75,8 +75,8 @@ NUMBERS = {
     "Process N has": "another process on the GPU. In a container with pids of its own, PyTorch "
     "does not recognize itself: the listed process that holds as much as PyTorch had reserved is "
     "the process itself",
-    "this process has": "all that this process holds on the GPU: PyTorch's memory, the CUDA context "
-    "(0.2 to 0.7 GB), NCCL, cuBLAS and other libraries",
+    "this process has": "all that this process holds on the GPU: PyTorch's memory, the CUDA "
+    "context (0.2 to 0.7 GB), NCCL, cuBLAS and other libraries",
     "allowed": "the limit of `set_per_process_memory_fraction`; only with one",
     "allocated by PyTorch": "tensors",
     "in private pools": "those of them in pools of CUDA graphs and MemPools; only with such pools",
@@ -184,8 +184,9 @@ def _agreement() -> str:
     """Return how often the message agreed with the verdict on the run."""
     counts = Counter(row["answer"] for row in json.loads(RESULTS.read_text()))
     return (
-        f"tells the cause of the verdict on the run in {counts['agrees']} of {counts.total()}, that "
-        f"it is unknown in {counts['unknown']}, and another cause in {counts['wrong']}"
+        f"tells the cause of the verdict on the run in {counts['agrees']} of {counts.total()}, "
+        f"says that it is unknown in {counts['unknown']}, and tells another one in "
+        f"{counts['wrong']}"
     )
 
 

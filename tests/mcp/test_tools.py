@@ -18,6 +18,7 @@ from support.reports import BY_NAME, LEAK_WITH_LINES
 
 from torchmem.cli.main import main
 from torchmem.explain.oom_report import encode
+from torchmem.explain.texts.formats import BY_NAME as BY_FORMAT
 from torchmem.mcp.recordings import MAX_FILE_BYTES
 from torchmem.sample.run_directory import REPORT_SUFFIX, report_name, sample_name
 
@@ -30,6 +31,7 @@ TOOLS = {
     "explain_oom",
     "read_snapshot",
     "what_if",
+    "explain_text",
 }
 
 
@@ -202,6 +204,21 @@ def test_a_snapshot_is_read_as_by_the_command(
     assert on_node.text("read_snapshot", file=path, only_leaks=True) == leaks
 
 
+def test_a_text_is_explained_as_by_the_command(
+    tmp_path: Path, on_node: Assistant, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`explain_text` answers with the text of `torchmem why`, for a message and for a log."""
+    log = tmp_path / "train.log"
+    log.write_text(f"[rank3]: {BY_FORMAT['pytorch'].example}\n")
+    shown = printed(capsys, "why", str(log))
+    text, data = on_node.answer("explain_text", file=str(log))
+
+    assert text == shown
+    assert (data["messages"][0]["cause"], data["messages"][0]["rank"]) == ("fragmentation", 3)
+    assert on_node.text("explain_text", text=log.read_text()) == shown
+    assert "No message says" in on_node.text("explain_text", text="all is well")
+
+
 def test_settings_are_compared_as_by_the_command(
     folder: Path, on_node: Assistant, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,6 +263,10 @@ def test_settings_are_compared_as_by_the_command(
         ("what_if", {"file": "/nope", "gpu_model": "abacus"}, "--gpu-model: "),
         ("what_if", {"file": "/nope", "settings": ["max_split_size_mb:x"]}, "--setting: "),
         ("what_if", {"file": "/nope", "settings": ["a:1"] * 9}, "at most 8 items"),
+        ("explain_text", {}, "pass `text` or `file`, one of them."),
+        ("explain_text", {"text": "a", "file": "b"}, "pass `text` or `file`, one of them."),
+        ("explain_text", {"file": "{}/snapshot.pickle"}, "is no text: ask explain_oom"),
+        ("explain_text", {"text": "a" * 200_001}, "at most 200000 characters"),
         ("list_ranks", {"run": 5}, "Input should be a valid string"),
         ("release", {}, "Unknown tool"),
     ],

@@ -18,6 +18,7 @@ from pydantic import Field
 
 from torchmem.mcp.answer import NOTE
 from torchmem.mcp.recordings import MAX_ROWS, MAX_SETTINGS
+from torchmem.mcp.texts import MAX_CHARACTERS
 from torchmem.mcp.worker import MAX_PROCESSES, Reply, Source, ask
 from torchmem.sample.errors import did_you_mean
 from torchmem.sample.launch import MAX_LENGTH
@@ -27,8 +28,9 @@ READ_ONLY = ToolAnnotations(
     read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
 )
 INSTRUCTIONS = f"""\
-torchmem monitors the GPU memory of PyTorch jobs. Start with list_ranks for a job that runs, and \
-with explain_oom after an OutOfMemoryError. The texts have the sentences of the commands \
+torchmem monitors the GPU memory of PyTorch jobs. Start with list_ranks for a job that runs, with \
+explain_oom after an OutOfMemoryError, and with explain_text if there is only a message or a log. \
+The texts have the sentences of the commands \
 `torchmem why` and `whatif`. Sizes in the data are bytes, times are Unix \
 seconds, and what is unknown is left out. No tool changes anything. {NOTE}"""
 PROMPT = """\
@@ -58,6 +60,13 @@ Snapshot = Annotated[
 Report = Annotated[
     str | None,
     Field(description="path of a report, as oom_reports lists it", max_length=4096),
+]
+Text = Annotated[
+    str | None,
+    Field(description="error message, or part of a log", max_length=MAX_CHARACTERS),
+]
+Log = Annotated[
+    str | None, Field(description="absolute path of a text, such as a log", max_length=4096)
 ]
 Moment = Annotated[
     Literal["end", "peak", "oom"] | None,
@@ -160,6 +169,15 @@ class Tools:
             "what_if", file=file, settings=settings, gpu_model=gpu_model, gpu=gpu
         )
 
+    async def explain_text(self, text: Text = None, file: Log = None) -> CallToolResult:
+        """Explain an error message or a log that says that GPU or host memory ran out.
+
+        Pass the text itself, or the path of a file. It works without torchmem in the job, for
+        PyTorch, NCCL, cuBLAS, Triton, vLLM, SGLang, the kernel, Kubernetes and Slurm. Where the
+        text does not decide the cause, there is none.
+        """
+        return await self._ask("explain_text", text=text, file=file)
+
     async def _ask(self, tool: str, **arguments: Any) -> CallToolResult:
         async with self._free:
             return _result(await ask(self._source, tool, arguments))
@@ -240,6 +258,7 @@ def serve(source: Source) -> None:
         tools.explain_oom,
         tools.read_snapshot,
         tools.what_if,
+        tools.explain_text,
     ):
         server.add_tool(tool, annotations=READ_ONLY, structured_output=False)
     server.prompt(title="Explain the last out-of-memory error")(explain_last_oom)

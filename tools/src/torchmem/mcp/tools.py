@@ -14,11 +14,12 @@ Arguments = Mapping[str, Any]
 
 def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> NodeAnswer:
     """Return the answer of a tool. Raise TorchmemError."""
-    from torchmem.mcp import recordings
+    from torchmem.mcp import recordings, texts
 
     about_file: dict[str, Callable[..., NodeAnswer]] = {
         "read_snapshot": recordings.read_snapshot,
         "what_if": recordings.what_if,
+        "explain_text": texts.explain_text,
     }
     if tool in about_file:
         return about_file[tool](**arguments)
