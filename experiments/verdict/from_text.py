@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -92,7 +93,10 @@ def main() -> None:
     ]
     torch_server("")  # before threads ask for it
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        found = [each for each in pool.map(compared, jobs) if each]
+        found = []
+        for each in filter(None, pool.map(compared, jobs)):
+            found.append(each)
+            print(f"{each.kind} {each.seed}: {each.answer}", file=sys.stderr, flush=True)
     show(found)
     if arguments.seeds == "report" and not wanted:
         rows = [{**asdict(each), "answer": each.answer} for each in found]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import json
 import pickle
 from collections.abc import Callable, Iterator
@@ -13,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support import reports, whatif_results
 from support.browser import Page
-from support.fuzz import make_input
+from support.fuzz import TEXTS_FILE, make_input
 from support.played_script import PlayedScript
 from support.recordings import RecordedJob, varying_lengths
 from support.snapshots import REAL_GPUS, load_snapshot, of_real_gpu, segments
@@ -30,6 +32,7 @@ from torchmem.cli.main import command_line
 from torchmem.commands.preflight import run as run_preflight
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.explain.oom_report import encode
+from torchmem.explain.texts.formats import BY_NAME
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.page import files
 from torchmem.exporter.sample_files import RunDirectory
@@ -38,6 +41,7 @@ from torchmem.node.why import oom_why
 from torchmem.node.words import oom_page
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.result import document
+from torchmem.why.text import explain_stream
 
 INPUT = "input[type=file]"
 values = st.recursive(
@@ -345,6 +349,49 @@ def test_an_oom_report(opened: Page, tmp_path: Path) -> None:
     assert opened.axe() == []
 
 
+def test_a_text_is_explained_without_the_exporter(opened: Page, tmp_path: Path) -> None:
+    """A log says rank, cause, numbers and what to do; nothing is sent for it but a file of ours."""
+    example = BY_NAME["pytorch"].example
+    path = tmp_path / "train.log"
+    path.write_text(f"step 1\n[rank3]: {example}\n[rank1]: {BY_NAME['lost_peer'].example}\n")
+    choose(opened, path)
+    words = " ".join(shown(opened).split())
+
+    assert "rank 3, cuda:0, line 2" in words
+    assert "Enough free memory, but not in one piece." in words
+    assert "requested 2.0 GiB" in words
+    assert "TORCHMEM_CAPTURE_ON_OOM=trace" in words
+    assert "A consequence, 1×, from line 3, rank 1" in words
+    assert opened.axe() == []
+
+
+def test_the_page_judges_texts_as_the_command_does(opened: Page) -> None:
+    """For each text of tests/why/texts.yml, format, cause, rank, line, count and numbers agree."""
+    texts = [case["text"] for case in yaml.safe_load(TEXTS_FILE.read_text())]
+    found = opened.evaluate(
+        f"Promise.all([{module('messages.js')}, fetch('/static/{files().digest}/messages.json')"
+        f".then((answer) => answer.json())]).then(([{{ kindsOf }}, table]) => {json.dumps(texts)}"
+        ".map((text) => kindsOf(text, table).map((kind) => [kind.line, kind.format.name, "
+        "kind.cause, kind.detail, kind.candidates, kind.rank, kind.count, "
+        "kind.numbers.requested ?? null, kind.ownPid, kind.others.map(({ pid }) => pid), "
+        "kind.compaction])))"
+    )
+    for text, on_page in zip(texts, found, strict=True):
+        assert sorted(on_page) == sorted(map(_as_on_page, _messages(text))), text
+
+
+def _messages(text: str) -> list[dict[str, Any]]:
+    document = explain_stream(io.BytesIO(text.encode())).document()
+    return [each for each in document["messages"] if each["role"] != "table"]
+
+
+def _as_on_page(found: dict[str, Any]) -> list[Any]:
+    judged = [found[name] for name in ("line", "format", "cause", "detail", "candidates")]
+    counted = [found["rank"], found["count"], found["numbers"]["requested"], found["own_pid"]]
+    others = [holder["pid"] for holder in found["others"]]
+    return [*judged, *counted, others, found["compaction_bytes"]]
+
+
 def test_an_oom_report_needs_the_exporter(page: Page, tmp_path: Path) -> None:
     """Without an answer, the page says what to run instead."""
     path = tmp_path / "1-2-3-0.oom.json"
@@ -394,9 +441,9 @@ def test_a_preflight_names_its_gpu_and_those_it_compares(
         (pickle.dumps(Evil()), "never loaded"),
         (pickle.dumps([1, 2]), "not a memory snapshot"),
         (pickle.dumps({"segments": [], "device_traces": []}), "no memory of any GPU"),
-        (b"hello", "neither a memory snapshot nor JSON"),
-        (b'{"a": 1}', "neither an OOM report"),
-        (b"", "neither a memory snapshot nor JSON"),
+        (b"hello", "No message in this text says that memory ran out"),
+        (b'{"a": 1}', "No message in this text says that memory ran out"),
+        (b"\x7fELF\0\0", "neither a memory snapshot, nor JSON, nor a text"),
         (b'{"oom": {"cause": "x"}, "process": {"run": 7}, "device": {}}', "not an OOM report"),
         (b'{"verdict": {}, "outcomes": [null, 3, {}]}', "Peak reserved"),
     ],

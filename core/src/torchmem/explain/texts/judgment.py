@@ -37,6 +37,8 @@ from torchmem.sample.sample import (
 
 PRINTED = 1 / 200
 """A size is printed with two decimals, so it may be off by half a hundredth of its unit."""
+SLACK_BYTES = 64 * MIB
+"""By how much numbers of one message may disagree: they are read one after another."""
 _UNITS = (1 << 30, 1 << 20, 1 << 10)
 POOL_SHARE = 0.5
 """The share of the tensors in private pools from which free memory is most likely there, too."""
@@ -118,7 +120,7 @@ def _is_consistent(numbers: Numbers) -> bool:
         return True
     reserved = max(numbers.reserved or 0, numbers.allocated or 0)
     held = sum(holder.bytes or 0 for holder in numbers.holders)
-    slack = tolerance(total, free, reserved, held) + 64 * MIB
+    slack = tolerance(total, free, reserved, held) + SLACK_BYTES
     return free + max(reserved, held) <= total + slack and (
         numbers.reserved is None or (numbers.allocated or 0) <= numbers.reserved + slack
     )

@@ -20,17 +20,17 @@ _ESCAPES = re.compile(
 _TIME = re.compile(
     r"(?P<date>\d{4}[-/]\d\d[-/]\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?P<part>[.,]\d{1,9})?"
 )
-_LABELS = (
+LABELS = (
     re.compile(r"^\s*\[\d{1,4},(\d{1,6})\]\s?<std(?:out|err)>:?"),  # mpirun --tag-output
     re.compile(r"(?i)(?<![\w.])(?<!lora )(?:global[_ ]?)?rank[ =:]{0,2}(\d{1,6})\b\]?:?"),
     re.compile(r"^\s*\[[a-z_]{1,32}?(\d{1,6})\]:"),  # torchrun's role and local rank
     re.compile(r"^\s*(\d{1,6}): "),  # srun --label
     re.compile(r"\b(?:TP|Worker_TP)(\d{1,4})\b"),  # SGLang and vLLM
 )
-_LABEL_COLUMNS = 400
+LABEL_COLUMNS = 400
 """Where a label may stand: before the message, and not in a whole paragraph before it."""
-_JSON_TEXTS = ("log", "message", "msg", "text", "body", "line", "textPayload", "event")
-_JSON_RANKS = ("rank", "global_rank", "RANK", "proc_rank")
+JSON_TEXTS = ("log", "message", "msg", "text", "body", "line", "textPayload", "event")
+JSON_RANKS = ("rank", "global_rank", "RANK", "proc_rank")
 _JSON_TIMES = ("time", "timestamp", "ts", "@timestamp", "asctime")
 _JSON_STEPS = ("iteration", "step", "global_step")
 _STEPS = (
@@ -74,14 +74,14 @@ def read_line(raw: str) -> LogLine:
     """Return what a line says."""
     text = _ESCAPES.sub("", raw) if "\x1b" in raw else raw
     start = text.find("{")
-    if 0 <= start <= _LABEL_COLUMNS and text.rstrip().endswith("}"):
+    if 0 <= start <= LABEL_COLUMNS and text.rstrip().endswith("}"):
         unwrapped = _unwrapped(text[start:])
         if unwrapped is not None:
             return unwrapped
     if "\\n" in text:  # JSON that is cut off, or the repr of a text
         text = text.replace("\\n", "\n").replace('\\"', '"')
-    rank, label = _label(text[:_LABEL_COLUMNS])
-    return LogLine(text, rank, label, _time(text[:_LABEL_COLUMNS]))
+    rank, label = _label(text[:LABEL_COLUMNS])
+    return LogLine(text, rank, label, _time(text[:LABEL_COLUMNS]))
 
 
 def _unwrapped(text: str) -> LogLine | None:
@@ -91,11 +91,11 @@ def _unwrapped(text: str) -> LogLine | None:
         return None
     if not isinstance(found, dict):
         return None
-    inner = next((found[key] for key in _JSON_TEXTS if isinstance(found.get(key), str)), None)
+    inner = next((found[key] for key in JSON_TEXTS if isinstance(found.get(key), str)), None)
     if inner is None:
         return None
     line = read_line(inner[:MAX_LINE].rstrip("\n"))
-    rank, time = _integer(found, _JSON_RANKS), _json_time(found)
+    rank, time = _integer(found, JSON_RANKS), _json_time(found)
     return LogLine(
         line.text,
         line.rank if rank is None else rank,
@@ -120,7 +120,7 @@ def _json_time(found: Mapping[str, Any]) -> str | None:
 
 def _label(text: str) -> tuple[int | None, int]:
     """Return the last rank that a label in the text gives, and where the label ends."""
-    for number, pattern in enumerate(_LABELS):
+    for number, pattern in enumerate(LABELS):
         matches = [*pattern.finditer(text)]
         if matches:
             last = matches[-1] if number else matches[0]

@@ -29,7 +29,7 @@ PHRASES: Mapping[TextCause, str] = {
 }
 MANY_BYTES = 1 << 30
 
-_NUMBERS = {
+NUMBER_WORDS = {
     "requested": "requested",
     "total": "memory of the GPU",
     "free": "free at the driver",
@@ -129,7 +129,7 @@ def _more(judged: Judged) -> Iterator[str]:
 
 def number_facts(message: Message, judged: Judged) -> Iterator[tuple[str, int]]:
     """Yield the numbers of the message with their names, in bytes."""
-    for name, words in _NUMBERS.items():
+    for name, words in NUMBER_WORDS.items():
         size = getattr(message.numbers, name)
         if size is not None:
             yield words, size

@@ -13,6 +13,7 @@ from importlib import resources
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from torchmem.explain.texts.page_table import page_table
 from torchmem.exporter.scrapes import accepts_gzip
 from torchmem.metrics import colors
 
@@ -60,6 +61,7 @@ def files() -> Files:
     static = resources.files(__package__) / "static"
     contents = {item.name: item.read_bytes() for item in static.iterdir() if item.is_file()}
     contents["colors.css"] = colors.css().encode()
+    contents["messages.json"] = page_table()
     digest = blake2b(digest_size=8)
     for name in sorted(contents):
         digest.update(name.encode() + b"\0" + contents[name])

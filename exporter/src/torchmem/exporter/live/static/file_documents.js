@@ -12,6 +12,12 @@ const words = (value) => (typeof value === "string" ? value : "");
 const list = (value) => (Array.isArray(value) ? value : []);
 const numbers = (value) => list(value).map((item) => (Number.isFinite(item) ? item : null));
 
+/** Return whether this is a document of torchmem. */
+export function isDocument(found) {
+  const isReport = found?.oom?.cause && found.process && found.device;
+  return Boolean(isReport || (found?.verdict && (found.phantom === true || list(found.outcomes).length)));
+}
+
 /** Draw a document, whose JSON is `text`, into `section`. Throws an Error, with a sentence, for one that is not known. */
 export async function showDocument(section, found, text) {
   if (found?.oom?.cause && found.process && found.device) await oomReport(section, text);

@@ -1,4 +1,4 @@
-// Files dropped on the page: memory snapshots, OOM reports, and the results of preflight and what-if.
+// Files dropped on the page: memory snapshots, OOM reports, results of preflight and what-if, and texts.
 //
 // They are read in the browser; a snapshot is read by a worker. Only an OOM report is sent to the
 // exporter, which explains it and keeps nothing.
@@ -8,11 +8,13 @@ import { el, setText } from "./dom.js";
 import { bytes, duration, plural, ratio } from "./format.js";
 import { MapPanel } from "./map_panel.js";
 import { layoutOf } from "./memory_layout.js";
-import { showDocument } from "./file_documents.js";
+import { isDocument, showDocument } from "./file_documents.js";
 import { lineChart } from "./file_charts.js";
+import { showText } from "./text_file.js";
 
 const MAX_SNAPSHOT_BYTES = 512 * 2 ** 20;
 const MAX_JSON_BYTES = 64 * 2 ** 20;
+const MAX_TEXT_BYTES = 256 * 2 ** 20;
 
 /**
  * Let files be dropped on `target`, or chosen with the button `open-file`.
@@ -48,7 +50,7 @@ async function openFile(file, show) {
   try {
     const first = new Uint8Array(await file.slice(0, 1).arrayBuffer())[0];
     if (first === 0x80) await showSnapshot(file, section, status);
-    else await showJson(file, section);
+    else await showTextOrJson(file, section);
     status.hidden = !status.textContent.startsWith("Select");
   } catch (error) {
     setText(status, error.message);
@@ -56,20 +58,26 @@ async function openFile(file, show) {
   }
 }
 
-async function showJson(file, section) {
-  if (file.size > MAX_JSON_BYTES) throw new Error("The file is too large for a report or a result.");
-  let documents;
+/** Show the documents of torchmem in a file; anything else that is text is a message or a log. */
+async function showTextOrJson(file, section) {
+  if (file.size > MAX_TEXT_BYTES) throw new Error(`Texts of more than ${bytes(MAX_TEXT_BYTES)} are not read: torchmem why reads any size.`);
+  const text = await file.text();
+  if (text.slice(0, 4096).includes("\0")) throw new Error("The file is neither a memory snapshot, nor JSON, nor a text.");
+  const documents = file.size > MAX_JSON_BYTES ? null : documentsIn(text);
+  if (!documents || documents.every(([found]) => !isDocument(found))) return showText(section, text);
+  for (const [found, line] of documents) await showDocument(section, found, line);
+}
+
+function documentsIn(text) {
   try {
-    documents = (await file.text()).trim().split("\n").map((line) => [JSON.parse(line), line]);
+    return text.trim().split("\n").map((line) => [JSON.parse(line), line]);
   } catch {
     try {
-      documents = [[JSON.parse(await file.text()), await file.text()]];
+      return [[JSON.parse(text), text]];
     } catch {
-      throw new Error("The file is neither a memory snapshot nor JSON: drop a snapshot (.pickle), " +
-        "an OOM report (.oom.json), or the output of preflight --json or whatif --json.");
+      return null;
     }
   }
-  for (const [found, text] of documents) await showDocument(section, found, text);
 }
 
 /** Calls the worker that holds one snapshot. */
