@@ -79,7 +79,7 @@ class TextAnswer:
 
     def _heading(self) -> list[str]:
         if not self._ooms:
-            return wrapped(self._nothing(), width=WIDTH)
+            return wrapped(f"{self._nothing()}{self._bound()}", width=WIDTH)
         first, ranks = self._ooms[0], self._ranks(self._ooms)
         where = _where(first, is_several=len(self.names) > 1)
         if len(ranks) > 1:

@@ -155,7 +155,7 @@ class _Scan:
             if self._buffer_start + start >= self._done:
                 self._line += _newlines(self._buffer, before, start)
                 before = max(before, start)
-                self._examine(start)
+                self._done = self._buffer_start + self._examine(start)
         self._line += _newlines(self._buffer, before, end)
         kept = max(0, end - BEHIND_BYTES)
         self._buffer = self._buffer[kept:]
@@ -187,25 +187,26 @@ class _Scan:
             + 1
         )
 
-    def _end(self, at: int) -> int:
-        most = min(len(self._buffer), at + MAX_LINE // 2)
+    def _end(self, at: int, length: int = MAX_LINE // 2) -> int:
+        most = min(len(self._buffer), at + length)
         match = _NEWLINE.search(self._buffer, at, most)
         return match.start() if match else most
 
     def _text(self, start: int) -> tuple[LogLine, int]:
-        end = self._end(start)
+        end = self._end(start, MAX_LINE)
         return read_line(self._buffer[start:end].decode(errors="replace")), end
 
-    def _examine(self, start: int) -> None:
+    def _examine(self, start: int) -> int:
+        """Add what the line at `start` says; return where it ends."""
         findings = self._findings
-        if findings.examined >= MAX_EXAMINED:
-            return
-        findings.examined += 1
         line, end = self._text(start)
+        if findings.examined >= MAX_EXAMINED:
+            return end
+        findings.examined += 1
         continued = _Continued(line, lambda: self._following(end))
         if table := read_table(line.text, continued.lines):
             self._add(start, line, Finding(None, Judged(None), self._line, table=table))
-            return
+            return end
         for message in messages(line.text, continued.text):
             rank = line.rank_before(message.start)
             excerpt = printable(" ".join(line.text[message.start :][: 2 * EXCERPT].split()))
@@ -221,6 +222,7 @@ class _Scan:
                     excerpt=excerpt[:EXCERPT],
                 ),
             )
+        return end
 
     def _add(self, start: int, line: LogLine, found: Finding) -> None:
         found.source = self._source
