@@ -57,6 +57,8 @@ NOISE_RATIO = 0.01
 """Deviations below this share of a series' range are not noise that matters."""
 MAX_UNEVENNESS = 2.5
 """How many times a jump of stairs, or the time between two, may be the typical one."""
+MIN_STAIRS = 3
+"""The fewest jumps that are stairs; the newest of so many tell the pace."""
 MIN_STAIRS_SHARE = 0.7
 """The share of the rise that jumps explain, for it to be stairs."""
 MIN_RISE_SHARE = 0.1
@@ -89,7 +91,7 @@ class Evidence:
     rises: int = 0
     of: int = 0
     points: int = MIN_POINTS
-    stairs: int = 3
+    stairs: int = MIN_STAIRS
     stages: bool = False
 
 
@@ -217,17 +219,19 @@ def _stairs(points: Sequence[Point], starts: Sequence[int], evidence: Evidence) 
     typical, risen = median(size for _, size in jumps), points[-1][1] - points[0][1]
     pauses = [late[0] - early[0] for early, late in pairwise(jumps)]
     pause = median(pauses)
-    is_regular = (
-        all(typical / MAX_UNEVENNESS <= size <= typical * MAX_UNEVENNESS for _, size in jumps)
-        and max(pauses) <= MAX_UNEVENNESS * pause
-    )
+    sizes = [size for _, size in jumps]
+    is_even = min(sizes) >= typical / MAX_UNEVENNESS and max(sizes) <= typical * MAX_UNEVENNESS
+    # Stages that grow by a factor, such as lengths that double.
+    is_even |= evidence.stages and all(a <= b <= a * MAX_UNEVENNESS for a, b in pairwise(sizes))
+    is_regular = is_even and max(pauses) <= MAX_UNEVENNESS * pause
     treads = ([size for _, size in points[a:b]] for a, b in pairwise([*starts, len(points)]))
     is_flat = all(max(tread) - min(tread) <= typical / 2 for tread in treads)
     is_all = sum(size for _, size in jumps) >= MIN_STAIRS_SHARE * risen
     goes_on = points[-1][0] - jumps[-1][0] <= MAX_UNEVENNESS * pause
     if not (is_regular and is_flat and is_all and goes_on and risen > 0):
         return None
-    return _Rise(typical / pause, max(points[0][0], jumps[0][0] - pause), risen, pause)
+    slope = median(sizes[-MIN_STAIRS:]) / pause
+    return _Rise(slope, max(points[0][0], jumps[0][0] - pause), risen, pause)
 
 
 def _lows(points: Sequence[Point], starts: Sequence[int], evidence: Evidence) -> _Rise | None:

@@ -6,7 +6,6 @@ request belongs to training. Only what is true of the case is advised.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
@@ -24,8 +23,8 @@ SUBSTANTIAL = 0.2
 """The share of tensor memory from which a kind of tensors is worth a remedy."""
 MOSTLY_ACTIVATIONS = 0.5
 """The share of tensor memory allocated within a step that points to activations."""
-RECENT_SECONDS = 10.0
-"""Seconds in which the growth of a leak does not count as part of a step."""
+NEWEST_ENDS = 3
+"""Ends of steps whose lowest memory shows what is kept; more of them would count a leak."""
 MIN_MODEL_ALONE = 0.95
 """The share of tensor memory from which parameters are all that there is."""
 MIN_KEPT_OUTPUTS = 16
@@ -130,21 +129,17 @@ def _tensor_sizes(report: OomReport) -> dict[str, int]:
 def _share_of_step(report: OomReport) -> float | None:
     """Return the share of tensor memory that was allocated within the step; None if unknown.
 
-    If the components do not show it, the allocated memory is compared with its minimum between
-    steps, in the seconds before if many steps were not read.
+    If the components do not show it, the allocated memory is compared with what it was at the end
+    of the newest steps: their lowest, as a part of them may have been kept.
     """
     sizes = _tensor_sizes(report)
     of_step = sum(sizes[name] for name in sizes.keys() & OF_A_STEP)
     if of_step and not report.steps.unread:
         return of_step / sum(sizes.values())
-    allocator, trend = report.device.allocator, report.trend
-    samples = zip(trend.seconds, trend.allocated_bytes, trend.steps, strict=True)
-    oldest = min(trend.seconds, default=0.0) + RECENT_SECONDS if report.steps.unread else math.inf
-    between_steps = [
-        size for seconds, size, steps in samples if size and steps and seconds <= oldest
-    ]
+    allocator, history = report.device.allocator, report.device.run_history
     now = allocator.allocated_bytes.total if allocator else 0
-    return max(0.0, 1 - min(between_steps) / now) if between_steps and now else None
+    kept = history.allocated_bytes[-NEWEST_ENDS:] if history else ()
+    return max(0.0, 1 - min(kept) / now) if kept and now else None
 
 
 def belongs_to_training(report: OomReport) -> bool:
