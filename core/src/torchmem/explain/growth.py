@@ -57,8 +57,6 @@ NOISE_RATIO = 0.01
 """Deviations below this share of a series' range are not noise that matters."""
 MAX_UNEVENNESS = 2.5
 """How many times a jump of stairs, or the time between two, may be the typical one."""
-MIN_STAIRS = 3
-"""The fewest jumps that are stairs; the newest of so many tell the pace."""
 MIN_STAIRS_SHARE = 0.7
 """The share of the rise that jumps explain, for it to be stairs."""
 MIN_RISE_SHARE = 0.1
@@ -91,7 +89,7 @@ class Evidence:
     rises: int = 0
     of: int = 0
     points: int = MIN_POINTS
-    stairs: int = MIN_STAIRS
+    stairs: int = 3
     stages: bool = False
 
 
@@ -219,19 +217,17 @@ def _stairs(points: Sequence[Point], starts: Sequence[int], evidence: Evidence) 
     typical, risen = median(size for _, size in jumps), points[-1][1] - points[0][1]
     pauses = [late[0] - early[0] for early, late in pairwise(jumps)]
     pause = median(pauses)
-    sizes = [size for _, size in jumps]
-    is_even = min(sizes) >= typical / MAX_UNEVENNESS and max(sizes) <= typical * MAX_UNEVENNESS
-    # Stages that grow by a factor, such as lengths that double.
-    is_even |= evidence.stages and all(a <= b <= a * MAX_UNEVENNESS for a, b in pairwise(sizes))
-    is_regular = is_even and max(pauses) <= MAX_UNEVENNESS * pause
+    is_regular = (
+        all(typical / MAX_UNEVENNESS <= size <= typical * MAX_UNEVENNESS for _, size in jumps)
+        and max(pauses) <= MAX_UNEVENNESS * pause
+    )
     treads = ([size for _, size in points[a:b]] for a, b in pairwise([*starts, len(points)]))
     is_flat = all(max(tread) - min(tread) <= typical / 2 for tread in treads)
     is_all = sum(size for _, size in jumps) >= MIN_STAIRS_SHARE * risen
     goes_on = points[-1][0] - jumps[-1][0] <= MAX_UNEVENNESS * pause
     if not (is_regular and is_flat and is_all and goes_on and risen > 0):
         return None
-    slope = median(sizes[-MIN_STAIRS:]) / pause
-    return _Rise(slope, max(points[0][0], jumps[0][0] - pause), risen, pause)
+    return _Rise(typical / pause, max(points[0][0], jumps[0][0] - pause), risen, pause)
 
 
 def _lows(points: Sequence[Point], starts: Sequence[int], evidence: Evidence) -> _Rise | None:
@@ -388,12 +384,18 @@ def growth_of_steps(history: RunHistory, evidence: Evidence) -> Growth | None:
 
 
 def _stairs_of_needs(peaks: Sequence[Point]) -> Growth | None:
-    """Return the growth of what steps need in stages, by the highest peaks so far."""
+    """Return the growth of what steps need in stages, by the highest peaks so far.
+
+    Where each stage is larger by a factor, the first ones are small and not regular.
+    """
     series = thinned(peaks)
-    rise = _stairs(series, pieces(series), JUDGED_ONCE) if len(series) >= MIN_POINTS else None
-    if rise is None or _is_flat_now(peaks, rise):
-        return None
-    return Growth("larger_step", rise.slope, int(rise.since), int(rise.bytes))
+    starts = pieces(series) if len(series) >= MIN_POINTS else []
+    for number, start in enumerate(starts):
+        later = [index - start for index in starts[number:]]
+        rise = _stairs(series[start:], later, JUDGED_ONCE)
+        if rise and not _is_flat_now(peaks, rise):
+            return Growth("larger_step", rise.slope, int(rise.since), int(rise.bytes))
+    return None
 
 
 def _parts_are_flat(history: RunHistory, growth: Growth) -> bool:
