@@ -77,7 +77,7 @@ def capture(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -95,8 +95,12 @@ def test_one_command_gives_a_snapshot(train: Train, tmp_path: Path) -> None:
     )
     assert load_snapshot(tmp_path / "mine.pickle")
     assert (tmp_path / "mine.pickle").stat().st_mode & 0o777 == 0o600
-    left = {path.name for path in (tmp_path / "run" / str(os.geteuid())).iterdir()}
-    assert all(name.endswith((SAMPLE_SUFFIX, RESERVE_SUFFIX)) for name in left), left
+
+    def is_clean() -> bool:
+        left = {path.name for path in (tmp_path / "run" / str(os.geteuid())).iterdir()}
+        return all(name.endswith((SAMPLE_SUFFIX, RESERVE_SUFFIX)) for name in left)
+
+    until(is_clean)  # for a moment, a rank that publishes has a temporary file
 
 
 def test_the_file_is_named_after_the_rank(train: Train, tmp_path: Path) -> None:
