@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -90,11 +90,19 @@ class Pod:
             rank
             for rank, process in self.ranks.items()
             if process.poll() is None
-            for file in Path(f"/proc/{process.pid}/fd").iterdir()
-            if file.is_symlink() and str(file.readlink()) in {f"socket:[{i}]" for i in inodes}
+            if _open_files(process.pid) & {f"socket:[{inode}]" for inode in inodes}
         ]
         (leader,) = leaders
         return leader
+
+
+def _open_files(pid: int) -> set[str]:
+    """Return what a process has open, but for what it closes meanwhile."""
+    files: set[str] = set()
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            files.add(str(file.readlink()))
+    return files
 
 
 @pytest.fixture
