@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,12 @@ def train(tmp_path: Path) -> Iterator[Train]:
     """Return a function that starts a rank of the run `night` and waits until it has published."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(rank: int, *arguments: str) -> subprocess.Popen[bytes]:
-        environment = os.environ | {"TORCHMEM_RUN_DIR": str(tmp_path / "run")}
+    def start(rank: int, *arguments: str, folder: Path = tmp_path) -> subprocess.Popen[bytes]:
+        environment = os.environ | {"TORCHMEM_RUN_DIR": str(folder / "run")}
         started.append(
             subprocess.Popen([sys.executable, "-c", TRAIN, str(rank), *arguments], env=environment)
         )
-        until(lambda: list((tmp_path / "run").rglob(f"*-{started[-1].pid}-*{SAMPLE_SUFFIX}")))
+        until(lambda: list((folder / "run").rglob(f"*-{started[-1].pid}-*{SAMPLE_SUFFIX}")))
         return started[-1]
 
     yield start
@@ -227,13 +226,10 @@ def test_a_second_capture_is_refused(train: Train, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a command as another user")
-def test_other_users_are_refused(train: Train, tmp_path: Path) -> None:
+def test_other_users_are_refused(shared_dir: Path, train: Train) -> None:
     """Only root and the user of the process may capture it; nothing is requested for others."""
-    train(0)
-    below_tmp = len(tmp_path.relative_to(tempfile.gettempdir()).parts)
-    for directory in (tmp_path, *tmp_path.parents[: below_tmp - 1]):
-        directory.chmod(0o755)
-    done = capture(tmp_path, command=[sys.executable, "-c", AS_NOBODY, "capture"])
+    train(0, folder=shared_dir)
+    done = capture(shared_dir, command=[sys.executable, "-c", AS_NOBODY, "capture"])
 
     assert done.returncode == 2, done.stderr
     assert "no process of yours runs in " in done.stderr
