@@ -54,7 +54,9 @@ def _labeled(parts: Iterable[tuple[str, int]]) -> tuple[LabeledBytes, ...]:
 
 def _in_words(found: Iterable[Remedy]) -> tuple[Remedy, ...]:
     """Return remedies whose text says what they gain."""
-    return tuple(Remedy(f"{each.text}{gain_sentence(each)}", each.lines) for each in found)
+    return tuple(
+        Remedy(each.kind, f"{each.text}{gain_sentence(each)}", each.lines) for each in found
+    )
 
 
 def oom_why(
