@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_chart import oom_charts
@@ -46,6 +47,14 @@ def rank_report(
         facts=rank_facts(sample, device, now),
         run=run_chart(device.run_history, device.total_bytes),
     )
+
+
+def with_replay(report: RankWhy, shown: str | None) -> RankWhy:
+    """Return a report that says with its first advice what a replay shows about that."""
+    if shown is None:
+        return report
+    first, *others = report.advice
+    return replace(report, advice=(replace(first, text=f"{first.text} {shown}"), *others))
 
 
 def _labeled(parts: Iterable[tuple[str, int]]) -> tuple[LabeledBytes, ...]:
