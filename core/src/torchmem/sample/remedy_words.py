@@ -47,6 +47,8 @@ RemedyKind = Literal[
     "shard_if_large",
     "fewer_bits",
     "find_others",
+    "host_inputs",
+    "kept_outputs",
     "find_kept",
     "find_kept_outputs",
     "optimizer_grows",
@@ -149,6 +151,13 @@ REMEDY_WORDS: Mapping[RemedyKind, str] = {
     "find_others": (
         "Find out what the tensors are that belong neither to the model nor to this step, such as "
         "a loaded checkpoint, a dataset or a second model, and free them"
+    ),
+    "host_inputs": (
+        "Keep in host memory what this step does not need, such as a dataset or a loaded checkpoint"
+    ),
+    "kept_outputs": (
+        "Find what keeps tensors and their graphs: a list of outputs (append "
+        "output.detach().cpu()), a sum of losses (use loss.item()), a hook"
     ),
     "find_kept": (
         "Find what keeps tensors from step to step: a sum of losses (use loss.item()), a list of "
