@@ -7,12 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import format_size
-from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_KILL, remedies
+from torchmem.explain.remedies import remedies
 from torchmem.explain.remedy import Remedy
 from torchmem.explain.serving import waking
 from torchmem.explain.texts.formats import TextCause
 from torchmem.explain.texts.judgment import Judged
 from torchmem.explain.texts.numbers import Message, Numbers
+from torchmem.sample.remedy_words import REMEDY_WORDS, RemedyKind
 
 MAX_REMEDIES = 4
 MIN_FRACTION = 0.1
@@ -56,6 +57,15 @@ _BY_CAUSE: Mapping[TextCause | None, NextCommand] = {
         "torchmem doctor", "what this machine's driver, container and settings do not allow"
     ),
 }
+_KINDS: Mapping[TextCause, tuple[RemedyKind, ...]] = {
+    "capacity": ("smaller_batch", "recompute", "shard_if_large"),
+    "fragmentation": ("expandable_segments",),
+    "limit": ("raised_limit",),
+    "external": ("find_processes", "other_gpu"),
+    "pending": ("repeat",),
+    "library": ("cache_for_libraries", "room_for_libraries"),
+    "host_memory": ("host_memory",),
+}
 _BY_FORMAT: Mapping[str, NextCommand] = {
     "oom_killed": NextCommand(
         "kubectl describe pod POD", "the limit of the container, and how often it was restarted"
@@ -85,12 +95,10 @@ def advice(message: Message, judged: Judged) -> tuple[Remedy, ...]:
 
 
 def _general(cause: TextCause | None) -> Iterator[Remedy]:
-    if cause == "host_memory":
-        yield Remedy(f"{REMEDY_BY_KILL['host_memory']}.")
-    elif cause == "refused":
-        yield Remedy(f"{REFUSED}.")
+    if cause == "refused":
+        yield Remedy(None, f"{REFUSED}.")
     elif cause is not None:
-        yield Remedy(f"{REMEDY_BY_CAUSE[cause]}.")
+        yield from (Remedy(kind, f"{REMEDY_WORDS[kind]}.") for kind in _KINDS[cause])
 
 
 def _vllm_start(numbers: Numbers, cause: TextCause | None) -> Iterator[Remedy]:
@@ -99,6 +107,7 @@ def _vllm_start(numbers: Numbers, cause: TextCause | None) -> Iterator[Remedy]:
     if free and total and free / total >= MIN_FRACTION:
         fraction = math.floor(100 * free / total) / 100
         yield Remedy(
+            None,
             f"Ask for what is free: {format_size(free)} of {format_size(total)}.",
             (f"--gpu-memory-utilization={fraction:.2f}",),
         )
@@ -107,14 +116,17 @@ def _vllm_start(numbers: Numbers, cause: TextCause | None) -> Iterator[Remedy]:
 def _vllm_cache(numbers: Numbers, _: TextCause | None) -> Iterator[Remedy]:
     if numbers.tokens:
         yield Remedy(
+            None,
             "Serve shorter requests: by vLLM's estimate, this length fits.",
             (f"--max-model-len={numbers.tokens}",),
         )
     yield Remedy(
+        None,
         "If the GPU has more free memory, let vLLM use a larger share of it.",
         ("--gpu-memory-utilization=0.95",),
     )
     yield Remedy(
+        None,
         "Run smaller batches, which leaves more for the KV cache.",
         ("--max-num-seqs=128", "--max-num-batched-tokens=2048"),
     )
@@ -122,6 +134,7 @@ def _vllm_cache(numbers: Numbers, _: TextCause | None) -> Iterator[Remedy]:
 
 def _vllm_profiling(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
     yield Remedy(
+        None,
         "Start the engine when nothing else on the GPU starts or ends, or give the size of the KV "
         "cache, which needs no measurement.",
         ("--kv-cache-memory=BYTES",),
@@ -130,25 +143,28 @@ def _vllm_profiling(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
 
 def _sglang_fraction(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
     yield Remedy(
+        None,
         "Let SGLang use a larger share of the GPU for weights and KV cache.",
         ("--mem-fraction-static=0.9",),
     )
-    yield Remedy("Load the parameters in fewer bits, or spread the model over several GPUs.")
+    yield Remedy("fewer_bits", f"{REMEDY_WORDS['fewer_bits']}.")
 
 
 def _sglang_cache(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
     yield Remedy(
+        None,
         "Run fewer requests at a time, and divide long prompts.",
         ("--max-running-requests=64", "--chunked-prefill-size=2048"),
     )
 
 
 def _wake_up(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
-    yield from (Remedy(each.text, each.lines) for each in waking(None))
+    yield from (Remedy(each.kind, each.text, each.lines) for each in waking(None))
 
 
 def _without_expandable(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
     yield Remedy(
+        None,
         "Turn expandable segments off.",
         ("export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False",),
     )
@@ -156,13 +172,14 @@ def _without_expandable(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
 
 def _nvml(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
     yield Remedy(
+        None,
         "Let NVML work, so that the next message has its numbers: `nvidia-smi` in the same "
-        "container says what is wrong with it."
+        "container says what is wrong with it.",
     )
 
 
 def _watermark(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
-    yield Remedy("Use a smaller batch, or close programs that use memory: the GPU shares it.")
+    yield Remedy(None, "Use a smaller batch, or close programs that use memory: the GPU shares it.")
 
 
 _SPECIAL: Mapping[str, Callable[[Numbers, TextCause | None], Iterator[Remedy]]] = {
