@@ -16,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.verdict.kinds import KINDS, SEEDS, Case, cases
@@ -99,7 +99,7 @@ def main() -> None:
             print(f"{each.kind} {each.seed}: {each.answer}", file=sys.stderr, flush=True)
     show(found)
     if arguments.seeds == "report" and not wanted:
-        rows = [{**asdict(each), "answer": each.answer} for each in found]
+        rows = [{"kind": each.kind, "seed": each.seed, "answer": each.answer} for each in found]
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
 

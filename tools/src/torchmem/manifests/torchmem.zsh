@@ -19,7 +19,7 @@ _shtab_torchmem_commands() {
     run:'run a command unchanged, and monitor each of its processes that uses CUDA'
     top:'show the GPUs and ranks of a node in the terminal, live'
     whatif:'replay a memory snapshot'"'"'s allocations under other allocator settings'
-    why:'explain an OutOfMemoryError, a running rank, a memory snapshot or a summary'
+    why:'explain an OutOfMemoryError, a running rank, a memory snapshot, an error message or a log'
   )
   _describe 'torchmem commands' _commands
 }
@@ -407,7 +407,7 @@ _shtab_torchmem_why_options=(
   "--gpu[only cuda\:N (default\: all)]:N:"
   "--top[rows of each table (default 12)]:N:"
   "--plot[plot memory by line, as .png or .svg]:FILE:_files"
-  "(*)::an OOM report, a memory snapshot, or the summary or sample of a run:_files"
+  "(*)::an OOM report, a memory snapshot, the summary or sample of a run, or any text, such as an error message or logs (- for stdin):_files"
 )
 
 # guard to ensure default positional specs are added only once per session

@@ -66,6 +66,7 @@ _KINDS: Mapping[TextCause, tuple[RemedyKind, ...]] = {
     "library": ("cache_for_libraries", "room_for_libraries"),
     "host_memory": ("host_memory",),
 }
+_POOL: tuple[RemedyKind, ...] = ("shared_pool", "pool_on_oom", "expandable_segments")
 _BY_FORMAT: Mapping[str, NextCommand] = {
     "oom_killed": NextCommand(
         "kubectl describe pod POD", "the limit of the container, and how often it was restarted"
@@ -88,6 +89,8 @@ def next_command(message: Message, judged: Judged) -> NextCommand:
 
 def advice(message: Message, judged: Judged) -> tuple[Remedy, ...]:
     """Return what to do, the most promising first."""
+    if judged.detail == "pool":
+        return tuple(Remedy(kind, f"{REMEDY_WORDS[kind]}.") for kind in _POOL)
     if judged.report is not None:
         return remedies(judged.report)[:MAX_REMEDIES]
     special = _SPECIAL.get(message.format.name)

@@ -49,6 +49,12 @@ def sentence(message: Message, judged: Judged) -> str:
     """Return what the message says of the cause, without a full stop."""
     if message.format.role != "oom":
         return message.format.meaning.partition(". ")[0].rstrip(".")
+    if judged.detail == "pool":
+        free = format_size(message.numbers.unallocated or 0)
+        return (
+            f"Fragmentation: {free} was free, most likely in the pools of CUDA graphs and "
+            "MemPools, which this request cannot use"
+        )
     if judged.cause in _BY_CAUSE:
         return _BY_CAUSE[judged.cause](message.numbers, judged)
     return _plain(judged)
@@ -191,7 +197,8 @@ def table_sentence(table: Table) -> str:
         largest = max(known, key=lambda holder: holder.bytes or 0, default=None)
         who = f", most by process {largest.pid}" if largest else ""
         return f"GPU {fullest.gpu} is the fullest: {share} of its memory is in use{who}"
-    counts = f"{table.ooms:,} requests had failed, " if table.ooms else ""
+    plural = "s" * (table.ooms != 1)
+    counts = f"{table.ooms:,} request{plural} had failed, " if table.ooms else ""
     if table.reserved is not None and table.allocated is not None:
         unused = format_size(max(0, table.reserved - table.allocated))
         return f"{counts}{unused} of what PyTorch had reserved held no tensor"
