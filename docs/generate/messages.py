@@ -78,11 +78,11 @@ NUMBERS = {
     "this process has": "all that this process holds on the GPU: PyTorch's memory, the CUDA "
     "context (0.2 to 0.7 GB), NCCL, cuBLAS and other libraries",
     "allowed": "the limit of `set_per_process_memory_fraction`; only with one",
-    "allocated by PyTorch": "tensors",
-    "in private pools": "those of them in pools of CUDA graphs and MemPools; only with such pools",
+    "allocated by PyTorch": "tensors, and what is free in private pools",
+    "in private pools": "free blocks in the pools of CUDA graphs and MemPools, which PyTorch "
+    "counts as allocated: other requests cannot use them; only with such pools",
     "reserved by PyTorch but unallocated": "free blocks that PyTorch could not return, because "
-    "tensors lie beside them: stranded memory, free memory in private pools, and blocks that wait "
-    "for another stream",
+    "tensors lie beside them: stranded memory; or blocks that wait for another stream",
 }
 COMBINATIONS = {
     "The GPU is full": (
@@ -97,7 +97,7 @@ COMBINATIONS = {
         "memory in use. Of the allocated memory 61.40 GiB is allocated by PyTorch, and 15.20 GiB "
         "is reserved by PyTorch but unallocated."
     ),
-    "Much of that may be in the pools of CUDA graphs": (
+    "Much is free in the pools of CUDA graphs": (
         "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 79.10 GiB "
         "of which 640.00 MiB is free. Including non-PyTorch memory, this process has 78.30 GiB "
         "memory in use. Of the allocated memory 51.00 GiB is allocated by PyTorch, with 44.20 GiB "

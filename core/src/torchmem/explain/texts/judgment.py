@@ -40,8 +40,9 @@ PRINTED = 1 / 200
 SLACK_BYTES = 64 * MIB
 """By how much numbers of one message may disagree: they are read one after another."""
 _UNITS = (1 << 30, 1 << 20, 1 << 10)
-POOL_SHARE = 0.5
-"""The share of the tensors in private pools from which free memory is most likely there, too."""
+WAITING_RATIO = 2
+"""Once the cache is empty, free blocks lie beside tensors. More of them than this many times the
+tensors may be blocks that wait for another stream."""
 OWN_EXTRA_BYTES = 4 << 30
 """What a process holds at most outside its allocator: a context, communicators, libraries."""
 
@@ -86,7 +87,7 @@ def _allocator(message: Message) -> Judged:
     found = Judged(None, holders=others, unlisted=_unlisted(numbers), own_pid=own_pid)
     if not _is_consistent(numbers):
         return found
-    needed = (numbers.allocated or 0) + (numbers.requested or 0)
+    needed = _tensors(numbers) + (numbers.requested or 0)
     if numbers.total is not None and needed > numbers.total + tolerance(numbers.total):
         return _with_report(replace(found, cause="capacity"), numbers, ())
     if not message.is_whole or numbers.total is None or numbers.free is None:
@@ -94,6 +95,11 @@ def _allocator(message: Message) -> Judged:
     if _was_refused(numbers):
         return replace(found, cause="refused")
     return _weighed(found, numbers)
+
+
+def _tensors(numbers: Numbers) -> int:
+    """Return the bytes of tensors: PyTorch counts free blocks of private pools as allocated."""
+    return max(0, (numbers.allocated or 0) - (numbers.private or 0))
 
 
 def _settled(numbers: Numbers) -> Numbers:
@@ -182,6 +188,9 @@ def _weighed(found: Judged, numbers: Numbers) -> Judged:
         return _with_report(replace(found, candidates=candidates), numbers, ())
     (cause,) = causes
     detail = _detail(numbers) if cause == "fragmentation" else None
+    if cause == "fragmentation" and detail is None and _may_wait(numbers):
+        found = replace(found, candidates=("fragmentation", "pending"))
+        return _with_report(found, numbers, ())
     return _with_report(replace(found, cause=cause, detail=detail), numbers, verdicts[-1].gains)
 
 
@@ -194,18 +203,17 @@ def _evidence(numbers: Numbers) -> OomEvidence:
         cached_free=numbers.unallocated or 0,
         reserved=numbers.reserved or 0,
         total=total,
+        private_free=numbers.private or 0,
     )
 
 
 def _foreign(found: Judged, evidence: OomEvidence) -> tuple[int, int]:
     """Return the least and the most that other processes may hold."""
     listed = sum(holder.bytes or 0 for holder in found.holders)
+    most = max(listed, evidence.foreign(None, is_alone=False))
     if found.unlisted is not None:
-        return listed, listed + max(0, found.unlisted - OWN_EXTRA_BYTES // 4)
-    return (
-        max(listed, evidence.outside - COMMUNICATORS_ALLOWANCE_BYTES, 0),
-        max(listed, evidence.foreign(None, is_alone=False)),
-    )
+        return listed, most
+    return max(listed, evidence.outside - COMMUNICATORS_ALLOWANCE_BYTES, 0), most
 
 
 def _verdict(evidence: OomEvidence, margin: float, foreign: int) -> Verdict:
@@ -218,9 +226,13 @@ def _verdict(evidence: OomEvidence, margin: float, foreign: int) -> Verdict:
     return Verdict(CAUSE_BY_CHANGE[best.change] if best else "capacity", None, None, gains)
 
 
+def _may_wait(numbers: Numbers) -> bool:
+    unallocated = numbers.unallocated or 0
+    return unallocated >= max(numbers.requested or 0, WAITING_RATIO * _tensors(numbers))
+
+
 def _detail(numbers: Numbers) -> OomDetail | None:
-    in_pools = numbers.private or 0
-    return "pool" if in_pools > POOL_SHARE * (numbers.allocated or 0) else None
+    return "pool" if (numbers.private or 0) > (numbers.unallocated or 0) else None
 
 
 def _malloc_async(message: Message) -> Judged:
@@ -285,6 +297,6 @@ def _report(
 def _statistics(numbers: Numbers) -> Allocator | None:
     if numbers.allocated is None or numbers.reserved is None:
         return None
-    allocated = ByPool(None, None, numbers.allocated)
+    allocated = ByPool(None, None, _tensors(numbers))
     reserved = ByPool(None, None, numbers.reserved)
     return Allocator(allocated, allocated, reserved, None, None, None, None, None)

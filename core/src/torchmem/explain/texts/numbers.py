@@ -31,10 +31,10 @@ class Numbers:
         requested: the request that failed.
         total: memory of the GPU.
         free: free memory at the driver.
-        allocated: tensors of this process.
+        allocated: tensors of this process, and `private`.
         reserved: what its allocator had taken from the driver.
         unallocated: what it had taken and not given to tensors.
-        private: tensors in the pools of CUDA graphs and MemPools.
+        private: free blocks in the pools of CUDA graphs and MemPools, which `allocated` contains.
         allowed: what the memory fraction, or another limit of the program's own, lets it take.
         available: what an engine found for its KV cache.
         before: free memory at an earlier moment.

@@ -39,7 +39,7 @@ def page_table() -> bytes:
             "context": CONTEXT_ALLOWANCE_BYTES,
             "communicators": COMMUNICATORS_ALLOWANCE_BYTES,
             "own_extra": judgment.OWN_EXTRA_BYTES,
-            "pool_share": judgment.POOL_SHARE,
+            "waiting": judgment.WAITING_RATIO,
             "printed": judgment.PRINTED,
             "slack": judgment.SLACK_BYTES,
             "max_bytes": MAX_BYTES,

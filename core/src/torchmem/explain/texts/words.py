@@ -34,8 +34,8 @@ NUMBER_WORDS = {
     "total": "memory of the GPU",
     "free": "free at the driver",
     "allowed": "allowed by a limit",
-    "allocated": "tensors",
-    "private": "of these in private pools",
+    "allocated": "allocated by PyTorch",
+    "private": "of these free in private pools",
     "reserved": "reserved by PyTorch",
     "unallocated": "reserved, without a tensor",
     "other": "other memory of the process",
@@ -50,10 +50,10 @@ def sentence(message: Message, judged: Judged) -> str:
     if message.format.role != "oom":
         return message.format.meaning.partition(". ")[0].rstrip(".")
     if judged.detail == "pool":
-        free = format_size(message.numbers.unallocated or 0)
+        free = format_size(message.numbers.private or 0)
         return (
-            f"Fragmentation: {free} was free, most likely in the pools of CUDA graphs and "
-            "MemPools, which this request cannot use"
+            f"Fragmentation: {free} was free in the pools of CUDA graphs and MemPools, which this "
+            "request cannot use"
         )
     if judged.cause in _BY_CAUSE:
         return _BY_CAUSE[judged.cause](message.numbers, judged)
@@ -98,7 +98,9 @@ def _capacity(numbers: Numbers, judged: Judged) -> str:
             f"The request of {format_size(requested)} is more than the GPU has "
             f"({format_size(total)})"
         )
-    missing = requested - (numbers.free or 0) - (numbers.unallocated or 0)
+    missing = requested - sum(
+        each or 0 for each in (numbers.free, numbers.unallocated, numbers.private)
+    )
     if missing > 0:
         return (
             f"The GPU is full of tensors: {format_size(missing)} was missing, even without any "
@@ -157,8 +159,6 @@ def cannot_say(message: Message, judged: Judged) -> Iterator[str]:
     if judged.cause in {"capacity", "fragmentation", "limit", None}:
         yield "what holds the memory, and whether it grew from step to step"
     if judged.cause == "fragmentation":
-        if message.numbers.private:
-            yield "how much of the free memory is in private pools"
         yield "whether free blocks waited for another stream"
     if judged.cause == "external" and not judged.holders:
         yield "which processes hold the memory"

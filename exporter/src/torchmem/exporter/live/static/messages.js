@@ -205,12 +205,15 @@ function judgeAllocator(message, table) {
   const found = { others, ownPid };
   if (!isConsistent(numbers, message.holders, table)) return found;
   const { total, free } = numbers;
-  const needed = (numbers.allocated ?? 0) + (numbers.requested ?? 0);
+  const needed = tensorsOf(numbers) + (numbers.requested ?? 0);
   if (isKnown(total) && needed > total + tolerance(table, total)) return { ...found, cause: "capacity" };
   if (!message.isWhole || !isKnown(total) || !isKnown(free)) return found;
   if (wasRefused(numbers, table)) return { ...found, cause: "refused" };
   return { ...found, ...weighed(numbers, message.holders, others, table) };
 }
+
+/** PyTorch counts free blocks of private pools as allocated. */
+const tensorsOf = ({ allocated, private: pools }) => Math.max(0, (allocated ?? 0) - (pools ?? 0));
 
 const isKnown = (value) => value !== null && value !== undefined;
 
@@ -258,13 +261,13 @@ function weighed(numbers, holders, others, table) {
   const obtainable = (amount) => (limit < total ? Math.min(amount, limit - reserved) : amount);
   const outside = Math.max(0, total - free - reserved);
   const rooms = (foreign) => ({
-    compaction: Math.max(0, obtainable(free)) + unallocated,
+    compaction: Math.max(0, obtainable(free)) + unallocated + (numbers.private ?? 0),
     ...(limit < total ? { limit: free } : {}),
     ...(foreign > 0 ? { neighbors: obtainable(free + foreign) } : {}),
   });
   const causes = new Set();
   for (const ratio of [table.bounds.min_room, table.bounds.large_room]) {
-    for (const foreign of foreignOf(total, free, outside, holders, others, table)) {
+    for (const foreign of foreignOf(outside, holders, others, table)) {
       const gains = Object.entries(rooms(foreign)).filter(([, room]) => room - requested >= Math.max(0, ratio * total));
       const best = gains.sort((one, other) => other[1] - one[1])[0];
       causes.add(best ? table.cause_by_change[best[0]] : "capacity");
@@ -274,17 +277,18 @@ function weighed(numbers, holders, others, table) {
   const compaction = spare >= 0 ? spare : null;
   if (causes.size > 1) return { candidates: CAUSES.filter((cause) => causes.has(cause)), compaction };
   const [cause] = causes;
-  const isPool = (numbers.private ?? 0) > table.bounds.pool_share * (numbers.allocated ?? 0);
+  const mayWait = unallocated >= Math.max(requested, table.bounds.waiting * tensorsOf(numbers));
+  const isPool = (numbers.private ?? 0) > unallocated;
+  if (cause === "fragmentation" && mayWait && !isPool) return { candidates: ["fragmentation", "pending"], compaction };
   return { cause, detail: cause === "fragmentation" && isPool ? "pool" : null, compaction };
 }
 
 /** Return the least and the most that other processes may hold. */
-function foreignOf(total, free, outside, holders, others, table) {
+function foreignOf(outside, holders, others, table) {
   const listed = sum(others);
-  if (holders.length && holders.every(({ bytes }) => bytes !== null)) {
-    return [listed, listed + Math.max(0, Math.max(0, total - free - sum(holders)) - table.bounds.own_extra / 4)];
-  }
-  return [Math.max(listed, outside - table.bounds.communicators, 0), Math.max(listed, outside - table.bounds.context, 0)];
+  const most = Math.max(listed, outside - table.bounds.context, 0);
+  if (holders.length && holders.every(({ bytes }) => bytes !== null)) return [listed, most];
+  return [Math.max(listed, outside - table.bounds.communicators, 0), most];
 }
 
 function judgeMallocAsync({ numbers, isWhole }, table) {
