@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.reports import BARE, BY_NAME, STRANDED
 from support.samples import full_sample
+from support.words import oom_html, oom_text
 
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import encode
@@ -16,17 +17,14 @@ from torchmem.explain.remedies import remedies
 from torchmem.explain.run_summary import SUMMARY_SUFFIX, summarize
 from torchmem.explain.run_summary import encode as encoded
 from torchmem.explain.traceback_note import note_lines
-from torchmem.mcp.local import LocalNode
-from torchmem.node import words
 from torchmem.node.summaries import steps_since
 from torchmem.node.why import oom_why
-from torchmem.pages import oom as page
 from torchmem.run.closing_lines import lines as closing_lines
 from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import Steps
 from torchmem.sample.sample import encode as encode_sample
+from torchmem.why.local import LocalNode
 from torchmem.why.node_answers import NodeTools
-from torchmem.why.oom import OomList, document
 
 
 def _words(shown: str) -> str:
@@ -48,10 +46,10 @@ def test_all_screens_say_that_the_process_went_on(tmp_path: Path, *, is_over: bo
         (folder / f"1-2-3{SAMPLE_SUFFIX}").write_bytes(encode_sample(sample))
     said = "went on: 7 steps ended after it."
 
-    assert said in _words(words.oom_page(path, report, {}))
-    assert said in _words(html.unescape(page.page(path, report, {}).decode()))
+    assert said in _words(oom_text(report, path))
+    assert said in _words(html.unescape(oom_html(path, report).decode()))
     assert said in LocalNode(tmp_path).explain(str(path)).oom.reason
-    assert said not in _words(words.oom_page(path, STRANDED, {}))
+    assert said not in _words(oom_text(STRANDED, path))
 
 
 def test_a_sample_of_another_process_tells_nothing(tmp_path: Path) -> None:
@@ -74,10 +72,9 @@ def test_the_verdict_is_the_same_on_all_screens(name: str, tmp_path: Path) -> No
     listed = NodeTools(LocalNode(tmp_path)).oom_reports()
     said = headline(report)
 
-    assert f"{said}." in _words(OomList([(path, report)]).words())
-    assert _words(words.oom_page(path, report, {})).startswith(f"{said}.")
-    assert said in _words(html.unescape(page.page(path, report, {}).decode()))
-    assert said == document(report)["verdict"]["headline"]
+    assert _words(oom_text(report, path)).startswith(f"{said}.")
+    assert said in _words(html.unescape(oom_html(path, report).decode()))
+    assert said == NodeTools(LocalNode(tmp_path)).most_urgent().data["headline"]
     assert said == oom_why(report, None, may_look=True).summary
     assert f"{said}." in _words(listed.text)
     assert [said] == [each["headline"] for each in listed.data["reports"]]
@@ -99,8 +96,8 @@ def test_the_first_advice_is_the_same_on_all_screens(name: str, tmp_path: Path) 
         return
     text = _words(first.text)
 
-    assert f"1. {text}" in _words(words.oom_page(path, report, {}))
-    shown = _words(html.unescape(page.page(path, report, {}).decode()))
+    assert f"1. {text}" in _words(oom_text(report, path))
+    shown = _words(html.unescape(oom_html(path, report).decode()))
     advised = [shown.find(_words(each.text)) for each in remedies(report)]
     assert advised[0] >= 0
     assert advised[0] == min(place for place in advised if place >= 0)

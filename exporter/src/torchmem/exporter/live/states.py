@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from torchmem.exporter.live.history import NodeHistory
 from torchmem.exporter.live.state import node_state
 from torchmem.exporter.node_reading import NodeReading
-from torchmem.exporter.sample_files import Published
+from torchmem.node.published import Published
 from torchmem.node.state import NodeState, encode
 from torchmem.sample.sample import LIVE_STATES
 
