@@ -37,9 +37,10 @@ from torchmem.compare import page as compare_page
 from torchmem.compare.reading import read_side
 from torchmem.compare.verdict import compare
 from torchmem.explain import oom_report, run_summary
+from torchmem.explain.chosen_thresholds import chosen as load_thresholds
 from torchmem.explain.run_summary import SUMMARY_SUFFIX, summarize
 from torchmem.explain.thresholds import defaults, defaults_text
-from torchmem.exporter import config, strict_yaml
+from torchmem.exporter import config
 from torchmem.exporter.collect import sample_families
 from torchmem.exporter.discovery import target_groups
 from torchmem.exporter.live import map_file
@@ -48,14 +49,13 @@ from torchmem.exporter.rejections import RejectedSampleError
 from torchmem.exporter.sample_files import decode
 from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_format
 from torchmem.exporter.subjects.threats import RankThreats
-from torchmem.exporter.thresholds import load as load_thresholds
 from torchmem.exporter.web import config as web_config
 from torchmem.exporter.web.access import credentials
 from torchmem.host.procfs import start_ticks
 from torchmem.node.published import Published
 from torchmem.node.summaries import summaries
 from torchmem.preflight.result import ProcessReport, read_result
-from torchmem.sample import capture_messages, process_messages, release_messages
+from torchmem.sample import capture_messages, process_messages, release_messages, strict_yaml
 from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import MemoryMap
 from torchmem.sample.memory_map import encode as encode_map

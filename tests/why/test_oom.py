@@ -123,8 +123,12 @@ def test_an_encoding_without_bars(put: Put) -> None:
     [
         (None, "does not exist: run `torchmem why --list` for a list of reports."),
         (b"", "is empty: name an OOM report, a memory snapshot, or the summary or sample"),
-        (b"hello", "is not an OOM report, a memory snapshot, or the summary or sample of a run"),
-        (b'{"schema": 1, "process": 5}', "is not a valid OOM report"),
+        (
+            b"hello",
+            "is text, not an OOM report, a memory snapshot, or the summary or sample of a run",
+        ),
+        (b'{"a": 1}', "is JSON of another program, not an OOM report, "),
+        (b'{"schema": 1, "process": 5}', "is not a valid OOM report (timestamp is missing): run "),
         (b'{"schema": 9}', "was written by a newer torchmem: run pip install --upgrade torchmem."),
         (b" " * (MAX_REPORT_BYTES + 1), f"is larger than {MAX_REPORT_BYTES} bytes"),
     ],
@@ -133,7 +137,8 @@ def test_an_unusable_file_is_one_sentence(
     tmp_path: Path, content: bytes | None, sentence: str
 ) -> None:
     """The error is one line with the file and the reason, and the exit code is 2."""
-    path = tmp_path / ("report" if content == b"hello" else "report.oom.json")
+    is_other = content in {b"hello", b'{"a": 1}'}
+    path = tmp_path / ("report" if is_other else "report.oom.json")
     if content is not None:
         path.write_bytes(content)
     done = oom(path)
@@ -168,7 +173,9 @@ def test_a_directory_in_place_of_a_report_is_one_sentence(tmp_path: Path) -> Non
     done = oom(tmp_path)
 
     assert done.returncode == 2
-    assert done.stderr.startswith(f"torchmem: {tmp_path} is a directory: name an OOM report, ")
+    assert done.stderr.startswith(
+        f"torchmem: {tmp_path} is a directory: pass a run directory with --run-dir, or name an OOM "
+    )
 
 
 @pytest.mark.parametrize("directory", [".", "missing"])

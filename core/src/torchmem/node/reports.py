@@ -9,7 +9,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from torchmem.explain.oom_report import OomReport, decode
+from torchmem.explain.oom_report import LIST_THEM, OomReport, decode
 from torchmem.node.published import Published
 from torchmem.sample.errors import UsageError
 from torchmem.sample.file_kinds import OOM_REPORT, check_file
@@ -30,12 +30,11 @@ from torchmem.sample.untrusted import (
 )
 
 WANTED = "an OOM report"
-_LIST = "run `torchmem why --list` for a list of reports."
 _ADVICE: dict[FileProblem, str] = {
-    "not_regular": f"name a report, whose name ends in {REPORT_SUFFIX}; {_LIST}",
+    "not_regular": f"name a report, whose name ends in {REPORT_SUFFIX}; {LIST_THEM}",
     "unreadable": "run as a user who can read it.",
     "no_descriptors": "raise the limit with ulimit -n.",
-    "too_large": f"it is not an OOM report; {_LIST}",
+    "too_large": f"it is not an OOM report; {LIST_THEM}",
 }
 REPORT_NAME = re.compile(rf"{PROCESS_FORM}-\d+{re.escape(REPORT_SUFFIX)}")
 
@@ -46,7 +45,7 @@ def load(path: Path) -> OomReport:
     try:
         return decode(read_untrusted(path, MAX_REPORT_BYTES)[0])
     except FileNotFoundError:
-        raise UsageError(f"{name} does not exist: {_LIST}") from None
+        raise UsageError(f"{name} does not exist: {LIST_THEM}") from None
     except UntrustedFileError as error:
         check_file(path, OOM_REPORT, WANTED)
         raise UsageError(f"{name} {error}: {_ADVICE[error.problem]}") from None

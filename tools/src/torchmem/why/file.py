@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torchmem.explain.oom_report import LIST_THEM
 from torchmem.explain.run_summary import SUMMARY_SUFFIX
 from torchmem.node.ranks import ProcessFilter
 from torchmem.node.summaries import last_summary, read_summary
@@ -72,17 +73,23 @@ def _kind(path: Path) -> FileKind:
         with open_untrusted(path, MAX_FILE_BYTES) as (file, _):
             head = file.read(HEAD_BYTES)
     except FileNotFoundError:
-        raise UsageError(
-            f"{name} does not exist: run `torchmem why --list` for a list of reports."
-        ) from None
+        raise UsageError(f"{name} does not exist: {LIST_THEM}") from None
     except (UntrustedFileError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{name} {reason}: name {WANTED}.") from None
+        step = "pass a run directory with --run-dir, or " if path.is_dir() else ""
+        raise UsageError(f"{name} {reason}: {step}name {WANTED}.") from None
     meant = next((kind for end, kind in _SUFFIXES.items() if path.name.endswith(end)), None)
     kind = kind_of(head) or meant
     if not head:
         raise UsageError(f"{name} is empty: name {WANTED}.")
     if kind is None or kind not in _SUFFIXES.values():
         check_kind(path, head, None, WANTED)
-        raise UsageError(f"{name} is not {WANTED}: name one of these.")
+        raise UsageError(f"{name} is {_other(head)}, not {WANTED}: {LIST_THEM}")
     return kind
+
+
+def _other(head: bytes) -> str:
+    """Return what a file of no known kind is, as far as its first bytes tell."""
+    if head.lstrip()[:1] in {b"{", b"["}:
+        return "JSON of another program"
+    return "a binary file of an unknown kind" if b"\0" in head else "text"

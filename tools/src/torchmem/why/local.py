@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from torchmem.explain.chosen_thresholds import chosen
 from torchmem.explain.oom_listings import listings
 from torchmem.node.gpu_indices import gpu_indices
+from torchmem.node.local import LocalRanks
 from torchmem.node.reports import load, load_all
 from torchmem.node.state import NodeState, RankWhy
 from torchmem.node.summaries import steps_since
@@ -23,7 +25,6 @@ from torchmem.sample.capture_messages import (
 from torchmem.sample.errors import UsageError
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.untrusted import sanitize_text
-from torchmem.top.local import local_ranks
 from torchmem.trace.recorded_leaks import leak_documents, leak_lines, recorded_leaks, sentence
 from torchmem.why import ooms
 from torchmem.why.source import Explanation, FoundRank, OomRow, SnapshotFile
@@ -38,7 +39,7 @@ class LocalNode:
     """
 
     def __init__(self, directory: Path, thresholds: Path | None = None) -> None:
-        self._directory, self._ranks = directory, local_ranks(directory, thresholds)
+        self._directory, self._ranks = directory, LocalRanks(directory, chosen(thresholds))
         self.name = f"the run directory {sanitize_text(str(directory))}"
         root = "; only root sees the processes of other users" if os.geteuid() else ""
         self.elsewhere = f"name another directory with --run-dir{root}"
