@@ -17,7 +17,9 @@ import pytest
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import decode, failure_reason
 from torchmem.explain.remedies import remedies
+from torchmem.explain.serving import engine_advice
 from torchmem.integrations.vllm_terms import VLLM
+from torchmem.sample.engine import Engine
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sdk import EngineAllocation, EnginePlan, EngineTerms, ServedEngine
 from torchmem.sdk.engine import MIN_STEPS, divided, kv_cache_advice, residual_growth
@@ -341,3 +343,14 @@ def test_another_process_s_broken_sample_ends_no_wait(
 
     assert not server.session.wait_for_memory(90_000 * MIB, timeout=0, take=False)
     assert caplog.messages == []
+
+
+def test_an_unknown_engine_gets_no_arguments_of_another() -> None:
+    """The advice is the same in words, and has no line to type that the engine may not have."""
+    resident = {"kv_cache": 8 << 30, "cudagraph": 1 << 30, "lora": 1 << 30}
+    known = list(engine_advice(Engine("vllm", resident), 1 << 30))
+    unknown = list(engine_advice(Engine("other", resident), 1 << 30))
+
+    assert [each.text for each in known] == [each.text for each in unknown]
+    assert all(each.lines for each in known)
+    assert not any(each.lines for each in unknown)

@@ -1,7 +1,4 @@
-"""What helps an inference engine that runs out of memory, in the words of vLLM's arguments.
-
-The arguments are those of vLLM 0.33 (vllm/engine/arg_utils.py).
-"""
+"""What helps an inference engine that runs out of memory."""
 
 from __future__ import annotations
 
@@ -9,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import MIB, format_size
+from torchmem.explain.engine_arguments import arguments_of
 from torchmem.sample.engine import Engine
 from torchmem.sample.sample import DeviceSample
 
 SPARE_BYTES = 150 * MIB
-"""What vLLM leaves free beside its plan (v1/worker/gpu_worker.py, `redundancy_buffer_memory`)."""
+"""What stays free beside the plan, as in vLLM (v1/worker/gpu_worker.py, redundancy_buffer_memory):
+its profile run does not see all that libraries allocate later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +20,7 @@ class Advice:
     """A sentence, and the lines to type."""
 
     text: str
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
 
 
 def awake_cache(resident: Mapping[str, int]) -> str | None:
@@ -46,24 +45,23 @@ def engine_advice(engine: Engine, requested: int | None) -> Iterator[Advice]:
     if engine.asleep:
         yield from _waking(engine)
         return
+    known = arguments_of(engine.name)
     yield from _smaller_cache(engine, requested or 0)
     yield Advice(
         "Run smaller batches: fewer requests at a time, and fewer tokens of long prompts, which "
         "chunked prefill divides.",
-        ("--max-num-seqs=128", "--max-num-batched-tokens=2048"),
+        known.smaller_batches,
     )
     graphs = engine.resident.get("cudagraph", 0)
     if graphs:
-        yield Advice(
-            f"Capture fewer CUDA graphs, which take {format_size(graphs)}, or none.",
-            ("--max-cudagraph-capture-size=64", "--enforce-eager"),
-        )
+        text = f"Capture fewer CUDA graphs, which take {format_size(graphs)}, or none."
+        yield Advice(text, known.fewer_graphs)
     lora = engine.resident.get("lora", 0)
     if lora:
         yield Advice(
             f"Keep fewer or smaller LoRA adapters on the GPU: their buffers take "
             f"{format_size(lora)}.",
-            ("--max-loras=1", "--max-lora-rank=16"),
+            known.fewer_adapters,
         )
 
 
@@ -74,13 +72,13 @@ def _smaller_cache(engine: Engine, requested: int) -> Iterator[Advice]:
     smaller = cache - requested - SPARE_BYTES
     size = smaller if advised is None else min(advised, smaller)
     if cache and size > 0:
-        yield Advice(
-            f"Leave more memory for activations: the KV cache has {format_size(cache)}.",
-            (f"--kv-cache-memory={size}",),
-        )
+        text = f"Leave more memory for activations: the KV cache has {format_size(cache)}."
+        argument = arguments_of(engine.name).cache_bytes
+        yield Advice(text, (argument.format(size),) if argument else ())
 
 
 def _waking(engine: Engine) -> Iterator[Advice]:
+    known = arguments_of(engine.name)
     yield Advice(
         f"Return memory to the driver before wake_up: {format_size(engine.asleep_bytes)} of the "
         "engine is asleep. A trainer calls session.release() or empties its cache.",
@@ -88,9 +86,9 @@ def _waking(engine: Engine) -> Iterator[Advice]:
     )
     yield Advice(
         "Wake the weights first, and the KV cache only when the weights are updated.",
-        ('wake_up(tags=["weights"])', 'wake_up(tags=["kv_cache"])'),
+        known.wake_in_turn,
     )
     yield Advice(
         "Give the engine less of the GPU. Restart it after a failed wake-up: it is half awake.",
-        ("--gpu-memory-utilization=0.5",),
+        known.smaller_share,
     )

@@ -77,6 +77,7 @@ class LocalRanks:
         """Return a process with its sample, or why the sample cannot be used."""
         try:
             data, _ = read_untrusted(process.sample, MAX_SAMPLE_BYTES, process.uid)
+            # The identity that was checked against /proc: the file may have changed since.
             sample = replace(decode(data), process=process.process)
         except FileNotFoundError:
             return f"{process} has ended."

@@ -171,6 +171,7 @@ def _parts(
 
 def _driver_free(ranks: Iterable[_OnDevice]) -> int | None:
     """Return what the driver had free when a running rank last read its statistics."""
+    # What was free when a process ended is out of date: it gave its own memory back after that.
     known = [
         (entry.device.stats_timestamp, entry.device.driver_free_bytes)
         for entry in ranks

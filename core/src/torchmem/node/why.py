@@ -69,6 +69,7 @@ def rank_why(found: NodeRanks, item: Published, device: DeviceSample, *, may_loo
         holds=_holds(rank_parts(device, outside)),
         next_request=next_request(layout) if layout and is_live else None,
         ending=_ending(found, item),
+        # Nothing threatens a process that is gone; how it ended is told instead.
         threats=words.threats if is_live else (),
         advice=words.advice if is_live else _after_kill(found, item),
         oom=oom_why(report, index, may_look=may_look, steps_since=since) if report else None,

@@ -134,6 +134,7 @@ class LiveApi:
                 yield event
         finally:
             self._streams[client] -= 1
+            # Drops the clients without a stream, so that addresses do not pile up.
             self._streams += Counter()
 
     async def _events(self, *, gzipped: bool) -> AsyncIterator[bytes]:
