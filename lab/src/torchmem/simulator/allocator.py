@@ -87,7 +87,7 @@ class DeviceCachingAllocator:
         """
         with self._mutex:
             self.current_stream = stream
-            # Only here, as in PyTorch: a block that waited for a stream becomes free at the next request.
+            # As in PyTorch, a block that waited for a stream becomes free at the next request.
             if self._cuda_events:
                 self._events.process_events()
             size = self._round_size(orig_size)
