@@ -45,7 +45,7 @@ class NodeTools:
             return self._explanation(oom)
         alive = [each for each in ranks_on_gpus(self._source.node()) if is_live(each.rank)]
         if not alive:
-            return self._report(self._find(ProcessFilter()))
+            return self._report(self._find(ProcessFilter(), "OOM report and no rank"))
         worst = min(alive, key=_ease)
         answer = self._report([each for each in alive if each.rank.id == worst.rank.id])
         count = len({each.rank.id for each in alive})
@@ -75,6 +75,7 @@ class NodeTools:
 
     def _explained(self, found: list[FoundRank]) -> NodeAnswer:
         rank = found[0].rank
+        # The last sample shows the memory after the error, the report that at the error.
         if rank.state == "oom":
             own = ProcessFilter(rank.rank, rank.run, rank.pid, rank.launch)
             oom = ooms.explained(self._source, None, own)
@@ -136,8 +137,11 @@ class NodeTools:
             )
         return self._explanation(found)
 
-    def _find(self, selected: ProcessFilter) -> list[FoundRank]:
-        """Return the GPUs of the only rank that matches, else of the one that ended last."""
+    def _find(self, selected: ProcessFilter, lacks: str = "rank") -> list[FoundRank]:
+        """Return the GPUs of the only rank that matches, else of the one that ended last.
+
+        `lacks`: what there is none of, where there is no rank at all.
+        """
         known = ranks_on_gpus(self._source.node())
         matching = [each for each in known if selects(selected, each.rank)]
         alive = [each for each in matching if is_live(each.rank)]
@@ -147,11 +151,13 @@ class NodeTools:
                 f"several ranks match: {_names(running)}; select one with rank, run, launch or pid."
             )
         if running or not matching:
-            return running or self._none(selected, known)
+            return running or self._none(selected, known, lacks)
         last = max(matching, key=lambda each: each.rank.sample_time or 0.0)
         return [each for each in matching if each.rank.id == last.rank.id]
 
-    def _none(self, selected: ProcessFilter, known: list[FoundRank]) -> list[FoundRank]:
+    def _none(
+        self, selected: ProcessFilter, known: list[FoundRank], lacks: str = "rank"
+    ) -> list[FoundRank]:
         """Raise UsageError: no rank matches that uses a GPU."""
         node, source = self._source.node(), self._source
         for rank in node.waiting:
@@ -163,8 +169,8 @@ class NodeTools:
         if known:
             raise UsageError(f"no rank of {source.name} matches; ranks: {_names(known)}.")
         raise UsageError(
-            f"{source.name} has no OOM report and no rank: start a process with `torchmem run -- "
-            f"COMMAND`, or {source.elsewhere}."
+            f"{source.name} has no {lacks}: start a process with `torchmem run -- COMMAND`, or "
+            f"{source.elsewhere}."
         )
 
     def _explanation(self, found: Explanation) -> NodeAnswer:
