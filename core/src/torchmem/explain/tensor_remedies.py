@@ -136,9 +136,11 @@ def _share_of_step(report: OomReport) -> float | None:
     of_step = sum(sizes[name] for name in sizes.keys() & OF_A_STEP)
     if of_step and not report.steps.unread:
         return of_step / sum(sizes.values())
-    allocator, history = report.device.allocator, report.device.run_history
+    allocator, history, trend = report.device.allocator, report.device.run_history, report.trend
     now = allocator.allocated_bytes.total if allocator else 0
     kept = history.allocated_bytes[-NEWEST_ENDS:] if history else ()
+    rows = zip(trend.allocated_bytes, trend.steps, strict=True)
+    kept = kept or tuple(size for size, steps in rows if size and steps)
     return max(0.0, 1 - min(kept) / now) if kept and now else None
 
 
