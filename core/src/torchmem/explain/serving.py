@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torchmem.allocator.sizes import MIB, format_size
 from torchmem.explain.engine_arguments import arguments_of
 from torchmem.sample.engine import Engine
+from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.sample import DeviceSample
 
 SPARE_BYTES = 150 * MIB
@@ -19,6 +20,7 @@ its profile run does not see all that libraries allocate later."""
 class Advice:
     """A sentence, and the lines to type."""
 
+    kind: RemedyKind
     text: str
     lines: tuple[str, ...] = ()
 
@@ -48,6 +50,7 @@ def engine_advice(engine: Engine, requested: int | None) -> Iterator[Advice]:
     known = arguments_of(engine.name)
     yield from _smaller_cache(engine, requested or 0)
     yield Advice(
+        "fewer_requests",
         "Run smaller batches: fewer requests at a time, and fewer tokens of long prompts, which "
         "chunked prefill divides.",
         known.smaller_batches,
@@ -55,10 +58,11 @@ def engine_advice(engine: Engine, requested: int | None) -> Iterator[Advice]:
     graphs = engine.resident.get("cudagraph", 0)
     if graphs:
         text = f"Capture fewer CUDA graphs, which take {format_size(graphs)}, or none."
-        yield Advice(text, known.fewer_graphs)
+        yield Advice("fewer_graphs", text, known.fewer_graphs)
     lora = engine.resident.get("lora", 0)
     if lora:
         yield Advice(
+            "fewer_adapters",
             f"Keep fewer or smaller LoRA adapters on the GPU: their buffers take "
             f"{format_size(lora)}.",
             known.fewer_adapters,
@@ -74,21 +78,24 @@ def _smaller_cache(engine: Engine, requested: int) -> Iterator[Advice]:
     if cache and size > 0:
         text = f"Leave more memory for activations: the KV cache has {format_size(cache)}."
         argument = arguments_of(engine.name).cache_bytes
-        yield Advice(text, (argument.format(size),) if argument else ())
+        yield Advice("kv_cache", text, (argument.format(size),) if argument else ())
 
 
 def _waking(engine: Engine) -> Iterator[Advice]:
     known = arguments_of(engine.name)
     yield Advice(
+        "before_wake_up",
         f"Return memory to the driver before wake_up: {format_size(engine.asleep_bytes)} of the "
         "engine is asleep. A trainer calls session.release() or empties its cache.",
         ("torch.cuda.empty_cache()", "torchmem_engine_wake_margin_bytes"),
     )
     yield Advice(
+        "weights_first",
         "Wake the weights first, and the KV cache only when the weights are updated.",
         known.wake_in_turn,
     )
     yield Advice(
+        "smaller_engine",
         "Give the engine less of the GPU. Restart it after a failed wake-up: it is half awake.",
         known.smaller_share,
     )

@@ -36,7 +36,7 @@ from torchmem.explain.rank_report import (
     rank_facts,
     settings_facts,
 )
-from torchmem.explain.remedies import REMEDY_BY_KILL, remedies
+from torchmem.explain.remedies import remedies
 from torchmem.explain.remedy import Remedy, gain_sentence
 from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
@@ -45,6 +45,7 @@ from torchmem.host.process_table import process_key
 from torchmem.node.published import NodeRanks, Published
 from torchmem.node.reports import newest_of
 from torchmem.node.state import LabeledBytes, OomWhy, RankWhy
+from torchmem.sample.remedy_words import REMEDY_WORDS
 from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample
 
 MAX_HOLDERS = 4
@@ -92,7 +93,7 @@ def _ending(found: NodeRanks, item: Published) -> str | None:
 def _after_kill(found: NodeRanks, item: Published) -> tuple[Remedy, ...]:
     cause = found.kill_causes.get(process_key(item.sample.process))
     is_killed = item.state == "killed" and cause
-    return (Remedy(f"{REMEDY_BY_KILL[cause]}."),) if is_killed and cause else ()
+    return (Remedy(cause, f"{REMEDY_WORDS[cause]}."),) if is_killed and cause else ()
 
 
 def rank_report(
@@ -117,13 +118,23 @@ def rank_report(
     )
 
 
+def with_replay(report: RankWhy, shown: str | None) -> RankWhy:
+    """Return a report that says with its first advice what a replay shows about that."""
+    if shown is None:
+        return report
+    first, *others = report.advice
+    return replace(report, advice=(replace(first, text=f"{first.text} {shown}"), *others))
+
+
 def _labeled(parts: Iterable[tuple[str, int]]) -> tuple[LabeledBytes, ...]:
     return tuple(LabeledBytes(label, size) for label, size in parts if plausible(size))
 
 
 def _in_words(found: Iterable[Remedy]) -> tuple[Remedy, ...]:
     """Return remedies whose text says what they gain."""
-    return tuple(Remedy(f"{each.text}{gain_sentence(each)}", each.lines) for each in found)
+    return tuple(
+        Remedy(each.kind, f"{each.text}{gain_sentence(each)}", each.lines) for each in found
+    )
 
 
 def oom_why(

@@ -16,7 +16,7 @@ from torchmem.node.local import LocalRanks
 from torchmem.node.reports import load, load_all
 from torchmem.node.state import NodeState, RankWhy
 from torchmem.node.summaries import steps_since
-from torchmem.node.why import oom_why
+from torchmem.node.why import oom_why, with_replay
 from torchmem.sample.capture_messages import (
     OOM_RECORDING_SUFFIX,
     OOM_SNAPSHOT_SUFFIX,
@@ -24,9 +24,11 @@ from torchmem.sample.capture_messages import (
 )
 from torchmem.sample.errors import UsageError
 from torchmem.sample.process_messages import sibling_path
+from torchmem.sample.sample import LIVE_STATES
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.trace.recorded_leaks import leak_documents, leak_lines, recorded_leaks, sentence
 from torchmem.why import ooms
+from torchmem.why.recorded_cure import recorded_cure
 from torchmem.why.source import Explanation, FoundRank, OomRow, SnapshotFile
 
 RECORDINGS = (SNAPSHOT_SUFFIX, OOM_SNAPSHOT_SUFFIX, OOM_RECORDING_SUFFIX)
@@ -50,7 +52,13 @@ class LocalNode:
 
     def why(self, found: FoundRank) -> RankWhy:
         """Return why the memory of a rank is as it is."""
-        return self._ranks.why(found.gpu.uuid, found.rank.id) or RankWhy()
+        why = self._ranks.why(found.gpu.uuid, found.rank.id) or RankWhy()
+        item = self._ranks.item(found.rank.id)
+        device = item.device(found.gpu.uuid) if item else None
+        if item is None or device is None or item.state not in LIVE_STATES:
+            return why
+        limits, file = self._ranks.found.limits(item), self._ranks.path(item)
+        return with_replay(why, recorded_cure(item.sample, device, limits, file))
 
     def id_of(self, sample: Path) -> str | None:
         """Return the id of the rank that has published this file; None if there is none."""
