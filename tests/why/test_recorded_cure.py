@@ -54,13 +54,14 @@ def shown(tmp_path: Path) -> Shown:
     def say(
         job: RecordedJob | None, suffix: str = OOM_RECORDING_SUFFIX, sample: Sample = FRAGMENTED
     ) -> str:
-        file = publish(tmp_path, replace(sample, process=own_process(), timestamp=time.time()))
+        now = time.time()
+        file = publish(tmp_path, replace(sample, process=own_process(), timestamp=now))
         path = sibling_path(file, suffix)
         if job is None:
             path.write_bytes(b"\x80damaged")
         else:
             write(job.snapshot(), path)
-        os.utime(path, (time.time() - AGE, time.time() - AGE))
+        os.utime(path, (now - AGE, now - AGE))
         rank = NodeTools(LocalNode(tmp_path)).why(ProcessFilter())
         text = " ".join(rank.words().split())
         said = text[text.index("What to do") :] if "What to do" in text else text
