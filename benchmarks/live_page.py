@@ -22,8 +22,9 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.state import node_state
 from torchmem.exporter.live.states import EncodedState
 from torchmem.exporter.node_reading import NodeReading
-from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
+from torchmem.node.published import Published
 
 GPUS = 16
 RANKS = (8, 64, 1024)

@@ -408,8 +408,8 @@ ENGINE_SLEEP_RESIDUAL = _group.gauge(
 )
 ENGINE_SLEEP_RESIDUAL_GROWTH = _group.gauge(
     "torchmem_engine_sleep_residual_growth_bytes",
-    "By how much torchmem_engine_sleep_residual_bytes grows with each sleep, on average, if each "
-    "of the latest 8 has left more than the one before, or each so far; else 0. Absent before 4.",
+    "By how much torchmem_engine_sleep_residual_bytes grows with each of the latest 16 sleeps, 0 "
+    "if it does not. Absent before 4.",
 )
 _group = _Group("Join of allocator and NVML", DEVICE)
 OUTSIDE_ALLOCATOR = _group.gauge(

@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from torchmem.exporter import strict_yaml
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
 from torchmem.exporter.pod_names import CONTAINER_LOGS
 from torchmem.exporter.reading import DEFAULT_PROCESSES_PER_GPU
-from torchmem.exporter.strict_yaml import Section
+from torchmem.sample import strict_yaml
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS, run_directory
+from torchmem.sample.strict_yaml import Section
 
 DEFAULT_LISTEN = "127.0.0.1:9847"
 ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - the meaning of a listen address without a host

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
-from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.oom_report import OomReport, format_seconds
+from torchmem.node.why import oom_why
 from torchmem.node.words import explanation
 from torchmem.output.terminal import aligned, counted, joined, wrapped
 from torchmem.phantom.gpus import CATALOG, GpuModel
@@ -46,11 +47,15 @@ def run_page(report: PreflightReport) -> str:
             [*wrapped(_title(report.plan)), *wrapped(_ending(report))],
             wrapped(report.verdict.sentence),
             list(aligned(_figures(report.result))) if report.result.devices else [],
-            *(explanation(report.oom, refuted_settings(report)) if report.oom else ()),
+            *(_explanation(report.oom, refuted_settings(report)) if report.oom else ()),
             *_comparison(report),
             ["Notes", *(line for note in notes(report) for line in wrapped(note, "  - "))],
         ]
     )
+
+
+def _explanation(oom: OomReport, refuted: Container[str]) -> tuple[list[str], ...]:
+    return explanation(oom_why(oom, None, may_look=True, refuted=refuted))
 
 
 def search_page(result: SearchResult) -> str:

@@ -19,9 +19,9 @@ from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import run_directory
 
 if TYPE_CHECKING:
-    from torchmem.node.ranks import ProcessFilter
     from torchmem.why.answer import Answer
     from torchmem.why.snapshot import SnapshotView
+    from torchmem.why.source import NodeSource
 
 HELP = "explain an OutOfMemoryError, a running rank, a memory snapshot or a summary"
 EPILOG = """\
@@ -49,9 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--list",
         action="store_true",
-        help="list all of your OOM reports in the run directory (root: of all users)",
+        help="list all of your OOM reports (root: of all users)",
     )
-    add("--json", action="store_true", help="print JSON: one line per report, rank or GPU")
+    add(
+        "--json",
+        action="store_true",
+        help="print JSON, for a snapshot one line per GPU",
+    )
     add("--html", metavar="FILE", type=Path, help="write a page (- for stdout)")
     add_run_directory(parser)
     add(
@@ -143,36 +147,34 @@ def _selection(arguments: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _answer(arguments: argparse.Namespace) -> Answer:
-    """Return the answer without a file. Raise UsageError if there is nothing to explain."""
+    """Return the answer without a file. Raise TorchmemError if there is nothing to explain."""
     from torchmem.node.ranks import ProcessFilter
-    from torchmem.node.reports import load_all
-    from torchmem.why.oom import OomList
-    from torchmem.why.subject import most_urgent, selected
+    from torchmem.why.node_answers import NodeTools
 
     if _view(arguments) != _view(None):
         raise UsageError("--at, --leaks, --gpu and --top look into a memory snapshot: name one.")
-    wanted = ProcessFilter(*_selection(arguments))
-    if arguments.exporter is not None:
-        return _ask(arguments.exporter, wanted, is_list=arguments.list)
-    directory = arguments.run_dir or run_directory(os.environ)
-    if arguments.list:
-        return OomList(load_all(directory))
-    if wanted != ProcessFilter():
-        return selected(directory, wanted, arguments.thresholds)
-    return most_urgent(directory, arguments.thresholds)
+    wanted, source = ProcessFilter(*_selection(arguments)), _source(arguments)
+    node = NodeTools(source)
+    if not arguments.list:
+        return node.why(wanted) if wanted != ProcessFilter() else node.most_urgent()
+    listed = node.oom_reports(limit=None)
+    if not listed.data["reports"]:
+        raise UsageError(
+            f"{source.name} has no OOM report: a process with sdk.instrument() writes one at an "
+            f"OutOfMemoryError; {source.elsewhere}."
+        )
+    return listed
 
 
-def _ask(url: str, wanted: ProcessFilter, *, is_list: bool) -> Answer:
-    """Return the answer of an exporter. Raise TorchmemError."""
+def _source(arguments: argparse.Namespace) -> NodeSource:
+    """Return where the ranks are: at an exporter, else in a run directory."""
     from torchmem.cli.http import exporter_url
-    from torchmem.node.ranks import ProcessFilter
     from torchmem.why.exporter import ExporterNode
-    from torchmem.why.node_answers import NodeTools
+    from torchmem.why.local import LocalNode
 
-    node = NodeTools(ExporterNode(exporter_url(url)))
-    if is_list:
-        return node.oom_reports()
-    return node.most_urgent() if wanted == ProcessFilter() else node.rank_report(wanted)
+    if arguments.exporter is not None:
+        return ExporterNode(exporter_url(arguments.exporter))
+    return LocalNode(arguments.run_dir or run_directory(os.environ), arguments.thresholds)
 
 
 def _write_or_report(path: Path, arguments: argparse.Namespace, *, is_first: bool) -> int:

@@ -124,7 +124,7 @@ _shtab_torchmem_exporter_options=(
   "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
   "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
-  "--thresholds[thresholds of \`torchmem manifests rules\`, by which ranks are judged]:FILE.yml:_files"
+  "--thresholds[thresholds of \`torchmem manifests rules\`, by which ranks are judged (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
   "--once[print the metrics once on stdout and exit]"
 )
@@ -252,7 +252,7 @@ _shtab_torchmem_manifests_prometheus_defaults_added=0
 
 _shtab_torchmem_manifests_rules_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--thresholds[the file of your thresholds (default\: the shipped thresholds)]:FILE:_files"
+  "--thresholds[the file of your thresholds (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE:_files"
   "--out[the directory to write to, one file for each subject\; or one .yml file]:DIR|FILE:_files"
   "--check[write nothing\; fail if the rules there differ]:DIR|FILE:_files"
   "--defaults[print the shipped thresholds, as a template for your file]"
@@ -392,8 +392,8 @@ _shtab_torchmem_whatif_defaults_added=0
 
 _shtab_torchmem_why_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--list[list all of your OOM reports in the run directory (root\: of all users)]"
-  "--json[print JSON\: one line per report, rank or GPU]"
+  "--list[list all of your OOM reports (root\: of all users)]"
+  "--json[print JSON, for a snapshot one line per GPU]"
   "--html[write a page (- for stdout)]:FILE:_files"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
   "--exporter[ask this exporter instead, also on another machine\; USER\:PASSWORD\@ before the host]:URL:"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torchmem.explain.oom_report import LIST_THEM
 from torchmem.explain.run_summary import SUMMARY_SUFFIX
-from torchmem.node.ranks import training_processes
+from torchmem.node.ranks import ProcessFilter
 from torchmem.node.summaries import last_summary, read_summary
 from torchmem.sample.capture_messages import SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError
@@ -23,7 +24,8 @@ from torchmem.sample.file_kinds import (
 from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.untrusted import UntrustedFileError, open_untrusted, sanitize_text
 from torchmem.why.answer import Answer
-from torchmem.why.oom import OomAnswer
+from torchmem.why.local import LocalNode
+from torchmem.why.node_answers import NodeTools
 from torchmem.why.snapshot import SnapshotAnswer, SnapshotView
 from torchmem.why.summary import SummaryAnswer
 
@@ -48,7 +50,7 @@ def file_answer(path: Path, view: SnapshotView, thresholds: Path | None) -> Answ
             f"{sanitize_text(str(path))} is {kind.noun}."
         )
     if kind is OOM_REPORT:
-        return OomAnswer.read(path)
+        return NodeTools(LocalNode(path.parent)).explain_oom(str(path), ProcessFilter())
     if kind is SAMPLE:
         return _published(path, thresholds) or SummaryAnswer(path, last_summary(path))
     return SummaryAnswer(path, read_summary(path))
@@ -56,14 +58,13 @@ def file_answer(path: Path, view: SnapshotView, thresholds: Path | None) -> Answ
 
 def _published(path: Path, thresholds: Path | None) -> Answer | None:
     """Return the answer about the process whose sample lies in a run directory."""
-    from torchmem.why.rank import answer_about
-
     file = path.absolute()
+    node = LocalNode(file.parent.parent, thresholds)
     try:
-        found = [each for each in training_processes(file.parent.parent) if each.sample == file]
+        found = node.id_of(file)
     except UsageError:
         return None
-    return answer_about(found[0], thresholds) if found else None
+    return NodeTools(node).about(found) if found else None
 
 
 def _kind(path: Path) -> FileKind:
@@ -72,17 +73,23 @@ def _kind(path: Path) -> FileKind:
         with open_untrusted(path, MAX_FILE_BYTES) as (file, _):
             head = file.read(HEAD_BYTES)
     except FileNotFoundError:
-        raise UsageError(
-            f"{name} does not exist: run `torchmem why --list` for a list of reports."
-        ) from None
+        raise UsageError(f"{name} does not exist: {LIST_THEM}") from None
     except (UntrustedFileError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{name} {reason}: name {WANTED}.") from None
+        step = "pass a run directory with --run-dir, or " if path.is_dir() else ""
+        raise UsageError(f"{name} {reason}: {step}name {WANTED}.") from None
     meant = next((kind for end, kind in _SUFFIXES.items() if path.name.endswith(end)), None)
     kind = kind_of(head) or meant
     if not head:
         raise UsageError(f"{name} is empty: name {WANTED}.")
     if kind is None or kind not in _SUFFIXES.values():
         check_kind(path, head, None, WANTED)
-        raise UsageError(f"{name} is not {WANTED}: name one of these.")
+        raise UsageError(f"{name} is {_other(head)}, not {WANTED}: {LIST_THEM}")
     return kind
+
+
+def _other(head: bytes) -> str:
+    """Return what a file of no known kind is, as far as its first bytes tell."""
+    if head.lstrip()[:1] in {b"{", b"["}:
+        return "JSON of another program"
+    return "a binary file of an unknown kind" if b"\0" in head else "text"

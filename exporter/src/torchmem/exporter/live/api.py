@@ -20,14 +20,14 @@ from torchmem.exporter.live.states import (
     States,
     deflated,
 )
-from torchmem.exporter.live.why import rank_why
 from torchmem.exporter.node_reading import NodeReading
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.scrapes import accepts_gzip
 from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.fair_queue import BusyError, FairQueue
 from torchmem.exporter.web.peer_user import may_look
+from torchmem.node.published import Published
 from torchmem.node.state import encode
+from torchmem.node.why import rank_why
 from torchmem.sample.sample import DeviceSample
 
 MAX_KEPT_RANKS = 64
@@ -84,7 +84,7 @@ class LiveApi:
         found = (await self._states.newest()).found
         item = self._ranks.get(request.query_params.get("id", ""))
         gpu = request.query_params.get("gpu", "")
-        device = item and next((d for d in item.sample.devices if gpu == (d.uuid or "")), None)
+        device = item and item.device(gpu)
         if not item or not device:
             return PlainTextResponse(_NO_SUCH_RANK, 404)
         words = partial(self._why, request, found, item, device)
@@ -102,7 +102,7 @@ class LiveApi:
             self._kept_of, self._kept = found, {}
         key = item.id, device.uuid or "", is_allowed
         if key not in self._kept:
-            words = rank_why(found, self._run_dir, item, device, may_look=is_allowed)
+            words = rank_why(found, item, device, may_look=is_allowed)
             self._kept[key] = encode(words)
         return self._kept[key]
 
@@ -134,6 +134,7 @@ class LiveApi:
                 yield event
         finally:
             self._streams[client] -= 1
+            # Drops the clients without a stream, so that addresses do not pile up.
             self._streams += Counter()
 
     async def _events(self, *, gzipped: bool) -> AsyncIterator[bytes]:

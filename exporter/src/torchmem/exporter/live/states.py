@@ -19,7 +19,7 @@ from functools import cached_property, partial
 from torchmem.exporter.live.history import NodeHistory
 from torchmem.exporter.live.state import node_state
 from torchmem.exporter.node_reading import NodeReading
-from torchmem.exporter.sample_files import Published
+from torchmem.node.published import Published
 from torchmem.node.state import NodeState, encode
 from torchmem.sample.sample import LIVE_STATES
 
@@ -100,6 +100,7 @@ class States:
         """Return a state of at most `max_age` or `pause_seconds`; callers share it."""
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._refreshed(max_age or self.pause_seconds))
+        # A client that goes away must not cancel the collection that others wait for.
         return await asyncio.shield(self._running)
 
     def note_collection(self) -> None:
@@ -139,6 +140,7 @@ class States:
         return RANK_HISTORY_PAUSE_SECONDS if is_in_use else IDLE_HISTORY_PAUSE_SECONDS
 
     async def _refreshed(self, max_age: float) -> EncodedState:
+        # Below zero, the clock was set back, and the state would stay the newest for that long.
         if not 0 <= time.time() - self._found().time < max_age:
             started = time.monotonic()
             await self._collect()
