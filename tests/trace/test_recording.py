@@ -27,7 +27,8 @@ from torchmem.allocator.sizes import MIB
 from torchmem.sample.capture_messages import FACTS_KEY
 from torchmem.sample.errors import UsageError
 from torchmem.trace import read, reading
-from torchmem.trace.content import InvalidSnapshotError, check
+from torchmem.trace.checked_values import InvalidSnapshotError
+from torchmem.trace.content import check
 from torchmem.trace.reading import MAX_PLACES
 from torchmem.trace.recording import CaptureFacts
 from torchmem.trace.worker import load
