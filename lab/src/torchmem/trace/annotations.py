@@ -1,6 +1,6 @@
 """What a program wrote beside the trace: the ranges of torch.profiler.record_function.
 
-PyTorch 2.5 and newer write their starts and ends as `external_annotations`, once for each device.
+PyTorch writes their starts and ends as `external_annotations`, once for each device.
 """
 
 from __future__ import annotations

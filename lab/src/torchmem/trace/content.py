@@ -7,7 +7,7 @@ must not overlap, and blocks must fill their segments. For the shape, see
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, get_args
@@ -58,7 +58,7 @@ class Content:
     traces: Mapping[int, TraceReader]
     segments: Mapping[int, DeviceSegments]
     settings: Mapping[str, object]
-    annotations: Iterable[Annotation]
+    annotations: Sequence[Annotation]
     table: StackTable
 
 
@@ -99,7 +99,7 @@ def check(
         _with_allocations(finished) if needs_trace else finished,
         devices,
         _settings(snapshot.get("allocator_settings", {})),
-        checked_annotations(snapshot.get("external_annotations"), known.table),
+        list(checked_annotations(snapshot.get("external_annotations"), known.table)),
         known.table,
     )
 

@@ -56,8 +56,8 @@ class StackTable:
     def number(self, frames: object, forward: object = None) -> int:
         """Return the number of a stack, and empty its list; NO_STACK if none was recorded.
 
-        `forward` are the lines of the traceback of the forward pass, which PyTorch 2.12 and newer
-        write of what autograd allocates with `detect_anomaly`. They count where there are no
+        `forward` are the lines of the traceback of the forward pass, which PyTorch 2.13
+        writes of what autograd allocates with `detect_anomaly`. They count where there are no
         frames. Frames are recognized by their identity, so they must stay alive.
 
         Raises:

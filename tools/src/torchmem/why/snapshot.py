@@ -8,13 +8,22 @@ from functools import cached_property
 from pathlib import Path
 
 from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import sanitize_text
 from torchmem.trace import holders_document, holders_text
 from torchmem.trace.holders import Holders
+from torchmem.trace.last_entries import last_entries
 from torchmem.trace.leaks import Leak, is_long_enough, leaks
 from torchmem.trace.lifetimes import At, Lifetimes
 from torchmem.trace.snapshot_file import examine, read_traces
+from torchmem.whatif.moment import moment_memory
+from torchmem.whatif.question import WhatIfQuestion, replayed
+from torchmem.whatif.result import WhatIf
+from torchmem.why import snapshot_words
+from torchmem.why.snapshot_words import SnapshotFindings
 
 DEFAULT_ROWS = 12
+MAX_REPLAYED_EVENTS = 50_000
+"""Of all devices together. More take more than a few seconds: `torchmem whatif` replays them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class SnapshotAnswer:
     def _page(self, lifetimes: Lifetimes, found: Holders) -> str:
         if self.view.leaks:
             return holders_text.leaks_page(found, _leaks(lifetimes), self.view.rows)
-        return holders_text.page(found, self.view.rows)
+        return snapshot_words.page(found, self._more(lifetimes, found), self.view.rows)
 
     def json_lines(self) -> list[str]:
         """Return a document for each device."""
@@ -63,7 +72,31 @@ class SnapshotAnswer:
     def _document(self, lifetimes: Lifetimes, found: Holders) -> str:
         if self.view.leaks:
             return holders_document.leaks_document(found, _leaks(lifetimes))
-        return holders_document.document(found)
+        more = snapshot_words.values(self._more(lifetimes, found))
+        return holders_document.document(found, more)
+
+    def _more(self, lifetimes: Lifetimes, found: Holders) -> SnapshotFindings:
+        events = sum(each.events for each, _ in self._examined)
+        settings, unasked = self._settings(lifetimes, events)
+        return SnapshotFindings(
+            moment_memory(lifetimes, found.moment),
+            _leaks(lifetimes, found.moment),
+            last_entries(lifetimes, found.moment, self.view.rows),
+            settings,
+            unasked,
+        )
+
+    def _settings(self, lifetimes: Lifetimes, events: int) -> tuple[WhatIf | None, str | None]:
+        """Return what other settings would have given, or why that is not known."""
+        if not lifetimes.trace.columns.has_allocations():
+            return None, None
+        name = sanitize_text(str(self.path))
+        if events > MAX_REPLAYED_EVENTS:
+            return None, f"`torchmem whatif {name}` replays the trace under other settings."
+        try:
+            return replayed(lifetimes.trace.recording(), WhatIfQuestion()), None
+        except UsageError as error:
+            return None, f"The trace cannot be replayed under other settings: {error}"
 
     def page(self) -> bytes:
         """Raise UsageError."""
@@ -83,5 +116,5 @@ class SnapshotAnswer:
             holders_plot.draw(lifetimes, found, out)
 
 
-def _leaks(lifetimes: Lifetimes) -> Sequence[Leak] | None:
-    return leaks(lifetimes) if is_long_enough(lifetimes) else None
+def _leaks(lifetimes: Lifetimes, moment: int | None = None) -> Sequence[Leak] | None:
+    return leaks(lifetimes, moment) if is_long_enough(lifetimes, moment) else None
