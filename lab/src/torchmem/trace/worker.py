@@ -86,7 +86,7 @@ def _answer(size: int, *, stacks: bool) -> None:
     arrays: list[array[int]] = []
     traces = OpenTraces()
     try:
-        with io.BufferedReader(_Watched(0, traces.advance), WINDOW_BYTES) as file:
+        with io.BufferedReader(WatchedFile(0, traces.advance), WINDOW_BYTES) as file:
             snapshot = load(file)
         content = check(snapshot, size, needs_trace=not stacks, traces=traces)
         columns = {device: trace.columns for device, trace in content.traces.items()}
@@ -107,7 +107,7 @@ def _answer(size: int, *, stacks: bool) -> None:
     sys.stdout.buffer.flush()
 
 
-class _Watched(io.FileIO):
+class WatchedFile(io.FileIO):
     """A file that calls a function before it is read on."""
 
     def __init__(self, descriptor: int, on_read: Callable[[], None]) -> None:
