@@ -8,7 +8,7 @@ from typing import Any
 
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import CAUSE_SUMMARIES, FRAGMENTATION_REASONS
-from torchmem.output.terminal import aligned, joined, wrapped
+from torchmem.output.terminal import aligned, counted, joined, wrapped
 from torchmem.trace import holders_text
 from torchmem.trace.holders import Holders
 from torchmem.trace.holders_document import leak_rows
@@ -39,14 +39,16 @@ class SnapshotFindings:
         leaks: the lines whose memory grew until then; None if the recording is too short.
         last: the entries before.
         settings: what other settings would have given.
-        unasked: why `settings` is None, as a sentence; None if there is nothing to replay.
+        unreplayed: why `settings` is None, as a sentence; None if there is nothing to replay.
+        command: what to type instead.
     """
 
     memory: MomentMemory | None
     leaks: Sequence[Leak] | None
     last: Sequence[Entry]
-    settings: WhatIf | None
-    unasked: str | None = None
+    settings: WhatIf | None = None
+    unreplayed: str | None = None
+    command: str | None = None
 
 
 def page(found: Holders, more: SnapshotFindings, rows: int) -> str:
@@ -71,6 +73,16 @@ def values(more: SnapshotFindings) -> dict[str, Any]:
         "last_entries": [asdict(entry) for entry in more.last],
         "settings": asdict(settings.verdict) if settings else None,
     }
+
+
+def headline(found: Holders, more: SnapshotFindings) -> str:
+    """Return one sentence about a device: why a request failed, else what is in use."""
+    if more.memory and more.memory.failed:
+        return _cause(more.memory, more.memory.failed)
+    return (
+        f"{format_size(found.size_bytes)} is in use {holders_text.MOMENTS[found.at]}, "
+        f"in {counted(found.blocks, 'block')}."
+    )
 
 
 def _memory_values(memory: MomentMemory) -> dict[str, Any]:
@@ -123,16 +135,20 @@ def _beside(memory: MomentMemory, rows: int) -> Iterator[str]:
 
 def _why(memory: MomentMemory, failed: FailedAllocation) -> str:
     """Return why the request failed, with the numbers, and what they do not show."""
+    sentence = _cause(memory, failed)
+    if failed.cause == "fragmentation" and failed.detail:
+        sentence += f" {FRAGMENTATION_REASONS[failed.detail]}"
+    return sentence if failed.total else f"{sentence} {UNKNOWN_GPU}"
+
+
+def _cause(memory: MomentMemory, failed: FailedAllocation) -> str:
     summary = CAUSE_SUMMARIES[failed.cause]
     cached = memory.stranded + memory.releasable
-    sentence = (
+    return (
         f"{summary[0].upper()}{summary[1:]}: {format_size(failed.requested)} was needed, "
         f"{format_size(failed.free)} was free at the driver and {format_size(cached)} in "
         f"PyTorch's cache, the largest block {format_size(memory.largest_free)}."
     )
-    if failed.cause == "fragmentation" and failed.detail:
-        sentence += f" {FRAGMENTATION_REASONS[failed.detail]}"
-    return sentence if failed.total else f"{sentence} {UNKNOWN_GPU}"
 
 
 def _last(entries: Sequence[Entry], found: Holders) -> Iterator[str]:
@@ -164,5 +180,7 @@ def _settings(more: SnapshotFindings) -> Iterator[str]:
         yield "What other settings would have given, by a replay of the trace"
         for line in recommendation(more.settings):
             yield f"  {line}"
-    elif more.unasked:
-        yield from wrapped(more.unasked)
+    elif more.unreplayed:
+        yield from wrapped(more.unreplayed)
+    if more.command:
+        yield f"    {more.command}"
