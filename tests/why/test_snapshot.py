@@ -372,14 +372,16 @@ def test_the_page_is_complete(tmp_path: Path, run: Run) -> None:
     assert "<script>" not in text
 
 
-@pytest.mark.parametrize("name", ["end", "peak", "leaks"])
+@pytest.mark.parametrize("name", ["end", "peak", "oom", "leaks"])
 def test_the_page_is_the_recorded_one(tmp_path: Path, run: Run, name: str) -> None:
     """The output is the recorded page; record it again with WRITE_GOLDEN=1."""
     first = write(job(3 * MIB, steps=20), tmp_path / "first.pickle")
     second = write(job(3 * MIB, steps=40), tmp_path / "second.pickle")
+    third = write(stranding(), tmp_path / "theirs.pickle")
     arguments = {
         "end": (first, "--at", "end"),
         "peak": (first, "--at", "peak", "--top", 2),
+        "oom": (third, "--top", 4),
         "leaks": (second, "--leaks"),
     }
     code, out, error = run(*arguments[name])
