@@ -41,7 +41,7 @@ def write(path: Path, events: int, stack_frames: int, stacks: int) -> None:
     for _ in range(events // 3):
         address, size = BASE + 512 * rng.randrange(1 << 24), rng.randrange(1, 1 << 24)
         for action in ("alloc", "free_requested", "free_completed"):
-            entry = {
+            entry: dict[str, Any] = {
                 "action": action,
                 "addr": address,
                 "size": size,
