@@ -137,11 +137,6 @@ def holders(lifetimes: Lifetimes, at: At) -> Holders | None:
     by_age = {group.key: group for group in grouped(lambda n: _age(lifetimes, n, moment))}
     order = [*(label for _, label in AGES), BEFORE_RECORDING, UNKNOWN_AGE]
     labels = _Labels(lifetimes, numbers)
-
-    def unless_all(none: str, key: Callable[[int], str]) -> tuple[HolderGroup, ...]:
-        found = grouped(key)
-        return () if {group.key for group in found} <= {none, BEFORE_RECORDING} else found
-
     return Holders(
         name=lifetimes.trace.name,
         device=lifetimes.trace.device,
@@ -153,16 +148,21 @@ def holders(lifetimes: Lifetimes, at: At) -> Holders | None:
         blocks=len(numbers),
         rounding_bytes=_allocated(lifetimes) - total if at == "end" else None,
         by_line=by_line(lifetimes, numbers, lines),
-        by_module=unless_all(NO_MODULE, lambda n: lines.module(lifetimes.stacks[n])),
+        by_module=_unless_all(NO_MODULE, grouped(lambda n: lines.module(lifetimes.stacks[n]))),
         by_size=grouped(lambda n: format_size(lifetimes.sizes[n])),
         by_age=tuple(by_age[label] for label in order if label in by_age),
         by_pool=grouped(_Pools(lifetimes).name),
-        by_annotation=unless_all(NO_RANGE, labels.annotation),
-        by_metadata=unless_all(NO_METADATA, labels.metadata),
-        by_region=unless_all(NO_REGION, labels.region),
+        by_annotation=_unless_all(NO_RANGE, grouped(labels.annotation)),
+        by_metadata=_unless_all(NO_METADATA, grouped(labels.metadata)),
+        by_region=_unless_all(NO_REGION, grouped(labels.region)),
         request=_request(lifetimes, moment, lines) if at == "oom" else None,
         has_stacks=bool(lifetimes.trace.stacks.stacks),
     )
+
+
+def _unless_all(none: str, found: tuple[HolderGroup, ...]) -> tuple[HolderGroup, ...]:
+    """Return the groups; nothing if there is none beside `none` and what was there before."""
+    return () if {group.key for group in found} <= {none, BEFORE_RECORDING} else found
 
 
 def _request(lifetimes: Lifetimes, moment: int, lines: LineFinder) -> HolderGroup:

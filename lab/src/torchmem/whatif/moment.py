@@ -32,7 +32,7 @@ class StrandedLine:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedAllocation:
+class FailureAtMoment:
     """A request that failed, with its cause; the rest of the numbers is in `MomentMemory`.
 
     `requested` is rounded up to what PyTorch asks the driver for. `free` is what the driver
@@ -69,7 +69,7 @@ class MomentMemory:
     private_free: int
     largest_free: int
     beside: tuple[StrandedLine, ...]
-    failed: FailedAllocation | None = None
+    failed: FailureAtMoment | None = None
 
 
 def moment_memory(lifetimes: Lifetimes, moment: int) -> MomentMemory | None:
@@ -134,7 +134,7 @@ def _free_beside_blocks(segments: Sequence[SegmentInfo]) -> Iterator[tuple[int, 
 
 def _failed(
     lifetimes: Lifetimes, moment: int, segments: Sequence[SegmentInfo], config: AllocatorConfig
-) -> FailedAllocation | None:
+) -> FailureAtMoment | None:
     """Return the request that failed at the event, if it is an OutOfMemoryError."""
     trace, facts = lifetimes.trace, lifetimes.trace.facts
     free = trace.columns.device_free.get(moment)
@@ -156,4 +156,4 @@ def _failed(
     stream = trace.columns.streams[moment]
     blocks = largest_free_blocks(segments, trace.device, requested, stream)
     verdict = judge(evidence, blocks, Circumstances(is_training=False))
-    return FailedAllocation(requested, free, facts.total_bytes, verdict.cause, verdict.detail)
+    return FailureAtMoment(requested, free, facts.total_bytes, verdict.cause, verdict.detail)

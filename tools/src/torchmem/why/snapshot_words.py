@@ -15,7 +15,7 @@ from torchmem.trace.holders_document import leak_rows
 from torchmem.trace.holders_text import shown_line
 from torchmem.trace.last_entries import Entry
 from torchmem.trace.leaks import Leak
-from torchmem.whatif.moment import FailedAllocation, MomentMemory
+from torchmem.whatif.moment import FailureAtMoment, MomentMemory
 from torchmem.whatif.page import recommendation
 from torchmem.whatif.result import WhatIf
 
@@ -133,7 +133,7 @@ def _beside(memory: MomentMemory, rows: int) -> Iterator[str]:
         yield f"  and {len(memory.beside) - rows:,} more (--top {len(memory.beside)} shows all)"
 
 
-def _why(memory: MomentMemory, failed: FailedAllocation) -> str:
+def _why(memory: MomentMemory, failed: FailureAtMoment) -> str:
     """Return why the request failed, with the numbers, and what they do not show."""
     sentence = _cause(memory, failed)
     if failed.cause == "fragmentation" and failed.detail:
@@ -141,7 +141,7 @@ def _why(memory: MomentMemory, failed: FailedAllocation) -> str:
     return sentence if failed.total else f"{sentence} {UNKNOWN_GPU}"
 
 
-def _cause(memory: MomentMemory, failed: FailedAllocation) -> str:
+def _cause(memory: MomentMemory, failed: FailureAtMoment) -> str:
     summary = CAUSE_SUMMARIES[failed.cause]
     cached = memory.stranded + memory.releasable
     return (
