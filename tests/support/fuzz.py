@@ -64,7 +64,8 @@ from torchmem.sample.sample import decode as decode_sample
 from torchmem.sample.sample import encode
 from torchmem.sdk.publish.request_files import RequestFile
 from torchmem.sdk.release.neighbors import offering_neighbors
-from torchmem.trace.content import InvalidSnapshotError, check
+from torchmem.trace.checked_values import InvalidSnapshotError
+from torchmem.trace.content import check
 from torchmem.trace.worker import load
 from torchmem.why.node_words import oom_table
 from torchmem.why.ooms import of_report

@@ -55,7 +55,7 @@ def results(path: Path, question: WhatIfQuestion) -> Iterator[WhatIf]:
     from torchmem.trace import read
 
     for recording in _selected(read(path), path, question):
-        yield _replay(recording, question)
+        yield replayed(recording, question)
 
 
 def _selected(
@@ -74,7 +74,8 @@ def _selected(
     return recordings
 
 
-def _replay(recording: Recording, question: WhatIfQuestion) -> WhatIf:
+def replayed(recording: Recording, question: WhatIfQuestion) -> WhatIf:
+    """Return the answer for one device, and show the progress. Raise UsageError."""
     from torchmem.whatif.engine import what_if
     from torchmem.whatif.page import Progress
 
