@@ -78,7 +78,7 @@ def application(
 
     It starts the first collection itself, so that it becomes ready without a scrape. `give_back`
     gives back memory that only the start needs: it is called after the first collection, and again
-    after the first scrapes. `state.close_streams` ends the answers that would otherwise go on.
+    after the first scrapes.
     """
     states = States(lambda: scrapes.collection(_STATE_SECONDS), collector.found)
     scrapes = Scrapes(collector, states.note_collection)
@@ -93,7 +93,6 @@ def application(
         Route("/-/healthy", _healthy),
         Route("/-/ready", scrapes.ready),
         Route("/api/v1/state", api.state),
-        Route("/api/v1/events", api.events),
         Route("/api/v1/rank", api.rank),
         Route("/api/v1/history", api.history),
         Route(REPORT_PATH, reports.answer, methods=["POST"]),
@@ -105,7 +104,6 @@ def application(
     jobs = partial(_beside, (partial(_collect_first, scrapes, give_back), states.keep_history))
     app = Starlette(routes=routes, middleware=middleware, lifespan=jobs)
     app.router.redirect_slashes = False  # a redirect would contain the client's Host header
-    app.state.close_streams = api.close
     return app
 
 
