@@ -23,7 +23,7 @@ from torchmem.explain.oom_report import encode as encode_report
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.api import LiveApi
-from torchmem.exporter.live.states import RankIndex, States
+from torchmem.exporter.live.states import MIN_SECONDS, RankIndex, States
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
@@ -88,7 +88,7 @@ def test_state_has_only_what_is_known(client: httpx.Client, run_dir: Path) -> No
 
 
 def test_clients_share_collections(run_dir: Path) -> None:
-    """Ten requests at once make one collection."""
+    """However many requests come, there is at most one collection per second for them."""
     readings: list[object] = []
 
     def note(call: object, _: object) -> None:
@@ -99,12 +99,13 @@ def test_clients_share_collections(run_dir: Path) -> None:
     with closing(exporter), closing(serve(exporter)) as running:
         url = running.url
         httpx.get(f"{url}/metrics", trust_env=False, timeout=60)
-        first = len(readings)
+        first, begun = len(readings), time.monotonic()
         state = f"{url}/api/v1/state"
         codes = [httpx.get(state, trust_env=False, timeout=60).status_code for _ in range(10)]
+        seconds = time.monotonic() - begun
 
     assert codes == [200] * 10
-    assert len(readings) <= first + 2
+    assert len(readings) <= first + 1 + seconds / MIN_SECONDS
 
 
 def test_words_about_a_rank_are_made_once_for_each_collection(run_dir: Path) -> None:
