@@ -158,7 +158,6 @@ def test_the_list_fits_the_terminal(
     ("arguments", "sentence"),
     [
         (["--scenario", "fragmentaton"], "did you mean 'fragmentation'"),
-        (["--scenario", "neighbor", "--real"], "without --real"),
         (["--ranks", "0"], "--ranks"),
         (["--listen", "nowhere"], "HOST:PORT"),
     ],
@@ -178,7 +177,6 @@ def test_bad_flags_are_one_sentence(
         (["--scenario", "x"], "make demo ARGS='--list'"),
         (["--ranks", "0"], "make demo ARGS='--ranks 4'"),
         (["--duration", "-1"], "make demo ARGS='--duration 300'"),
-        (["--scenario", "neighbor", "--real"], "make demo ARGS='--scenario neighbor'"),
     ],
 )
 def test_make_demo_names_its_own_lines(

@@ -30,16 +30,12 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, *_HANGUP)
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What to run. `real` selects tensors on GPUs.
-
-    `duration` is how long the ranks train (s) on a machine that keeps up with them.
-    """
+    """What to run; `duration` is for how long (s) on a machine that keeps up with the ranks."""
 
     scenario: str
     ranks: int
     duration: float
     seed: int
-    real: bool = False
     loop: bool = False
 
     @property
