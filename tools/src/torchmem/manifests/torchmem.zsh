@@ -142,7 +142,7 @@ _shtab_torchmem_fleet_options=(
   "--timeout[how long one query may take (default\: 60)]:SECONDS:"
   "--rows[rows of a table at most (default\: 20)]:N:"
   "--json[print everything as JSON]"
-  "--html[write a page with pictures (- for stdout)]:FILE:_files"
+  "--html[write a page (- for stdout)]:FILE:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
