@@ -138,11 +138,6 @@ class RankProcesses:
                 process.join()
         self.alive()
 
-    @property
-    def pids(self) -> list[int]:
-        """Return the process ids of the ranks."""
-        return list(self.gpus.pids.values())
-
     def last_lines(self) -> dict[int, str]:
         """Return the last line of each rank's output, by rank; a rank without output is absent."""
         texts = {rank: log_path(self._folder, rank).read_text().strip() for rank in self._processes}
