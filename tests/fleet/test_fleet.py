@@ -62,8 +62,6 @@ def test_gpu_hours_are_exact_by_run_user_and_team(document: dict[str, Any]) -> N
     assert hours([document["total"]], "run") == {"": (62.5, 0.7, 3.0, 2.0)}
     assert document["all_gpus"] == 8 * 72
     assert (document["idle_unattributed"], document["stranded_unattributed"]) == (3.0, 0.0)
-    assert sum(day["used"] for day in document["by_day"]) == 62.5
-    assert len(document["by_day"]) == 3 + (END % (24 * HOUR) != 0)
 
 
 @pytest.mark.stack
