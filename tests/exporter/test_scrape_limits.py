@@ -12,8 +12,7 @@ import yaml
 from support import promtool
 from support.h100_node import h100_node, series
 from support.needs import needs
-
-from torchmem.exporter.scrape_limits import MAX_OTHER_SERIES, NODE_LIMITS, RANK_LIMITS
+from support.scrape_limits import MAX_OTHER_SERIES, NODE_LIMITS, RANK_LIMITS
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_JOBS = {"prometheus", "alertmanager", "vllm"}  # they serve no series of torchmem

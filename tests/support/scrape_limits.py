@@ -1,7 +1,7 @@
 """What a Prometheus should accept of a target: more than an exporter ever serves.
 
 Every shipped configuration of Prometheus has these limits. Prometheus drops a whole scrape that
-exceeds one of them, so they do not replace `budgets` and `churn`. They protect
+exceeds one of them, so they do not replace `budgets` and `churn` of the exporter. They protect
 Prometheus from something else that serves at the address of an exporter or of a rank.
 """
 
