@@ -245,8 +245,6 @@ byId("search").addEventListener("keydown", (event) => {
   byId("search").blur();
 });
 byId("start").append(start.element);
-onTheme(labelTheme);
-labelTheme();
 install(document.documentElement, showFile);
 selection.read();
 addEventListener("hashchange", () => {
