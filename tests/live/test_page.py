@@ -313,7 +313,7 @@ def test_devices_that_do_not_exist(page: Page, run_dir: Path) -> None:
 
 
 def test_the_page_asks_for_a_password(page: Page, run_dir: Path, tmp_path: Path) -> None:
-    """Page, files, state and stream are all behind the passwords of --web.config.file."""
+    """Page, files and state are all behind the passwords of --web.config.file."""
     import bcrypt
 
     from torchmem.exporter.web.config import LiveConfig
@@ -323,7 +323,7 @@ def test_the_page_asks_for_a_password(page: Page, run_dir: Path, tmp_path: Path)
     config.write_text(f"basic_auth_users:\n  ann: {hashed}\n")
     exporter = Exporter(FakeNvml.of(), RunDirectory(run_dir))
     with closing(exporter), closing(serve(exporter, web=LiveConfig(config))) as server:
-        for path in ("/", f"/static/{files().digest}/page.js", "/api/v1/state", "/api/v1/events"):
+        for path in ("/", f"/static/{files().digest}/page.js", "/api/v1/state"):
             assert httpx.get(server.url + path, trust_env=False, timeout=60).status_code == 401
         page.authenticate("ann", "secret")
         page.goto(server.url)

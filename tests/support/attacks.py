@@ -75,7 +75,6 @@ def attacks() -> Mapping[str, Attack]:
         "unread": Attack(request("/metrics"), reads=False),
         "scrapes": Attack(request("/metrics")),
         "state": Attack(request("/api/v1/state"), reads=False),
-        "events": Attack(request("/api/v1/events"), reads=False),
         "rank": Attack(request(why)),
         "map": Attack(request(f"/api/v1/map?id={rank_id(USERS[0])}")),
         "sd": Attack(request("/sd")),

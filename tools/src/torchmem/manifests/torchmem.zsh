@@ -90,7 +90,6 @@ _shtab_torchmem_demo_options=(
   "--loop[repeat the scenario until Ctrl-C]"
   "--seed[seed of the allocations (default 0)]:N:"
   "--listen[address of the exporter\; a free port is used instead of 0 or of one in use]:HOST:PORT:"
-  "--real[allocate tensors on this machine\'s GPUs with PyTorch]"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -143,7 +142,7 @@ _shtab_torchmem_fleet_options=(
   "--timeout[how long one query may take (default\: 60)]:SECONDS:"
   "--rows[rows of a table at most (default\: 20)]:N:"
   "--json[print everything as JSON]"
-  "--html[write a page with pictures (- for stdout)]:FILE:_files"
+  "--html[write a page (- for stdout)]:FILE:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -186,7 +185,6 @@ _shtab_torchmem_manifests_dashboards_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--out[the directory to write to]:DIR:_files -/"
   "--grafana[the Grafana to save them in]:URL:"
-  "--grafana-com[with --out\: in the form that grafana.com takes]"
   "--token-file[the token (default\: GRAFANA_TOKEN)]:FILE:_files"
   "--folder[the folder in Grafana, made if it is missing (default\: torchmem)]:TITLE:"
   "--datasource[name or UID of the Prometheus data source (default\: Grafana\'s default)]:NAME:"
