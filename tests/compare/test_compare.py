@@ -381,7 +381,6 @@ def test_unknown_figures_are_left_out(tmp_path: Path, torchmem: Callable[..., Pa
         (b'{"process": 1, "device": 2, "oom": 3}', "is not an OOM report"),
         (b'{"phantom": true, "gpu_model": 1, "command": 2', "is cut off"),
         (b'{"phantom": true, "gpu_model": 1, "command": 2}', "is not a document of schema 1"),
-        (b'{"phantom": 1, "gpu_model": 1, "command": 2, "kind": "bisect"}', "is a bisection"),
         (b'{"schema": 9, "entries": {"torch": 1}}', "is not a baseline of schema 1"),
     ],
 )

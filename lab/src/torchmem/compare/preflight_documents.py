@@ -51,14 +51,12 @@ def read(path: Path, name: str) -> Side:
     except ValueError as error:
         raise UsageError(f"{name} {error}: write it again with --json.") from None
     try:
-        if document["kind"] != "bisect":
-            return _side(document, name)
+        return _side(document, name)
     except (LookupError, TypeError, ValueError, AttributeError):
         raise UsageError(
             f"{name} is not a document of schema {SCHEMA} of `torchmem preflight --json`: write it "
             "again with this version of torchmem."
         ) from None
-    raise UsageError(f"{name} is a bisection, which compares commits itself: read its verdict.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from torchmem.sample.errors import UsageError
 MORE_RUNS = 2
 """Runs that tell growth from variation."""
 _PYTHON = re.compile(r"python[\d.]*t?")
-_TABLES = ("find_batch", "matrix", "bisect")
+_TABLES = ("find_batch", "matrix")
 _FLAGS = ("save_baseline", "baseline", "tolerance", "markdown")
 
 

@@ -13,7 +13,6 @@ from pathlib import Path, PurePath
 from torchmem.output import plots
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import MAX_GPUS, GpuModel, parse_usable_gpu_model
-from torchmem.preflight.bisect import parse_range
 from torchmem.preflight.matrix import Axis, Cell, Matrix, applied, check_axes, combinations
 from torchmem.preflight.plan import MAX_RUNS, Placement, RunPlan
 from torchmem.preflight.search import SearchRange
@@ -39,7 +38,7 @@ DEFAULT_RANKS_PER_NODE = 8
 class PreflightOptions:
     """The checked flags.
 
-    plan: the run, or the first one of several. search, sweep, matrix, bisect: several runs
+    plan: the run, or the first one of several. search, sweep, matrix: several runs
     instead of one; at most one of them is set. settings, gpu_models: what to compare; empty for
     the default choice.
     """
@@ -48,7 +47,6 @@ class PreflightOptions:
     search: SearchRange | None
     sweep: tuple[Placement, ...]
     matrix: Matrix | None
-    bisect: str | None
     settings: tuple[str, ...]
     gpu_models: tuple[GpuModel, ...]
     snapshot: Path | None
@@ -61,8 +59,6 @@ def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
     _check_combination(arguments)
     _check_files(arguments)
     check_settings(arguments.setting)
-    if arguments.bisect:
-        parse_range(arguments.bisect)
     matrix = _checked_matrix(arguments) if arguments.matrix else None
     plan, sweep = _checked_plan(arguments) if matrix is None else (matrix.cells[0].plan, ())
     gpu_models = (text for text in (arguments.gpu_models or "").split(",") if text.strip())
@@ -72,7 +68,6 @@ def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
         search=SearchRange.parse(find, plan.command) if find else None,
         sweep=sweep,
         matrix=matrix,
-        bisect=arguments.bisect,
         settings=tuple(arguments.setting),
         gpu_models=tuple(map(parse_usable_gpu_model, gpu_models)),
         snapshot=arguments.snapshot,
@@ -239,7 +234,7 @@ def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Plac
 
 
 def _check_combination(arguments: argparse.Namespace) -> None:
-    names = ("find_batch", "ranks", "world_sizes", "matrix", "bisect")
+    names = ("find_batch", "ranks", "world_sizes", "matrix")
     tables = [flag for flag in names if getattr(arguments, flag)]
     single = [
         flag for flag in ("setting", "gpu_models", "snapshot", "plot") if getattr(arguments, flag)

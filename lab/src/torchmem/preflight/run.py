@@ -76,15 +76,12 @@ class ScriptProcess:
     """A command in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
     environment: contains the child configuration, which also identifies processes that have left
-    the session. folder: where the command starts, None for the folder of this process.
+    the session.
     """
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = command
         self._environment = environment
-        self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._has_ended = False
 
@@ -98,7 +95,6 @@ class ScriptProcess:
                 self._process = subprocess.Popen(
                     self._command,
                     env=self._environment,
-                    cwd=self._folder,
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
@@ -161,7 +157,7 @@ class RunningScript(ScriptProcess):
         self, plan: RunPlan, folder: Path, progress: Callable[[RunProgress], None]
     ) -> None:
         self._started = time.monotonic()
-        super().__init__(plan.command, child_environment(plan, folder, os.environ), plan.folder)
+        super().__init__(plan.command, child_environment(plan, folder, os.environ))
         self._scratch = folder
         self._progress = progress
         self._total_steps = plan.steps

@@ -37,7 +37,6 @@ Examples:
   torchmem preflight --gpu-model h100-80gb -- python train.py
   torchmem preflight --gpu-model 24GB --find-batch batch=1..8 -- python train.py
   torchmem preflight --matrix batch=8,16 gpu_model=24GB,40GB -- python train.py
-  torchmem preflight --gpu-model 24GB --bisect v1.0..HEAD -- python train.py
   torchmem preflight --gpu-model 24GB --baseline memory.json -- python train.py
 
 Exit code: 0 if it fits, 1 if it does not, memory grows until it does not, or it
@@ -187,11 +186,6 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
         help="keep the results of a matrix in FILE, and do not run those again that it has",
     )
     add("--csv", action="store_true", help="print a matrix as CSV")
-    add(
-        "--bisect",
-        metavar="GOOD..BAD",
-        help="find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own",
-    )
 
 
 def _add_report_flags(group: argparse._ArgumentGroup) -> None:
@@ -231,8 +225,6 @@ def _add_baseline_flags(group: argparse._ArgumentGroup) -> None:
 def _run_checked(
     options: PreflightOptions, runner: Runner, compared: BaselineOptions | None
 ) -> int:
-    if options.bisect:
-        return _bisect(options, options.bisect, runner)
     if options.search:
         return _find_batch(options, options.search, runner)
     run_one = _sweep if options.sweep else _single_run
@@ -246,15 +238,6 @@ def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) 
     result = find_batch(options.plan, search, runner)
     write_out(document.search_document(result) if options.json else pages.search_page(result))
     return 0 if result.fits else 1
-
-
-def _bisect(options: PreflightOptions, commits: str, runner: Runner) -> int:
-    from torchmem.preflight import bisect_page
-    from torchmem.preflight.bisect import bisect
-
-    result = bisect(options.plan, commits, runner, Path.cwd())
-    write_out(bisect_page.document(result) if options.json else bisect_page.page(result))
-    return result.exit_code
 
 
 def _sweep(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:

@@ -325,7 +325,6 @@ _shtab_torchmem_preflight_options=(
   "--jobs[combinations to run at a time (default\: one per core, as far as RAM suffices)]:N:"
   "--resume[keep the results of a matrix in FILE, and do not run those again that it has]:FILE:_files"
   "--csv[print a matrix as CSV]"
-  "--bisect[find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own]:GOOD..BAD:"
   "*--setting[compare this allocator setting instead of the default ones\; can be repeated]:CONF:"
   "--gpu-models[compare these GPU models instead of the next larger and smaller ones]:LIST:"
   "--snapshot[keep the trace, for memory_viz and torchmem whatif]:FILE:_files"
