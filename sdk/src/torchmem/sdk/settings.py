@@ -99,7 +99,7 @@ class Settings:
         hold the memory and the lines that grew: "oom" while memory may run out soon, True always.
         See docs/sdk.md#which-lines-hold-the-memory.
     release: return memory to the driver when it is short: names of tiers, each with the share of
-        the device below which it acts, such as "gradual=0.2,hooks,cache=0.1,emergency". A number
+        the device below which it acts, such as "hooks,cache=0.1,emergency". A number
         is the share of the tier `cache`; None never releases. See docs/release.md.
     release_interval: shortest time in seconds between two releases at the end of a step.
     port: also serve /metrics in this process, on port + local rank; 0 takes any free port.
@@ -243,7 +243,7 @@ def _share(value: Any) -> float:
 
 
 def _release(value: Any) -> dict[ReleaseTier, float]:
-    """Return the share of each named tier, such as in "gradual=0.2,emergency".
+    """Return the share of each named tier, such as in "cache=0.2,emergency".
 
     A number is the share of the tier `cache`. A tier that has no share gets 0.
     """
