@@ -1,11 +1,8 @@
-"""The page, the CSV and the JSON document of a matrix, described in docs/preflight-matrix.md."""
+"""The page and the JSON document of a matrix, described in docs/preflight-matrix.md."""
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -27,17 +24,6 @@ from torchmem.preflight.report import PHANTOM_NOTE
 from torchmem.preflight.verdict import phantom_name
 from torchmem.sample.untrusted import sanitize_text
 
-CSV_FIGURES = (
-    "verdict",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "headroom_bytes",
-    "retries",
-    "steps",
-    "seconds",
-    "error",
-)
-
 
 def page(result: MatrixResult) -> str:
     """Return the table for a terminal."""
@@ -56,15 +42,6 @@ def sentence(result: MatrixResult) -> str:
     count = f"All {number:,}" if fitting == number else f"{fitting:,} of {number:,}"
     verb = "fits" if fitting == 1 else "fit"
     return f"{count} {verb}.{_unknown(unknown)}{_largest(result)}"
-
-
-def table(result: MatrixResult) -> str:
-    """Return the table as CSV with a header, sizes in bytes; unknown values are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*(axis.name for axis in _axes(result)), *CSV_FIGURES])
-    writer.writerows([*cell.cell.values, *_csv_figures(cell)] for cell in result.cells)
-    return text.getvalue()
 
 
 def document(result: MatrixResult) -> str:
@@ -96,12 +73,10 @@ def _title(matrix: Matrix) -> str:
 
 def _runs(result: MatrixResult) -> str:
     steps = counted(result.matrix.cells[0].plan.steps, "optimizer step")
-    resumed = sum(cell.is_resumed for cell in result.cells)
-    earlier = f", and {counted(resumed, 'result')} from an earlier preflight" if resumed else ""
-    runs = counted(len(result.cells) - resumed, "run")
+    runs = counted(len(result.cells), "run")
     return (
         f"Each run is stopped after {steps}. It took {format_seconds(result.seconds)} in all, with "
-        f"{runs} of the script{earlier}."
+        f"{runs} of the script."
     )
 
 
@@ -134,19 +109,6 @@ def _with(others: tuple[str, ...]) -> str:
     return f" with {' '.join(others)}" if others else ""
 
 
-def _csv_figures(cell: CellResult) -> Iterator[object]:
-    result = cell.result
-    yield table_word(cell.fits, result)
-    if result.devices:
-        device = result.fullest_device
-        yield from (device.peak_allocated, device.peak_reserved)
-        yield "" if result.ended == "oom" else device.headroom
-        yield device.retries
-    else:
-        yield from ("", "", "", "")
-    yield from (result.steps, round(result.seconds, 3), cell.error or "")
-
-
 def _cell_values(cell: CellResult, matrix: Matrix) -> dict[str, Any]:
     plan = cell.cell.plan
     names = (axis.name for axis in matrix.axes)
@@ -159,6 +121,5 @@ def _cell_values(cell: CellResult, matrix: Matrix) -> dict[str, Any]:
         "placement": asdict(plan.placement) if plan.placement else None,
         "fits": cell.fits,
         "error": str(cell.error) if cell.error else None,
-        "resumed": cell.is_resumed,
         "outcome": result_values(cell.result),
     }

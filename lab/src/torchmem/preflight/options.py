@@ -248,13 +248,6 @@ def _check_combination(arguments: argparse.Namespace) -> None:
             f"{_flag(single[0])} applies to a single run: do not combine it with "
             f"{_flag(tables[0])}."
         )
-    of_matrix = [flag for flag in ("jobs", "resume", "csv") if getattr(arguments, flag)]
-    if of_matrix and not arguments.matrix:
-        raise UsageError(f"{_flag(of_matrix[0])} applies to a matrix: add --matrix NAME=VALUES.")
-    if arguments.csv and arguments.json:
-        raise UsageError("--csv and --json are mutually exclusive: use only one.")
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise UsageError(f"--jobs {arguments.jobs} is invalid: it must be at least 1.")
 
 
 def _flag(name: str) -> str:
@@ -264,9 +257,6 @@ def _flag(name: str) -> str:
 def _check_files(arguments: argparse.Namespace) -> None:
     if arguments.plot:
         plots.check(arguments.plot, "preflight")
-    for flag in ("snapshot", "resume"):
-        path = getattr(arguments, flag)
-        if path and not path.parent.is_dir():
-            raise UsageError(
-                f"{_flag(flag)}: there is no directory {path.parent}; create it first."
-            )
+    snapshot = arguments.snapshot
+    if snapshot and not snapshot.parent.is_dir():
+        raise UsageError(f"--snapshot: there is no directory {snapshot.parent}; create it first.")

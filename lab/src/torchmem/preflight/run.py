@@ -37,7 +37,6 @@ REMOVED_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Variables of the caller that would hide the phantom GPUs."""
 OUTPUT_VARIABLES = (
     "TORCHMEM_PORT",
-    "TORCHMEM_LEADER_PORT",
     "TORCHMEM_TEXTFILE",
     "TORCHMEM_OTLP",
 )
@@ -112,14 +111,6 @@ class ScriptProcess:
         with DeferredSignals():
             return self._process.poll() if self._process else None
 
-    def ask_to_end(self) -> None:
-        """Send SIGTERM and do not wait, so that several can end at the same time.
-
-        Does nothing if the process was never started or has ended.
-        """
-        if self.exit_code() is None and self._process is not None:
-            _signal_group(self._process.pid, signal.SIGTERM)
-
     def end(self) -> None:
         """End the process and all that it has started: SIGTERM, a grace period, SIGKILL.
 
@@ -145,7 +136,7 @@ class ScriptProcess:
 
 
 class RunningScript(ScriptProcess):
-    """One run of a plan, for a caller that waits for several at once.
+    """One run of a plan.
 
     folder, progress: as for `run`.
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torchmem.compare.baseline import BaselineOptions
     from torchmem.preflight.baseline import BaselineResult
     from torchmem.preflight.matrix import Matrix
-    from torchmem.preflight.matrix_runs import Start
     from torchmem.preflight.options import PreflightOptions
     from torchmem.preflight.runner import RunFunction, Runner
     from torchmem.preflight.search import SearchRange
@@ -67,12 +66,10 @@ def run(
     arguments: argparse.Namespace,
     run_plan: RunFunction | None = None,
     clock: Callable[[], float] = time.monotonic,
-    start: Start | None = None,
 ) -> int:
     """Run the command and return its exit code.
 
-    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds. start: starts
-    one plan of a matrix, with a folder and a descriptor for its output.
+    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds.
 
     Raises:
         UsageError: a flag is wrong, or there is no verdict.
@@ -89,8 +86,6 @@ def run(
     compared = baseline.checked_options(arguments)
     options.check_machine(os.environ, beside_gpu=arguments.beside_gpu)
     with _signals_as_interrupt(), _scratch_folder() as scratch:
-        if checked.matrix:
-            return _matrix(checked.matrix, arguments, scratch, start, clock)
         runner = Runner(run_plan or real_run, scratch, checked.json, clock)
         return _run_checked(checked, runner, compared)
 
@@ -158,11 +153,6 @@ def _add_table_flags(group: argparse._ArgumentGroup) -> None:
         metavar="LIST",
         help="run --rank with each of these world sizes, such as 8,64,1024",
     )
-    _add_matrix_flags(group)
-
-
-def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
     add(
         "--matrix",
         metavar="NAME=VALUES",
@@ -173,19 +163,6 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
         "{NAME} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, "
         "or an option of the script",
     )
-    add(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="combinations to run at a time (default: one per core, as far as RAM suffices)",
-    )
-    add(
-        "--resume",
-        type=Path,
-        metavar="FILE",
-        help="keep the results of a matrix in FILE, and do not run those again that it has",
-    )
-    add("--csv", action="store_true", help="print a matrix as CSV")
 
 
 def _add_report_flags(group: argparse._ArgumentGroup) -> None:
@@ -225,6 +202,8 @@ def _add_baseline_flags(group: argparse._ArgumentGroup) -> None:
 def _run_checked(
     options: PreflightOptions, runner: Runner, compared: BaselineOptions | None
 ) -> int:
+    if options.matrix:
+        return _matrix(options, options.matrix, runner)
     if options.search:
         return _find_batch(options, options.search, runner)
     run_one = _sweep if options.sweep else _single_run
@@ -251,22 +230,12 @@ def _sweep(options: PreflightOptions, runner: Runner, compared: BaselineOptions 
     return _closed(options, judged_run.exit_code(result.ranks), against)
 
 
-def _matrix(
-    matrix: Matrix,
-    arguments: argparse.Namespace,
-    scratch: Path,
-    start: Start | None,
-    clock: Callable[[], float],
-) -> int:
+def _matrix(options: PreflightOptions, matrix: Matrix, runner: Runner) -> int:
     from torchmem.preflight import judged_run, matrix_page
-    from torchmem.preflight.matrix_runs import MatrixRuns
+    from torchmem.preflight.matrix import run_all
 
-    runs = MatrixRuns(matrix, scratch, arguments.jobs, arguments.resume, clock)
-    result = runs.run() if start is None else runs.run(start)
-    if arguments.json:
-        write_out(matrix_page.document(result))
-    else:
-        write_out(matrix_page.table(result) if arguments.csv else matrix_page.page(result))
+    result = run_all(matrix, runner)
+    write_out(matrix_page.document(result) if options.json else matrix_page.page(result))
     return judged_run.exit_code(result.cells)
 
 
