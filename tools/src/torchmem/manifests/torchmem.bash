@@ -82,7 +82,7 @@ _shtab_torchmem_manifests_rules___check_COMPGEN=_shtab_compgen_files
 _shtab_torchmem_manifests_dashboards___out_COMPGEN=_shtab_compgen_dirs
 _shtab_torchmem_manifests_dashboards___token_file_COMPGEN=_shtab_compgen_files
 
-_shtab_torchmem_demo___scenario_choices=(amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbor phase-change qkv retry-storm rl-phases variable-length)
+_shtab_torchmem_demo___scenario_choices=(colocated fragmentation healthy-slack imbalanced-ranks leak neighbor phase-change retry-storm rl-phases variable-length)
 _shtab_torchmem_why___at_choices=(end peak oom)
 _shtab_torchmem_whatif___gpu_model_choices=(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)
 _shtab_torchmem_preflight___gpu_model_choices=(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)

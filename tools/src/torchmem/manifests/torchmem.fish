@@ -93,7 +93,7 @@ complete -c torchmem -n '_shtab_torchmem_using run' -l apply-advice -d 'if an ea
 complete -c torchmem -n '_shtab_torchmem_using run; and test $_shtab_torchmem_npos -ge 0' -ka "(__torchmem_command)" -d 'the command, after --'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a demo -d 'run a simulated training job and show the memory of its ranks; needs no GPU'
 complete -c torchmem -n '_shtab_torchmem_using demo' -s h -l help -d 'show this help message and exit'
-complete -c torchmem -n '_shtab_torchmem_using demo' -l scenario -xka "amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbor phase-change qkv retry-storm rl-phases variable-length" -d 'scenario to run; see --list'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l scenario -xka "colocated fragmentation healthy-slack imbalanced-ranks leak neighbor phase-change retry-storm rl-phases variable-length" -d 'scenario to run; see --list'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l list -d 'describe the scenarios and exit'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l ranks -x -d 'number of ranks, each on a simulated GPU (default 4)'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l duration -x -d 'length of the scenario (default 300)'

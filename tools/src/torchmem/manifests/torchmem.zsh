@@ -83,7 +83,7 @@ _shtab_torchmem_compare_defaults_added=0
 
 _shtab_torchmem_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--scenario[scenario to run\; see --list]:NAME:(amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbor phase-change qkv retry-storm rl-phases variable-length)"
+  "--scenario[scenario to run\; see --list]:NAME:(colocated fragmentation healthy-slack imbalanced-ranks leak neighbor phase-change retry-storm rl-phases variable-length)"
   "--list[describe the scenarios and exit]"
   "--ranks[number of ranks, each on a simulated GPU (default 4)]:N:"
   "--duration[length of the scenario (default 300)]:SECONDS:"
