@@ -1,4 +1,4 @@
-"""`torchmem preflight`: pages, JSON, plot and exit codes, with a simulated script."""
+"""`torchmem preflight`: pages, JSON and exit codes, with a simulated script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import NoReturn
-from xml.etree import ElementTree as ET
 
 import pytest
 from support.played_script import PlayedScript
@@ -210,24 +209,6 @@ def test_the_json_of_one_run(run: Preflight) -> None:
 
     assert (code, stderr, len(stdout.splitlines())) == (0, "epoch 1\n", 1)
     check_golden("fits.json", json.dumps(document, indent=1) + "\n")
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_plot_is_written(run: Preflight, tmp_path: Path, suffix: str) -> None:
-    """The plot names the phantom GPU and every setting."""
-    pytest.importorskip("matplotlib")
-    path = tmp_path / f"plot{suffix}"
-    code, stdout, _ = run(PlayedScript(), "--gpu-model", "2GB", "--plot", path, "--json")
-
-    assert code == 0
-    if suffix == ".png":
-        assert path.read_bytes().startswith(b"\x89PNG")
-        return
-    assert ET.parse(path).getroot().tag.endswith("svg")  # noqa: S314 - written by this test
-    comments = path.read_text()
-    assert "Fits a phantom GPU of 2GB" in comments
-    for outcome in json.loads(stdout)["comparison"]["settings"]["outcomes"]:
-        assert outcome["name"] in comments
 
 
 def test_the_trace_is_kept_on_request(run: Preflight, tmp_path: Path) -> None:
@@ -465,15 +446,14 @@ def test_a_missing_trace_is_reported(run: Preflight) -> None:
             "are mutually exclusive",
         ),
         (
-            ("--gpu-model", "2GB", "--world-sizes", "8", "--plot", "a.png"),
-            "--plot applies to a single run",
+            ("--gpu-model", "2GB", "--world-sizes", "8", "--snapshot", "a.pickle"),
+            "--snapshot applies to a single run",
         ),
         (
             ("--gpu-model", "2GB", "--world-sizes", "8", "--find-batch", "a=1..2"),
             "are mutually exclusive",
         ),
         (("--gpu-model", "2GB", "--snapshot", "nowhere/a.pickle"), "there is no directory nowhere"),
-        (("--gpu-model", "2GB", "--plot", "a.pdf"), "--plot draws png and svg"),
     ],
 )
 def test_an_invalid_flag_is_one_sentence(

@@ -90,7 +90,6 @@ def test_the_other_files_are_answered(tmp_path: Path, capsys: pytest.CaptureFixt
     [
         (("--leaks",), "look into a memory snapshot"),
         (("--rank", "3"), "name files, or choose with"),
-        (("--plot", "out.png"), "--plot draws a memory snapshot"),
         (("--top", "0"), "--top must be at least 1"),
         (("--exporter", "http://127.0.0.1:1"), "an exporter shows no files"),
     ],

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
 
-from torchmem.output import plots
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import MAX_GPUS, GpuModel, parse_usable_gpu_model
 from torchmem.preflight.matrix import Axis, Cell, Matrix, applied, check_axes, combinations
@@ -51,7 +50,6 @@ class PreflightOptions:
     gpu_models: tuple[GpuModel, ...]
     snapshot: Path | None
     json: bool
-    plot: Path | None
 
 
 def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
@@ -72,7 +70,6 @@ def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
         gpu_models=tuple(map(parse_usable_gpu_model, gpu_models)),
         snapshot=arguments.snapshot,
         json=arguments.json,
-        plot=arguments.plot,
     )
 
 
@@ -236,9 +233,7 @@ def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Plac
 def _check_combination(arguments: argparse.Namespace) -> None:
     names = ("find_batch", "ranks", "world_sizes", "matrix")
     tables = [flag for flag in names if getattr(arguments, flag)]
-    single = [
-        flag for flag in ("setting", "gpu_models", "snapshot", "plot") if getattr(arguments, flag)
-    ]
+    single = [flag for flag in ("setting", "gpu_models", "snapshot") if getattr(arguments, flag)]
     if len(tables) > 1:
         raise UsageError(
             f"{_flag(tables[0])} and {_flag(tables[1])} are mutually exclusive: use only one."
@@ -255,8 +250,6 @@ def _flag(name: str) -> str:
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
-    if arguments.plot:
-        plots.check(arguments.plot, "preflight")
     snapshot = arguments.snapshot
     if snapshot and not snapshot.parent.is_dir():
         raise UsageError(f"--snapshot: there is no directory {snapshot.parent}; create it first.")

@@ -1,6 +1,6 @@
 """`torchmem preflight`: its flags, and the control of its runs.
 
-Only `--plot` needs an extra. The imports inside functions keep `torchmem --help` fast.
+Needs no extra. The imports inside functions keep `torchmem --help` fast.
 """
 
 from __future__ import annotations
@@ -190,7 +190,6 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="print one JSON document; the script's output goes to stderr",
     )
-    add("--plot", metavar="FILE", type=Path, help="plot memory over the steps, as .png or .svg")
 
 
 def _add_baseline_flags(group: argparse._ArgumentGroup) -> None:
@@ -248,10 +247,6 @@ def _single_run(options: PreflightOptions, runner: Runner, compared: BaselineOpt
     against = baseline.check(compared, runs, runner) if compared else None
     page = document.run_document(report, against) if options.json else pages.run_page(report)
     write_out(page if options.json else f"\n{page}")
-    if options.plot:
-        from torchmem.preflight import plot
-
-        plot.draw(report, options.plot)
     return _closed(options, 0 if report.verdict.fits else 1, against)
 
 

@@ -326,7 +326,6 @@ _shtab_torchmem_preflight_options=(
   "--gpu-models[compare these GPU models instead of the next larger and smaller ones]:LIST:"
   "--snapshot[keep the trace, for memory_viz and torchmem whatif]:FILE:_files"
   "--json[print one JSON document\; the script\'s output goes to stderr]"
-  "--plot[plot memory over the steps, as .png or .svg]:FILE:_files"
   "--save-baseline[write what is used to a JSON file to be reviewed like a lock file]:FILE:_files"
   "--baseline[compare with such a file, and fail with what changed if more is used]:FILE:_files"
   "--tolerance[growth of a peak that is accepted, such as 2\% (default\: 1\%)]:PERCENT:"
@@ -379,7 +378,6 @@ _shtab_torchmem_whatif_options=(
   "--gpu-model[a name from \`torchmem preflight --list-gpu-models\`, or a size\: 24GB (10\^9), 22.5GiB (2\^30) (default\: from an OOM in the trace, otherwise unlimited)]:MODEL:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
   "*--setting[try this instead of the usual settings, such as \'max_split_size_mb\:256\'\; repeatable]:CONF:"
   "--json[print one line of JSON per device]"
-  "--plot[plot memory over the trace, as .png or .svg]:FILE:_files"
   "(*):a file of torch.cuda.memory._dump_snapshot or \`torchmem capture\`:_files"
 )
 
@@ -402,7 +400,6 @@ _shtab_torchmem_why_options=(
   "--leaks[show lines that allocate throughout the recording and never free]"
   "--gpu[only cuda\:N (default\: all)]:N:"
   "--top[rows of each table (default 12)]:N:"
-  "--plot[plot memory by line, as .png or .svg]:FILE:_files"
   "(*)::an OOM report, a memory snapshot, or the summary or sample of a run:_files"
 )
 

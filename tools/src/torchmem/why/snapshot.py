@@ -68,19 +68,8 @@ class SnapshotAnswer:
     def page(self) -> bytes:
         """Raise UsageError."""
         raise UsageError(
-            "--html shows an OOM report or a rank; the exporter's page opens a snapshot, and "
-            "--plot draws one."
+            "--html shows an OOM report or a rank; the exporter's page opens a snapshot."
         )
-
-    def plot(self, out: Path) -> None:
-        """Draw the memory by line over time. Raise UsageError unless one device is shown."""
-        from torchmem.trace import holders_plot
-
-        if len(self._examined) > 1:
-            devices = ", ".join(str(found.device) for _, found in self._examined)
-            raise UsageError(f"--plot draws one GPU: pass --gpu with one of {devices}.")
-        for lifetimes, found in self._examined:
-            holders_plot.draw(lifetimes, found, out)
 
 
 def _leaks(lifetimes: Lifetimes) -> Sequence[Leak] | None:
