@@ -95,26 +95,13 @@ def test_the_first_sentence_names_a_setting_that_makes_it_fit(run: Preflight) ->
     assert "It fits with expandable_segments:True, which reserves 462.00 MiB." in sentence
 
 
-def test_without_an_exact_replay_each_row_is_a_run(run: Preflight) -> None:
-    """Each setting and each GPU is then run, and the page shows that."""
+def test_without_an_exact_replay_nothing_is_compared(run: Preflight) -> None:
+    """The page says why, and how to run the script under each setting."""
     script = PlayedScript(odd=True)
-    confs = "max_split_size_mb:64", "expandable_segments:True"
-    code, stdout, _ = run(
-        script,
-        "--gpu-model",
-        "2GB",
-        "--gpu-models",
-        "1GB,2GB",
-        "--setting",
-        confs[0],
-        "--setting",
-        confs[1],
-    )
+    code, stdout, _ = run(script, "--gpu-model", "2GB", "--setting", "max_split_size_mb:64")
 
-    assert code == 0
-    assert [None, *confs, None, None] == [plan.alloc_conf for plan in script.plans]
-    assert [round(plan.gpu.memory_bytes / 1e9) for plan in script.plans] == [2, 2, 2, 1, 2]
-    check_golden("run_again.txt", stdout)
+    assert (code, len(script.plans)) == (0, 1)
+    check_golden("not_exact.txt", stdout)
 
 
 GROWING = (
@@ -521,7 +508,7 @@ def names(value: object) -> Iterator[str]:
     if isinstance(value, dict):
         yield from value
         inner = (
-            value.keys() - {"phase_peaks", "oom"} - ({"settings"} if "method" in value else set())
+            value.keys() - {"phase_peaks", "oom"} - ({"settings"} if "gpu_models" in value else set())
         )
         for key in inner:
             yield from names(value[key])

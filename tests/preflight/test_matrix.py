@@ -7,7 +7,6 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -34,8 +33,7 @@ def matrix(capfd: pytest.CaptureFixture[str]) -> RunMatrix:
         add_arguments(parser)
         words = ["--beside-gpu", *map(str, flags), "--", *command.split()]
         try:
-            clock = count(0.0, 7.25).__next__
-            code = run_command(parser.parse_args(words), script, clock)
+            code = run_command(parser.parse_args(words), script)
         except TorchmemError as error:
             code = error.exit_code
             sys.stderr.write(f"torchmem: {error}\n")

@@ -115,7 +115,6 @@ def _device(device: GpuMemory) -> dict[str, Any]:
 
 def _comparison(report: PreflightReport, comparison: PreflightComparison) -> dict[str, Any]:
     return {
-        "method": comparison.method,
         "settings": whatif_values(comparison.settings),
         "gpu_models": [_gpu(report, row) for row in comparison.gpus],
     }

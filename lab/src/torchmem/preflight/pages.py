@@ -202,7 +202,7 @@ def _comparison(report: PreflightReport) -> Iterator[list[str]]:
     yield [*wrapped(heading), "", *table(comparison.settings)]
     yield list(recommendation(comparison.settings))
     yield [
-        f"Other GPUs{gpu} with this run's settings, {_gpus_source(comparison)}",
+        f"Other GPUs{gpu} with this run's settings, replayed from the same trace",
         "",
         *aligned(_gpus(report, comparison)),
     ]
@@ -211,19 +211,8 @@ def _comparison(report: PreflightReport) -> Iterator[list[str]]:
 def _settings_source(comparison: PreflightComparison, report: PreflightReport) -> str:
     fidelity = comparison.settings.fidelity
     allocations = f"{fidelity.landed:,} of {fidelity.allocations:,} allocations"
-    if comparison.method == "rerun":
-        return (
-            "each from a run of its own, because the replay of the trace is not exact (only "
-            f"{allocations} get the recorded address)"
-        )
     where = " of a run on a larger phantom" if report.larger_run else ""
     return f"replayed from the trace{where} ({allocations} get the recorded address: exact)"
-
-
-def _gpus_source(comparison: PreflightComparison) -> str:
-    if comparison.method == "rerun":
-        return "each from a run of its own"
-    return "replayed from the same trace"
 
 
 def _gpus(report: PreflightReport, comparison: PreflightComparison) -> list[list[str]]:
