@@ -507,9 +507,8 @@ def names(value: object) -> Iterator[str]:
             yield from names(item)
     if isinstance(value, dict):
         yield from value
-        inner = (
-            value.keys() - {"phase_peaks", "oom"} - ({"settings"} if "gpu_models" in value else set())
-        )
+        replayed = {"settings"} if "gpu_models" in value else set()
+        inner = value.keys() - {"phase_peaks", "oom"} - replayed
         for key in inner:
             yield from names(value[key])
 
