@@ -176,12 +176,12 @@ def test_the_growth_of_a_few_steps_is_unknown(run: Preflight) -> None:
 def test_a_rank_whose_memory_grows_does_not_fit(run: Preflight) -> None:
     """Its row says so, the first sentence tells the growth, and the exit code is 1."""
     script = PlayedScript(leak=5 * MIB)
-    flags = "--gpu-model", "2GB", "--world-size", "16", "--ranks", "0,9"
+    flags = "--gpu-model", "2GB", "--world-size", "16", "--matrix", "rank=0,9"
     code, stdout, _ = run(script, *flags)
 
     assert code == 1
     assert len(re.findall(r"  grows$", stdout, re.MULTILINE)) == 2
-    assert "2 of 2 do not fit a phantom GPU of 2GB." in " ".join(stdout.split())
+    assert "0 of 2 fit." in " ".join(stdout.split())
     assert "Grows by 5." in stdout
 
 
@@ -276,7 +276,7 @@ def test_ranks_are_a_table(run: Preflight) -> None:
     """Each rank is run with its own placement and has a row."""
     script = PlayedScript(idle_ranks=(1,))
     code, stdout, _ = run(
-        script, "--gpu-model", "2GB", "--world-size", "1024", "--ranks", "0..1,1023"
+        script, "--gpu-model", "2GB", "--world-size", "1024", "--matrix", "rank=0,1,1023"
     )
 
     assert code == 0
@@ -287,7 +287,7 @@ def test_ranks_are_a_table(run: Preflight) -> None:
     check_golden("ranks.txt", stdout)
 
 
-def test_a_failing_rank_does_not_end_the_sweep(run: Preflight) -> None:
+def test_a_failing_rank_does_not_end_the_others(run: Preflight) -> None:
     """Each world size has a row; if one does not fit, the exit code is 1."""
 
     def then(plan: RunPlan, outcome: RunResult) -> RunResult:
@@ -296,10 +296,10 @@ def test_a_failing_rank_does_not_end_the_sweep(run: Preflight) -> None:
         return replace(outcome, ended=ended[plan.placement.world_size])
 
     code, stdout, _ = run(
-        PlayedScript(then=then), "--gpu-model", "2GB", "--world-sizes", "8,64,1024"
+        PlayedScript(then=then), "--gpu-model", "2GB", "--matrix", "world_size=8,64,1024"
     )
     words = [
-        line.split("  ")[-1].strip() for line in stdout.splitlines() if re.match(r" +0 ", line)
+        line.split("  ")[-1].strip() for line in stdout.splitlines() if re.match(r"  \d", line)
     ]
 
     assert code == 1
@@ -425,19 +425,11 @@ def test_a_missing_trace_is_reported(run: Preflight) -> None:
         (("--gpu-model", "2GB", "--rank", "1"), "set --world-size"),
         (("--gpu-model", "2GB", "--world-size", "4", "--rank", "4"), "no rank 4 in a world of 4"),
         (
-            ("--gpu-model", "2GB", "--world-size", "4", "--ranks", "a"),
-            "--ranks 'a' is not a list of numbers",
-        ),
-        (
-            ("--gpu-model", "2GB", "--world-size", "4", "--world-sizes", "8"),
-            "are mutually exclusive",
-        ),
-        (
-            ("--gpu-model", "2GB", "--world-sizes", "8", "--snapshot", "a.pickle"),
+            ("--gpu-model", "2GB", "--matrix", "world_size=8", "--snapshot", "a.pickle"),
             "--snapshot applies to a single run",
         ),
         (
-            ("--gpu-model", "2GB", "--world-sizes", "8", "--find-batch", "a=1..2"),
+            ("--gpu-model", "2GB", "--matrix", "world_size=8", "--find-batch", "a=1..2"),
             "are mutually exclusive",
         ),
         (("--gpu-model", "2GB", "--snapshot", "nowhere/a.pickle"), "there is no directory nowhere"),
@@ -492,11 +484,10 @@ def test_every_field_of_the_json_is_documented(run: Preflight) -> None:
         ("--gpu-model", "0.86GB"),
         ("--gpu-model", "2GB"),
         ("--gpu-model", "2GB", "--find-batch", "batch-size=1..2"),
-        ("--gpu-model", "2GB", "--world-sizes", "8,16"),
     )
     documents = [json.loads(run(PlayedScript(), *flags, "--json")[1]) for flags in kinds]
 
-    assert {document["kind"] for document in documents} == {"run", "find_batch", "sweep"}
+    assert {document["kind"] for document in documents} == {"run", "find_batch"}
     assert sorted(name for name in set(names(documents)) if f"`{name}`" not in page) == []
 
 

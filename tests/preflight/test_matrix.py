@@ -118,7 +118,7 @@ def test_a_script_that_fails_does_not_end_the_others(matrix: RunMatrix) -> None:
         (("--matrix", "rank=1"), "the number of ranks is missing: set --world-size"),
         (("--matrix", "LD_PRELOAD=x"), "--matrix cannot vary LD_PRELOAD"),
         (("--matrix", "a=" + ",".join(map(str, range(300)))), "has 300 combinations"),
-        (("--matrix", "a=1", "--ranks", "0..3"), "are mutually exclusive"),
+        (("--matrix", "a=1", "--find-batch", "b=1..3"), "are mutually exclusive"),
         (("--matrix", "a=1", "--snapshot", "x"), "--snapshot applies to a single run"),
     ],
 )

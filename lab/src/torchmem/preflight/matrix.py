@@ -191,8 +191,9 @@ def largest_values(result: MatrixResult) -> Mapping[tuple[str, ...], str | None]
 
 
 def number_axis(axes: Sequence[Axis]) -> int | None:
-    """Return the index of the first axis with at least two values that are all numbers."""
+    """Return the index of the first axis of sizes: at least two values that are all numbers."""
     for index, axis in enumerate(axes):
-        if len(axis.values) > 1 and all(value.isdecimal() for value in axis.values):
+        is_of_numbers = len(axis.values) > 1 and all(value.isdecimal() for value in axis.values)
+        if is_of_numbers and axis.name not in NUMBERS:
             return index
     return None

@@ -19,7 +19,13 @@ from torchmem.preflight.matrix import (
     largest_values,
     number_axis,
 )
-from torchmem.preflight.pages import TABLE_COLUMNS, table_figures, table_page, table_word
+from torchmem.preflight.pages import (
+    TABLE_COLUMNS,
+    growth_first,
+    table_figures,
+    table_page,
+    table_word,
+)
 from torchmem.preflight.report import PHANTOM_NOTE
 from torchmem.preflight.verdict import phantom_name
 from torchmem.sample.untrusted import sanitize_text
@@ -41,7 +47,9 @@ def sentence(result: MatrixResult) -> str:
     unknown = sum(cell.fits is None for cell in result.cells)
     count = f"All {number:,}" if fitting == number else f"{fitting:,} of {number:,}"
     verb = "fits" if fitting == 1 else "fit"
-    return f"{count} {verb}.{_unknown(unknown)}{_largest(result)}"
+    grows = next(filter(None, (growth_first(cell.result) for cell in result.cells)), "")
+    rest = f"{_unknown(unknown)}{_largest(result)}{_fullest(result)}"
+    return f"{grows}{count} {verb}.{rest}"
 
 
 def document(result: MatrixResult) -> str:
@@ -96,6 +104,15 @@ def _largest(result: MatrixResult) -> str:
         f"{best if best is not None else 'none'}{_with(others)}" for others, best in found.items()
     )
     return f" The largest {name} that fits: {parts}."
+
+
+def _fullest(result: MatrixResult) -> str:
+    """Return which combination leaves least, if all fit."""
+    if not all(cell.fits for cell in result.cells):
+        return ""
+    fullest = min(result.cells, key=lambda cell: cell.result.fullest_device.headroom)
+    headroom = format_size(fullest.result.fullest_device.headroom)
+    return f" The fullest is {result.matrix.label(fullest.cell)}, with {headroom} of headroom."
 
 
 def _unknown(number: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from pathlib import Path, PurePath
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import MAX_GPUS, GpuModel, parse_usable_gpu_model
 from torchmem.preflight.matrix import Axis, Cell, Matrix, applied, check_axes, combinations
-from torchmem.preflight.plan import MAX_RUNS, Placement, RunPlan
+from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.search import SearchRange
 from torchmem.sample.errors import UsageError, program_advice
 from torchmem.sample.untrusted import sanitize_text
@@ -37,14 +36,13 @@ DEFAULT_RANKS_PER_NODE = 8
 class PreflightOptions:
     """The checked flags.
 
-    plan: the run, or the first one of several. search, sweep, matrix: several runs
+    plan: the run, or the first one of several. search, matrix: several runs
     instead of one; at most one of them is set. settings, gpu_models: what to compare; empty for
     the default choice.
     """
 
     plan: RunPlan
     search: SearchRange | None
-    sweep: tuple[Placement, ...]
     matrix: Matrix | None
     settings: tuple[str, ...]
     gpu_models: tuple[GpuModel, ...]
@@ -58,13 +56,12 @@ def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
     _check_files(arguments)
     check_settings(arguments.setting)
     matrix = _checked_matrix(arguments) if arguments.matrix else None
-    plan, sweep = _checked_plan(arguments) if matrix is None else (matrix.cells[0].plan, ())
+    plan = matrix.cells[0].plan if matrix else _checked_plan(arguments)
     gpu_models = (text for text in (arguments.gpu_models or "").split(",") if text.strip())
     find = arguments.find_batch
     return PreflightOptions(
         plan=plan,
         search=SearchRange.parse(find, plan.command) if find else None,
-        sweep=sweep,
         matrix=matrix,
         settings=tuple(arguments.setting),
         gpu_models=tuple(map(parse_usable_gpu_model, gpu_models)),
@@ -73,8 +70,7 @@ def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
     )
 
 
-def _checked_plan(arguments: argparse.Namespace) -> tuple[RunPlan, tuple[Placement, ...]]:
-    """Return the run, or the first one of a sweep, and the placements of a sweep."""
+def _checked_plan(arguments: argparse.Namespace) -> RunPlan:
     if not arguments.gpu_model:
         raise UsageError(
             "--gpu-model is missing: choose one from torchmem preflight --list-gpu-models, or give "
@@ -83,11 +79,10 @@ def _checked_plan(arguments: argparse.Namespace) -> tuple[RunPlan, tuple[Placeme
     command = _checked_command(arguments.command)
     if arguments.steps < 1:
         raise UsageError(f"--steps {arguments.steps} is invalid: it must be at least 1.")
-    placement, sweep = _checked_placements(arguments)
+    placement = _checked_placement(arguments)
     gpu = parse_usable_gpu_model(arguments.gpu_model)
-    devices = _devices(arguments.gpus, placement, sweep)
-    plan = RunPlan(command, gpu, devices, arguments.steps, arguments.alloc_conf, placement)
-    return plan, sweep
+    devices = _devices(arguments.gpus, placement)
+    return RunPlan(command, gpu, devices, arguments.steps, arguments.alloc_conf, placement)
 
 
 def _checked_matrix(arguments: argparse.Namespace) -> Matrix:
@@ -98,7 +93,7 @@ def _checked_matrix(arguments: argparse.Namespace) -> Matrix:
     def plan_of(values: Sequence[str]) -> RunPlan:
         own, environment, command = applied(axes, values, arguments.command)
         changed = argparse.Namespace(**vars(arguments) | own | {"command": list(command)})
-        return replace(_checked_plan(changed)[0], environment=environment)
+        return replace(_checked_plan(changed), environment=environment)
 
     cells = (Cell(values, plan_of(values)) for values in combinations(axes))
     return Matrix(_without_dashes(arguments.command), axes, tuple(cells))
@@ -159,26 +154,13 @@ def _launcher(command: Sequence[str]) -> str | None:
     return None
 
 
-def _checked_placements(
-    arguments: argparse.Namespace,
-) -> tuple[Placement | None, tuple[Placement, ...]]:
-    """Return the placement of a single run, and those of a sweep."""
+def _checked_placement(arguments: argparse.Namespace) -> Placement | None:
     rank, world, local = arguments.rank, arguments.world_size, arguments.local_world_size
-    if arguments.world_sizes:
-        if world is not None:
-            raise UsageError("--world-size and --world-sizes are mutually exclusive: use only one.")
-        sizes = _numbers("--world-sizes", arguments.world_sizes)
-        return None, tuple(_placement(rank or 0, size, local) for size in sizes)
-    if world is None:
-        if rank is not None or local is not None or arguments.ranks:
-            raise UsageError("the number of ranks is missing: set --world-size.")
-        return None, ()
-    if not arguments.ranks:
-        return _placement(rank or 0, world, local), ()
-    if rank is not None:
-        raise UsageError("--rank and --ranks are mutually exclusive: use only one.")
-    ranks = _numbers("--ranks", arguments.ranks)
-    return None, tuple(_placement(number, world, local) for number in ranks)
+    if world is not None:
+        return _placement(rank or 0, world, local)
+    if rank is not None or local is not None:
+        raise UsageError("the number of ranks is missing: set --world-size.")
+    return None
 
 
 def _placement(rank: int, world: int, local: int | None) -> Placement:
@@ -195,30 +177,9 @@ def _placement(rank: int, world: int, local: int | None) -> Placement:
     return Placement(rank, world, node)
 
 
-def _numbers(flag: str, text: str) -> tuple[int, ...]:
-    """Return the distinct numbers of a list such as "0..3,7"."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,9})(?:\.\.([0-9]{1,9}))?\s*", part)
-        if not match:
-            raise UsageError(f"{flag} {text[:60]!r} is not a list of numbers such as 0..3,7.")
-        first, last = int(match[1]), int(match[2] or match[1])
-        numbers.extend(range(first, min(last, first + MAX_RUNS) + 1))
-    if not numbers or len(numbers) > MAX_RUNS:
-        raise UsageError(
-            f"{flag} {text[:60]!r} asks for {'no' if not numbers else 'too many'} runs: give 1 to "
-            f"{MAX_RUNS} numbers."
-        )
-    return tuple(dict.fromkeys(numbers))
-
-
-def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Placement]) -> int:
-    """Return the number of GPUs of the node, which is the same in all runs.
-
-    Each rank of a node has a GPU of its own.
-    """
-    placements = [*sweep, *([placement] if placement else [])]
-    minimum = max((each.local_world_size for each in placements), default=1)
+def _devices(gpus: int | None, placement: Placement | None) -> int:
+    """Return the number of GPUs of the node. Each rank of a node has a GPU of its own."""
+    minimum = placement.local_world_size if placement else 1
     if minimum > MAX_GPUS:
         raise UsageError(
             f"a node has at most {MAX_GPUS} phantom GPUs: use a smaller --local-world-size."
@@ -231,7 +192,7 @@ def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Plac
 
 
 def _check_combination(arguments: argparse.Namespace) -> None:
-    names = ("find_batch", "ranks", "world_sizes", "matrix")
+    names = ("find_batch", "matrix")
     tables = [flag for flag in names if getattr(arguments, flag)]
     single = [flag for flag in ("setting", "gpu_models", "snapshot") if getattr(arguments, flag)]
     if len(tables) > 1:

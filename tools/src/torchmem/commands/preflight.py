@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -147,12 +146,6 @@ def _add_table_flags(group: argparse._ArgumentGroup) -> None:
         help="find the largest value of a script option that fits, such as batch-size=1..64 for "
         "--batch-size",
     )
-    add("--ranks", metavar="LIST", help="run each of these ranks of --world-size, such as 0..3,7")
-    add(
-        "--world-sizes",
-        metavar="LIST",
-        help="run --rank with each of these world sizes, such as 8,64,1024",
-    )
     add(
         "--matrix",
         metavar="NAME=VALUES",
@@ -205,8 +198,7 @@ def _run_checked(
         return _matrix(options, options.matrix, runner)
     if options.search:
         return _find_batch(options, options.search, runner)
-    run_one = _sweep if options.sweep else _single_run
-    return run_one(options, runner, compared)
+    return _single_run(options, runner, compared)
 
 
 def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) -> int:
@@ -216,17 +208,6 @@ def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) 
     result = find_batch(options.plan, search, runner)
     write_out(document.search_document(result) if options.json else pages.search_page(result))
     return 0 if result.fits else 1
-
-
-def _sweep(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:
-    from torchmem.preflight import baseline, document, judged_run, pages, search
-
-    result = search.sweep(options.plan, options.sweep, runner)
-    runs = [(replace(options.plan, placement=rank.placement), rank.result) for rank in result.ranks]
-    against = baseline.check(compared, runs, runner) if compared else None
-    page = document.sweep_document(result, against) if options.json else pages.sweep_page(result)
-    write_out(page)
-    return _closed(options, judged_run.exit_code(result.ranks), against)
 
 
 def _matrix(options: PreflightOptions, matrix: Matrix, runner: Runner) -> int:

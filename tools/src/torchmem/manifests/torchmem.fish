@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top why release capture whatif compare preflight mcp doctor fleet manifests 'manifests systemd' 'manifests kubernetes' 'manifests helm' 'manifests mixin' 'manifests slurm' 'manifests prometheus' 'manifests scale' 'manifests alertmanager' 'manifests grafana' 'manifests compose' 'manifests image' 'manifests stack' 'manifests rules' 'manifests dashboards' 'manifests completion'
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --rank --ranks --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --rank --ranks --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -168,8 +168,6 @@ complete -c torchmem -n '_shtab_torchmem_using preflight' -l world-size -x -d 'r
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l rank -x -d 'the rank to run (default 0)'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l local-world-size -x -d 'ranks on each node (default 8, or the world size if that is smaller)'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l find-batch -x -d 'find the largest value of a script option that fits, such as batch-size=1..64 for --batch-size'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l ranks -x -d 'run each of these ranks of --world-size, such as 0..3,7'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l world-sizes -x -d 'run --rank with each of these world sizes, such as 8,64,1024'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l matrix -x -d 'run each combination, such as --matrix batch=8,16 gpu_model=24GB,a100-40gb; NAME is {NAME} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, or an option of the script'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l setting -x -d 'compare this allocator setting instead of the default ones; can be repeated'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l gpu-models -x -d 'compare these GPU models instead of the next larger and smaller ones'

@@ -319,8 +319,6 @@ _shtab_torchmem_preflight_options=(
   "--rank[the rank to run (default 0)]:R:"
   "--local-world-size[ranks on each node (default 8, or the world size if that is smaller)]:N:"
   "--find-batch[find the largest value of a script option that fits, such as batch-size\=1..64 for --batch-size]:NAME=LO..HI:"
-  "--ranks[run each of these ranks of --world-size, such as 0..3,7]:LIST:"
-  "--world-sizes[run --rank with each of these world sizes, such as 8,64,1024]:LIST:"
   "*--matrix[run each combination, such as --matrix batch\=8,16 gpu_model\=24GB,a100-40gb\; NAME is \{NAME\} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, or an option of the script]:NAME=VALUES:"
   "*--setting[compare this allocator setting instead of the default ones\; can be repeated]:CONF:"
   "--gpu-models[compare these GPU models instead of the next larger and smaller ones]:LIST:"
