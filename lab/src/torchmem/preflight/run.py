@@ -61,14 +61,29 @@ def run(
     Raises:
         UsageError: the phantom GPU cannot be built, or the command cannot be started.
     """
-    running = RunningScript(plan, folder, progress)
+    started = time.monotonic()
+    script = ScriptProcess(plan.command, child_environment(plan, folder, os.environ))
+    reported = 0
     try:
-        running.start(stdout, stderr)
-        while (result := running.poll()) is None:
+        script.start(stdout, stderr)
+        while (exit_code := script.exit_code()) is None:
+            reported = _report(folder / PROGRESS_FILE, reported, plan.steps, progress)
             time.sleep(POLL_SECONDS)
     finally:
-        running.end()
-    return result
+        script.end()
+    _report(folder / PROGRESS_FILE, reported, plan.steps, progress)
+    return read_result(folder, exit_code, time.monotonic() - started)
+
+
+def _report(
+    path: Path, reported: int, total_steps: int, progress: Callable[[RunProgress], None]
+) -> int:
+    """Report the steps that were not reported yet; return how many have been."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    for line in lines[reported:]:
+        step, allocated, reserved = map(int, line.split())
+        progress(RunProgress(step, total_steps, allocated, reserved))
+    return len(lines)
 
 
 class ScriptProcess:
@@ -133,43 +148,6 @@ class ScriptProcess:
                 print("torchmem: the script ignores SIGTERM and is killed.", file=sys.stderr)
                 return
             time.sleep(POLL_SECONDS)
-
-
-class RunningScript(ScriptProcess):
-    """One run of a plan.
-
-    folder, progress: as for `run`.
-
-    Raises:
-        UsageError: the phantom GPU cannot be built.
-    """
-
-    def __init__(
-        self, plan: RunPlan, folder: Path, progress: Callable[[RunProgress], None]
-    ) -> None:
-        self._started = time.monotonic()
-        super().__init__(plan.command, child_environment(plan, folder, os.environ))
-        self._scratch = folder
-        self._progress = progress
-        self._total_steps = plan.steps
-        self._reported = 0
-
-    def poll(self) -> RunResult | None:
-        """Report progress; return the result once the command and its processes have ended."""
-        exit_code = self.exit_code()
-        self._report()
-        if exit_code is None:
-            return None
-        self.end()
-        return read_result(self._scratch, exit_code, time.monotonic() - self._started)
-
-    def _report(self) -> None:
-        path = self._scratch / PROGRESS_FILE
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        for line in lines[self._reported :]:
-            step, allocated, reserved = map(int, line.split())
-            self._progress(RunProgress(step, self._total_steps, allocated, reserved))
-        self._reported = len(lines)
 
 
 def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:
