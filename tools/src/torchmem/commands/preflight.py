@@ -224,8 +224,7 @@ def _single_run(options: PreflightOptions, runner: Runner, compared: BaselineOpt
     from torchmem.preflight.report import make_report
 
     report = make_report(options, runner)
-    runs = [(options.plan, report.result)]
-    against = baseline.check(compared, runs, runner) if compared else None
+    against = baseline.check(compared, options.plan, report.result, runner) if compared else None
     page = document.run_document(report, against) if options.json else pages.run_page(report)
     write_out(page if options.json else f"\n{page}")
     return _closed(options, 0 if report.verdict.fits else 1, against)
