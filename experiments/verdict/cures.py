@@ -9,6 +9,7 @@ from torchmem.explain.remedy import Remedy
 FRACTION = re.compile(r"set_per_process_memory_fraction\(([\d.]+)")
 TWINS = (
     ("keeps tensors from step to step", "drop"),
+    ("tensors of one shape and their graphs", "drop"),
     ("Find out why the optimizer state grows", "drop"),
     ("Find out why the parameters grow", "drop"),
     ("Do not store exceptions", "drop"),
@@ -26,6 +27,7 @@ TWINS = (
     ("Move what appeared then to host memory", "host"),
     ("Copy to host memory", "host"),
     ("belong neither to the model nor to this step", "host"),
+    ("Keep in host memory what this step does not need", "host"),
     ("Read the checkpoint into host memory", "host"),
     ("reads a checkpoint into GPU memory", "host"),
     ("Find out what took memory outside", "outside"),

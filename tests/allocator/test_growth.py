@@ -14,6 +14,7 @@ from support.samples import full_sample
 from torchmem.explain.growth import (
     FLAT_STEPS,
     JUDGED_ONCE,
+    growth_of_steps,
     judge_growth,
     lasting_jump,
     live_growth,
@@ -152,6 +153,21 @@ def test_steps_that_need_more_and_more() -> None:
     growth = live_growth(history, TOTAL, 20 * GIB)
     assert growth is not None
     assert (growth.kind, growth.bytes_per_step) == ("larger_step", 128 * MIB)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.25, 1.7, 2.0])
+def test_steps_that_need_more_in_stages(factor: float) -> None:
+    """A curriculum needs more in each stage, by a size or by a factor: not by one step alone."""
+    needs = [int(GIB * (1 + stage if factor == 1.0 else factor**stage)) for stage in range(8)]
+    history = _history([GIB] * 64, [GIB + need for need in needs for _ in range(8)])
+    growth = growth_of_steps(history, JUDGED_ONCE)
+
+    assert growth
+    assert (growth.kind, growth.onset) == ("larger_step", "larger_step")
+    assert (
+        growth_of_steps(_history([GIB] * 64, [GIB, 2 * GIB, 3 * GIB, *[4 * GIB] * 61]), JUDGED_ONCE)
+        is None
+    )
 
 
 def test_without_two_steps_there_is_no_slope() -> None:

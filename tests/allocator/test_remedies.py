@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.reports import BY_NAME, CAPACITY, EXTERNAL, LIMIT, STRANDED, STRANDED_LIMIT, reports
 
-from torchmem.explain.oom_report import OomReport, OomTrend, failure_reason
+from torchmem.explain.oom_report import OomReport, failure_reason
 from torchmem.explain.remedies import SETTING_REMEDIES, conf_variable, remedies
 from torchmem.sample.engine import Engine
+from torchmem.sample.run_history import RunHistory
 
 KEYS = {
     "expandable_segments": "expandable_segments",
@@ -56,25 +57,22 @@ def test_the_components_tell_what_to_reduce(step: int, first: str) -> None:
 
 @pytest.mark.parametrize(("unread", "first"), [(0, "smaller batch"), (200, "belong neither")])
 def test_what_many_steps_kept_is_not_of_this_step(unread: int, first: str) -> None:
-    """Bytes since a step that was read long ago are compared with the seconds before the error."""
-    size = 77 << 30
+    """Bytes since a step that was read long ago are compared with the newest ends of steps."""
     components = {"step": 60 << 30, "parameters": 17 << 30}
-    trend = OomTrend(
-        seconds=(200.0, 2.0),
-        allocated_bytes=(17 << 30, size - (1 << 30)),
-        reserved_bytes=(None, None),
-        active_bytes=(None, None),
-        stranded_bytes=(None, None),
-        fragmentation_ratio=(None, None),
-        headroom_bytes=(None, None),
-        alloc_retries=(None, None),
-        steps=(100, 900),
+    ends = (800, 900, 1000)
+    history = RunHistory(
+        steps=ends,
+        seconds=(80.0, 90.0, 100.0),
+        allocated_bytes=(76 << 30, 76 << 30, 76 << 30),
+        peak_bytes=(77 << 30, 77 << 30, 77 << 30),
+        stranded_bytes=(None,) * 3,
+        outside_bytes=(None,) * 3,
+        kept_bytes=(None,) * 3,
     )
     report = replace(
         CAPACITY,
-        device=replace(CAPACITY.device, components=components),
+        device=replace(CAPACITY.device, components=components, run_history=history),
         steps=replace(CAPACITY.steps, count=1000, read_count=1000 - unread),
-        trend=trend,
     )
 
     assert first in remedies(report)[0].text

@@ -22,6 +22,7 @@ from support.reports import (
 
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.call_stack import CallStack, Frame, Origin
+from torchmem.explain.headline import headline
 from torchmem.explain.lines import Lines, LineUse
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.remedies import remedies
@@ -148,6 +149,38 @@ def test_in_a_first_step_the_tensors_tell_what_was_kept(in_python: int, first: s
     )
 
     assert first in remedies(report)[0].text
+
+
+PARAMETERS = TensorGroup(8, (4, 4), "float32", 60 * GIB, "parameter")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "first"),
+    [
+        ((PARAMETERS,), "Shard parameters"),
+        # Gradients and copies have the shapes of parameters, and belong to the model.
+        ((replace(PARAMETERS, bytes=20 * GIB), replace(PARAMETERS, role=None)), "Shard"),
+        ((TensorGroup(112, (9, 4), "float32", 60 * GIB, "output"),), "Find what keeps them"),
+        ((TensorGroup(4, (9, 4), "float32", 60 * GIB, "output"),), "smaller batch"),
+        ((TensorGroup(20, (9, 4), "uint8", 60 * GIB),), "such as a batch, a dataset"),
+        ((replace(PARAMETERS, bytes=GIB),), "smaller batch"),
+    ],
+)
+def test_without_components_the_tensors_tell_what_to_reduce(
+    tensors: tuple[TensorGroup, ...], first: str
+) -> None:
+    """Before a step has ended, what Python refers to is told apart by its role."""
+    report = replace(_with(FIRST_STEP), tensors=tensors, gradients_enabled=True)
+
+    assert first in remedies(report)[0].text
+
+
+def test_parameters_alone_are_a_model_that_does_not_fit() -> None:
+    """A step that never began is not blamed."""
+    report = replace(_with(FIRST_STEP), tensors=(replace(PARAMETERS, bytes=78 * GIB),))
+
+    assert headline(report).startswith("The model does not fit")
+    assert not headline(replace(report, tensors=())).startswith("The model")
 
 
 def test_a_checkpoint_is_read_into_host_memory() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchmem.allocator.tensor_groups import MAX_GROUPS, TensorGroup, grouped
+from torchmem.allocator.tensor_groups import MAX_GROUPS, Kind, TensorGroup, grouped
 from torchmem.sdk.pytorch.all_tensors import TensorWalk
 
 
@@ -29,6 +29,7 @@ class Tensor:
     """What is read of a tensor of float32."""
 
     is_cuda = True
+    is_leaf = True
     dtype = "torch.float32"
 
     def __init__(self, *shape: int, storage: Storage | None = None, device: int = 0) -> None:
@@ -108,6 +109,24 @@ def test_a_storage_counts_once() -> None:
     assert [len(views), part.nbytes] == [2, 12]
 
 
+def test_the_roles_of_tensors() -> None:
+    """Outputs with graphs are told from data; views of a parameter are the parameter."""
+    output, data = Tensor(8), Tensor(8)
+    output.is_leaf = False
+    parameter = Parameter(9)
+    view = Tensor(9, storage=parameter.storage)
+    found = TensorWalk(TORCH).groups(0)
+
+    assert found is not None
+    assert {(group.shape, group.role, group.count) for group in found} == {
+        ((9,), "parameter", 1),
+        ((8,), "output", 1),
+        ((8,), None, 1),
+    }
+    assert data.is_leaf
+    assert view.is_leaf
+
+
 def test_other_types_are_not_touched() -> None:
     """Subclasses, strange classes, and tensors that fail cost nothing but their own bytes."""
     kept: list[object] = [Sparse.__new__(Sparse), Strange("Odd", (), {})()]
@@ -136,7 +155,9 @@ def test_the_time_is_bounded() -> None:
 
 def test_many_groups() -> None:
     """Beyond the largest ones, the others are one group, and the bytes add up."""
-    kinds = [(((size,), "int8"), size) for size in range(1, 31) for _ in range(2)]
+    kinds: list[tuple[Kind, int]] = [
+        (((size,), "int8", None), size) for size in range(1, 31) for _ in range(2)
+    ]
     found = grouped(kinds)
 
     assert len(found) == MAX_GROUPS + 1

@@ -406,7 +406,7 @@ LEAK_WITH_LINES = replace(
         grown_steps=12,
     ),
     tensors=(
-        TensorGroup(216, (8, 128, 8000), "float32", 52 * GIB),
+        TensorGroup(216, (8, 128, 8000), "float32", 52 * GIB, "output"),
         TensorGroup(12, (), "int64", GIB),
         TensorGroup(1, (4,), "int64", 512),
         TensorGroup(700, None, None, 2 * GIB),

@@ -384,12 +384,18 @@ def growth_of_steps(history: RunHistory, evidence: Evidence) -> Growth | None:
 
 
 def _stairs_of_needs(peaks: Sequence[Point]) -> Growth | None:
-    """Return the growth of what steps need in stages, by the highest peaks so far."""
+    """Return the growth of what steps need in stages, by the highest peaks so far.
+
+    Where each stage is larger by a factor, the first ones are small and not regular.
+    """
     series = thinned(peaks)
-    rise = _stairs(series, pieces(series), JUDGED_ONCE) if len(series) >= MIN_POINTS else None
-    if rise is None or _is_flat_now(peaks, rise):
-        return None
-    return Growth("larger_step", rise.slope, int(rise.since), int(rise.bytes))
+    starts = pieces(series) if len(series) >= MIN_POINTS else []
+    for number, start in enumerate(starts):
+        later = [index - start for index in starts[number:]]
+        rise = _stairs(series[start:], later, JUDGED_ONCE)
+        if rise and not _is_flat_now(peaks, rise):
+            return Growth("larger_step", rise.slope, int(rise.since), int(rise.bytes))
+    return None
 
 
 def _parts_are_flat(history: RunHistory, growth: Growth) -> bool:

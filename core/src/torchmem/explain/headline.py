@@ -8,6 +8,7 @@ from torchmem.allocator.sizes import GIB, MIB, format_size
 from torchmem.explain.call_stack import public_place
 from torchmem.explain.lines import leaking_line
 from torchmem.explain.oom_report import CAUSE_SUMMARIES, OomReport
+from torchmem.explain.tensor_remedies import is_model_alone
 from torchmem.explain.threat_words import KEPT_TENSORS, LEAKS
 from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
 from torchmem.metrics.memory_parts import COMPONENTS
@@ -150,6 +151,8 @@ def _first_step(report: OomReport, _: OnsetEvidence) -> str:
     missing = (report.oom.requested_bytes or 0) - free
     where = " in the backward pass" if report.origin and report.origin.backward is not None else ""
     step = f"Step {report.steps.count + 1}" if report.steps.count else "A step"
+    if is_model_alone(report):
+        step = "The model"
     if missing <= 0:
         return f"{step} does not fit{where}"
     return f"{step} does not fit{where}: it needs at least {format_size(missing)} more"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import format_size
-from torchmem.allocator.tensor_groups import TensorGroup
+from torchmem.allocator.tensor_groups import Role, TensorGroup
 from torchmem.explain.call_stack import Frame
 from torchmem.explain.lines import LinePart, Lines, LineUse
 from torchmem.explain.oom_report import OomReport
@@ -18,7 +18,8 @@ MAX_KNOWN = 70
 """Columns for the description of a part; of a longer one, the innermost end is shown."""
 MIN_SHARE = 0.005
 """Smaller groups of tensors are left out."""
-NOT_IN_PYTHON = "(not found in Python: kept by autograd for a backward pass, or by libraries)"
+NOT_IN_PYTHON = "(not found in Python: temporary, kept by autograd, or by libraries)"
+_ROLES: Mapping[Role, str] = {"parameter": " (parameters)", "output": " (with graphs)"}
 GROWING = frozenset({"leak", "larger_step"})
 
 
@@ -121,10 +122,11 @@ def tensor_lines(report: OomReport) -> Iterator[str]:
 
 
 def _kind(group: TensorGroup) -> str:
-    """Return a group as "216 × [8, 128, 8000] float32"."""
+    """Return a group as "216 × [8, 128, 8000] float32 (parameters)"."""
     if group.shape is None or group.dtype is None:
         return f"{group.count:,} × other shapes"
-    return f"{group.count:,} × [{', '.join(map(str, group.shape))}] {group.dtype}"
+    role = _ROLES[group.role] if group.role else ""
+    return f"{group.count:,} × [{', '.join(map(str, group.shape))}] {group.dtype}{role}"
 
 
 def offer(report: OomReport) -> Iterator[str]:

@@ -6,25 +6,29 @@ request belongs to training. Only what is true of the case is advised.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from torchmem.allocator.sizes import format_size
+from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.activity import is_copy, is_in_optimizer, is_loading, trains, updates_at_once
 from torchmem.explain.call_stack import public_place
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.remedy import Remedy
 from torchmem.explain.verdict import OnsetEvidence
 
-Kind = Literal["model", "step", "others"]
+Kind = Literal["model", "step", "outputs", "others"]
 
 SUBSTANTIAL = 0.2
 """The share of tensor memory from which a kind of tensors is worth a remedy."""
 MOSTLY_ACTIVATIONS = 0.5
 """The share of tensor memory allocated within a step that points to activations."""
-RECENT_SECONDS = 10.0
-"""Seconds in which the growth of a leak does not count as part of a step."""
+NEWEST_ENDS = 3
+"""Ends of steps whose lowest memory shows what is kept; more of them would count a leak."""
+MIN_MODEL_ALONE = 0.95
+"""The share of tensor memory from which parameters are all that there is."""
+MIN_KEPT_OUTPUTS = 16
+"""Tensors of one shape with graphs that Python code must refer to at once to count as kept."""
 MIN_LOADED = 0.9
 """The share of a loaded checkpoint that must be tensors other than the model's."""
 
@@ -58,18 +62,18 @@ def capacity(report: OomReport) -> Iterator[Remedy]:
 
 
 def _guess(report: OomReport) -> tuple[Kind, ...]:
-    """Return what may hold the memory if the components are unknown."""
+    """Return what may hold the memory if neither components nor tensors are known."""
     within = _share_of_step(report)
     is_first = within is None or within >= MOSTLY_ACTIVATIONS
     return ("step", "model") if is_first else ("model", "step")
 
 
 def tensor_shares(report: OomReport) -> dict[Kind, float] | None:
-    """Return the shares of tensor memory by kind; None without components."""
+    """Return the shares of tensor memory by kind; None without components and tensors."""
     sizes = _tensor_sizes(report)
     total = sum(sizes.values())
     if not total:
-        return None
+        return _shares_in_python(report)
     model = sum(sizes[name] for name in sizes.keys() & MODEL)
     step = _share_of_step(report)
     if step is None:
@@ -77,6 +81,41 @@ def tensor_shares(report: OomReport) -> dict[Kind, float] | None:
         in_python = sum(group.bytes for group in report.tensors)
         step = (total - max(model, min(in_python, total))) / total
     return {"model": model / total, "step": step, "others": max(0.0, 1 - model / total - step)}
+
+
+def _shares_in_python(report: OomReport) -> dict[Kind, float] | None:
+    """Return the shares by the tensors that are Python objects; None if they are unknown.
+
+    What is allocated beside them is kept by autograd, or was temporary: it belongs to the step.
+    """
+    allocator = report.device.allocator
+    total = allocator.allocated_bytes.total if allocator else 0
+    if not total or not report.tensors:
+        return None
+    sizes: dict[Kind, int] = {"model": 0, "outputs": 0, "others": 0, "step": 0}
+    shapes = {group.shape for group in report.tensors if group.role == "parameter"}
+    for group in report.tensors:
+        # Gradients and optimizer state have the shapes of their parameters.
+        kind: Kind = "model" if group.shape in shapes else _kind(group)
+        if kind == "others" and is_inference(report) and group.count < MIN_KEPT_OUTPUTS:
+            kind = "step"  # without graphs, outputs look like all other tensors
+        sizes[kind] += group.bytes
+    sizes["step"] += max(0, total - sum(sizes.values()))
+    return {kind: size / max(total, sum(sizes.values())) for kind, size in sizes.items()}
+
+
+def is_model_alone(report: OomReport) -> bool:
+    """Return whether parameters filled the GPU, before a first step."""
+    shares = None if report.steps.count else _shares_in_python(report)
+    return shares is not None and shares["model"] >= MIN_MODEL_ALONE
+
+
+def _kind(group: TensorGroup) -> Kind:
+    if group.role == "parameter":
+        return "model"
+    if group.role == "output":
+        return "outputs" if group.count >= MIN_KEPT_OUTPUTS else "step"
+    return "others"
 
 
 def _tensor_sizes(report: OomReport) -> dict[str, int]:
@@ -90,21 +129,19 @@ def _tensor_sizes(report: OomReport) -> dict[str, int]:
 def _share_of_step(report: OomReport) -> float | None:
     """Return the share of tensor memory that was allocated within the step; None if unknown.
 
-    If the components do not show it, the allocated memory is compared with its minimum between
-    steps, in the seconds before if many steps were not read.
+    If the components do not show it, the allocated memory is compared with what it was at the end
+    of the newest steps: their lowest, as a part of them may have been kept.
     """
     sizes = _tensor_sizes(report)
     of_step = sum(sizes[name] for name in sizes.keys() & OF_A_STEP)
     if of_step and not report.steps.unread:
         return of_step / sum(sizes.values())
-    allocator, trend = report.device.allocator, report.trend
-    samples = zip(trend.seconds, trend.allocated_bytes, trend.steps, strict=True)
-    oldest = min(trend.seconds, default=0.0) + RECENT_SECONDS if report.steps.unread else math.inf
-    between_steps = [
-        size for seconds, size, steps in samples if size and steps and seconds <= oldest
-    ]
+    allocator, history, trend = report.device.allocator, report.device.run_history, report.trend
     now = allocator.allocated_bytes.total if allocator else 0
-    return max(0.0, 1 - min(between_steps) / now) if between_steps and now else None
+    kept = history.allocated_bytes[-NEWEST_ENDS:] if history else ()
+    rows = zip(trend.allocated_bytes, trend.steps, strict=True)
+    kept = kept or tuple(size for size, steps in rows if size and steps)
+    return max(0.0, 1 - min(kept) / now) if kept and now else None
 
 
 def belongs_to_training(report: OomReport) -> bool:
@@ -200,7 +237,7 @@ def _model(report: OomReport) -> Iterator[Remedy]:
         yield Remedy(f"Load the parameters in fewer bits, or spread the model over {ranks}.")
         return
     how = f"over {ranks} (FSDP, ZeRO), or keep the optimizer state in host memory or in 8 bits."
-    if _tensor_sizes(report):
+    if tensor_shares(report):
         yield Remedy(f"Shard parameters, gradients and optimizer state {how}")
     else:
         yield Remedy(
@@ -208,14 +245,34 @@ def _model(report: OomReport) -> Iterator[Remedy]:
         )
 
 
-def _others(report: OomReport) -> Iterator[Remedy]:
-    sizes, shares = _tensor_sizes(report), tensor_shares(report) or {}
-    size = format_size(round(shares.get("others", 0.0) * sum(sizes.values())))
-    yield Remedy(
-        f"{size} is held by tensors that belong neither to the model nor to this step. Find out "
-        "what they are, such as a loaded checkpoint, a dataset, a second model, or a cache, and "
-        "free them or keep them in host memory."
+def _outputs(report: OomReport) -> Iterator[Remedy]:
+    kept = max(
+        (group for group in report.tensors if _kind(group) == "outputs"),
+        key=lambda group: group.bytes,
     )
+    yield Remedy(
+        f"Python code refers to {kept.count:,} tensors of one shape and their graphs, "
+        f"{format_size(kept.bytes)}. Find what keeps them: a list of outputs (append "
+        "output.detach().cpu()), a sum of losses (use loss.item()), or a hook that stores "
+        "activations."
+    )
+
+
+def _others(report: OomReport) -> Iterator[Remedy]:
+    share, allocator = (tensor_shares(report) or {}).get("others", 0.0), report.device.allocator
+    total = sum(_tensor_sizes(report).values())
+    if total:
+        yield Remedy(
+            f"{format_size(round(share * total))} is held by tensors that belong neither to the "
+            "model nor to this step. Find out what they are, such as a loaded checkpoint, a "
+            "dataset, a second model, or a cache, and free them or keep them in host memory."
+        )
+    elif allocator:
+        yield Remedy(
+            f"{format_size(round(share * allocator.allocated_bytes.total))} is held by tensors "
+            "that are neither parameters nor results of operations, such as a batch, a dataset, "
+            "or a loaded checkpoint. Keep in host memory what this step does not need."
+        )
 
 
 def leak(report: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
@@ -273,6 +330,7 @@ def new_phase(report: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
 _BY_KIND: Mapping[Kind, Callable[[OomReport], Iterator[Remedy]]] = {
     "model": _model,
     "step": smaller,
+    "outputs": _outputs,
     "others": _others,
 }
 _KEEPERS = {

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torchmem.allocator.tensor_groups import MAX_DIMENSIONS, Kind, TensorGroup, grouped
+from torchmem.allocator.tensor_groups import MAX_DIMENSIONS, Kind, Role, TensorGroup, grouped
 from torchmem.sdk.safety.interruptions import is_interruption
 
 SECONDS = 0.2
@@ -33,7 +33,7 @@ class TensorWalk:
         self._clock = clock
 
     def groups(self, device: int) -> tuple[TensorGroup, ...] | None:
-        """Return the tensors on a device by shape and type; None if there is not enough time."""
+        """Return the tensors on a device in groups; None if there is not enough time."""
         if sys.getallocatedblocks() > MAX_BLOCKS:
             return None
         storages: dict[int, tuple[int, Kind, int]] = {}
@@ -41,7 +41,7 @@ class TensorWalk:
             for tensor in self._tensors(self._clock() + SECONDS):
                 if tensor is None:
                     return None
-                _add(tensor, device, storages)
+                _add(tensor, device, storages, self._plain[1])
         return grouped((kind, size) for _, kind, size in storages.values())
 
     def storage(self, value: object, device: int) -> tuple[int, int] | None:
@@ -54,7 +54,7 @@ class TensorWalk:
             return None
         storages: dict[int, tuple[int, Kind, int]] = {}
         with self._without_overrides():
-            _add(value, device, storages)
+            _add(value, device, storages, self._plain[1])
         return next(((identity, size) for identity, (_, _, size) in storages.items()), None)
 
     def _tensors(self, deadline: float) -> Iterator[Any]:
@@ -70,21 +70,31 @@ class TensorWalk:
                 yield None
 
 
-def _add(tensor: Any, device: int, storages: dict[int, tuple[int, Kind, int]]) -> None:
-    """Add a tensor's storage, unless a larger tensor of that storage is known."""
+def _add(
+    tensor: Any, device: int, storages: dict[int, tuple[int, Kind, int]], parameter: type
+) -> None:
+    """Add a tensor's storage, unless a larger tensor or a parameter of that storage is known."""
     try:
         if not tensor.is_cuda or tensor.get_device() != device:
             return
         storage = tensor.untyped_storage()
         # Its address in memory of the host: `data_ptr` would copy a storage that is copied lazily.
         key, size, used = storage._cdata, storage.nbytes(), tensor.nbytes  # noqa: SLF001
-        if size and used >= storages.get(key, (0,))[0]:
-            storages[key] = used, _kind(tensor), size
+        if not size:
+            return
+        role: Role | None = "parameter" if type(tensor) is parameter else _role(tensor)
+        known = storages.get(key)
+        if known is None or (role == "parameter", used) >= (known[1][2] == "parameter", known[0]):
+            storages[key] = used, _kind(tensor, role), size
     except Exception as error:  # tensors without a storage, such as sparse ones
         if is_interruption(error):
             raise
 
 
-def _kind(tensor: Any) -> Kind:
+def _role(tensor: Any) -> Role | None:
+    return None if tensor.is_leaf else "output"
+
+
+def _kind(tensor: Any, role: Role | None) -> Kind:
     shape = tuple(int(size) for size in tensor.shape[:MAX_DIMENSIONS])
-    return shape, str(tensor.dtype).removeprefix("torch.")
+    return shape, str(tensor.dtype).removeprefix("torch."), role
