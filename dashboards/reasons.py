@@ -6,12 +6,14 @@ NVML, but need some time.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dashboards import recorded
 from dashboards.queries import DEVICE_ROW, EXHAUSTION, newest, row, select
 
-from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
 from torchmem.metrics import catalog
 from torchmem.metrics.colors import CAUSES, STATES, TRENDS
+from torchmem.sample.remedy_words import REMEDY_WORDS, RemedyKind
 
 NAMES = {
     "failed": "just failed",
@@ -29,63 +31,62 @@ NAMES = {
 }
 """What threatens a rank, or the cause of its OOM, in two words."""
 COLORS = {**CAUSES, **TRENDS, "failed": STATES["failed"]}
-REMEDIES = {
-    **REMEDY_BY_CAUSE,
-    **REMEDY_BY_TREND,
-    "kept": REMEDY_BY_TREND["leak"],
-    "failed": "On the node, run torchmem why",
-    "none": "–",
-}
 
-ALERTS = {
+ALERTS: Mapping[str, tuple[str, RemedyKind] | None] = {
     "TorchmemOutOfMemory": None,
-    "TorchmemFragmentationHigh": "fragmentation",
-    "TorchmemStrandedAfterPhase": "fragmentation",
-    "TorchmemMemoryLeak": "leak",
-    "TorchmemNoMemoryForLibraries": "library",
-    "TorchmemOutsideAllocatorGrowth": "outside",
-    "TorchmemOutOfMemoryPredicted": "leak",
-    "TorchmemPlannedBatchTooLarge": "capacity",
-    "TorchmemEngineCannotWake": "external",
-    "TorchmemEngineSleepLeak": "leak",
-    "TorchmemNearCapacity": "capacity",
-    "TorchmemRetryStorm": "capacity",
+    "TorchmemFragmentationHigh": ("fragmentation", "expandable_segments"),
+    "TorchmemStrandedAfterPhase": ("fragmentation", "expandable_segments"),
+    "TorchmemMemoryLeak": ("leak", "find_kept"),
+    "TorchmemNoMemoryForLibraries": ("library", "cache_for_libraries"),
+    "TorchmemOutsideAllocatorGrowth": ("outside", "find_outside"),
+    "TorchmemOutOfMemoryPredicted": ("leak", "find_kept"),
+    "TorchmemPlannedBatchTooLarge": ("capacity", "bounded_step"),
+    "TorchmemEngineCannotWake": ("external", "before_wake_up"),
+    "TorchmemEngineSleepLeak": ("leak", "find_kept"),
+    "TorchmemNearCapacity": ("capacity", "smaller_batch"),
+    "TorchmemRetryStorm": ("capacity", "smaller_batch"),
 }
-"""What each alert says about the cause of the OOM that will come, in the order in which they count.
+"""What each alert says about the cause of the OOM that will come, and what helps.
 
-The alert about an OOM that has come has a label for it.
+They are in the order in which they count. An OOM that has come has labels for both.
 """
 
+TOLD = ("threat", "remedy")
+OF_OOM = ("cause", "remedy")
 GROWING = 'threat=~"leak|kept|larger_step|outside"'
 
 
 def judgments() -> str:
-    """Return what threatens each living rank, as the label threat.
+    """Return what threatens each living rank and the first advice, as labels threat and remedy.
 
     If nothing does now, it is what did most often in the 5 minutes of which the lowest headroom is
     shown.
     """
     devices = ", ".join(DEVICE_ROW)
-    most = f"topk by ({devices}) (1, {row(DEVICE_ROW, select(recorded.THREAT_COUNT), 'threat')})"
-    return f"({row(DEVICE_ROW, select(catalog.THREAT_INFO), 'threat')} or on ({devices}) {most})"
+    most = f"topk by ({devices}) (1, {row(DEVICE_ROW, select(recorded.THREAT_COUNT), *TOLD)})"
+    return f"({row(DEVICE_ROW, select(catalog.THREAT_INFO), *TOLD)} or on ({devices}) {most})"
 
 
 def alerts() -> str:
-    """Return the alert of each rank, firing or pending, and what it says threatens the rank."""
+    """Return the alert of each rank, firing or pending, with the threat and the remedy it tells."""
     return " or on (run, launch, rank) ".join(_alert(*each) for each in ALERTS.items())
 
 
-def _alert(name: str, threat: str | None) -> str:
+def _alert(name: str, told: tuple[str, RemedyKind] | None) -> str:
     found = newest(select(recorded.ALERTS, alertname=name))
-    if threat is None:
-        causes = row(DEVICE_ROW, found, "alertname", "cause")
-        return f'label_replace({causes}, "threat", "$1", "cause", "(.*)")'
-    return f'label_replace({row(DEVICE_ROW, found, "alertname")}, "threat", "{threat}", "", "")'
+    if told is None:
+        devices, causes = ", ".join(DEVICE_ROW), row(DEVICE_ROW, found, "alertname", "cause")
+        about = f"group_left (remedy) {row(DEVICE_ROW, select(catalog.LAST_OOM_INFO), *OF_OOM)}"
+        ooms = f"{causes} * on ({devices}, cause) {about} or on ({devices}) {causes}"
+        return f'label_replace({ooms}, "threat", "$1", "cause", "(.*)")'
+    threat, remedy = told
+    known = f'label_replace({row(DEVICE_ROW, found, "alertname")}, "threat", "{threat}", "", "")'
+    return f'label_replace({known}, "remedy", "{REMEDY_WORDS[remedy]}", "", "")'
 
 
 def reasons() -> str:
-    """Return why each rank is threatened, or has run out of memory, as the label threat."""
-    told = row(DEVICE_ROW, alerts(), "threat")
+    """Return why each rank is threatened, or has run out of memory, with the first advice."""
+    told = row(DEVICE_ROW, alerts(), *TOLD)
     return f"{judgments()} or on (run, launch, rank) {told}"
 
 

@@ -52,7 +52,9 @@ RUN_IDLE_GPUS = _recorded("run:nvml_idle_held_gpus:sum", "run", "launch", "user"
 RUN_PEAK_NEED = _recorded("run:torchmem_peak_need_bytes:max", "run", "launch")
 RUN_STEP_PEAK = _recorded("run:torchmem_step_peak_bytes:max", "run", "launch")
 RUN_DEVICE_TOTAL = _recorded("run:torchmem_device_total_bytes:min", "run", "launch")
-OOM_END = _recorded("rank:torchmem_oom_end:timestamp", "instance", *RANK, "cause", "onset")
+OOM_END = _recorded(
+    "rank:torchmem_oom_end:timestamp", "instance", *RANK, "cause", "onset", "remedy"
+)
 
 # How far a run is from the median of the last day of its runs.
 RUN_RESERVED_DEVIATION = _recorded("run:torchmem_reserved_bytes:deviation", "run", "launch")

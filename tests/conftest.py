@@ -48,7 +48,10 @@ def _no_inherited_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def shared_dir() -> Iterator[Path]:
-    """A run directory for all users of the machine, with the group of the exporter (61009)."""
+    """A run directory for all users of the machine, with the group of the exporter (61009).
+
+    It is not below `tmp_path`: whenever pytest starts, it makes its folder private to its user.
+    """
     path = Path(tempfile.mkdtemp(prefix="torchmem-test-", dir="/tmp"))
     if os.geteuid() == 0:
         os.chown(path, 0, 61009)

@@ -16,8 +16,8 @@ GPM_SECONDS = 1.2  # GPM metrics need two reads with some time between them
 PATIENCE_SECONDS = 600  # a scrape is tens of times slower under Valgrind, and a busy machine adds
 PATIENT_FLAGS = ("--scrape-deadline-seconds", str(PATIENCE_SECONDS))
 """Flags of the exporter with which it does not give up a scrape meanwhile."""
-REST_SECONDS = 0.5
-REST_SHARE = 0.05  # of a core, which a process at rest does not use in this time
+LOOKS = 10  # in succession, at which a process at rest does not run
+LOOK_SECONDS = 0.05
 _CALLGRIND = ("valgrind", "--tool=callgrind", "--instr-atstart=no")
 _TOTAL = re.compile(r"^(?:summary|totals): (\d+)", re.MULTILINE)
 
@@ -59,11 +59,14 @@ def per_scrape(
 
 
 def _wait_until_idle(server: Server) -> None:
-    """Wait until what follows a start or a scrape has ended, such as a garbage collection."""
-    before, used = -1.0, server.cpu_seconds
-    while used - before > REST_SHARE * REST_SECONDS:
-        time.sleep(REST_SECONDS)
-        before, used = used, server.cpu_seconds
+    """Wait until what follows a start or a scrape has ended, such as a garbage collection.
+
+    On a busy machine it takes little CPU time, and long.
+    """
+    rests = 0
+    while rests < LOOKS:
+        time.sleep(LOOK_SECONDS)
+        rests = 0 if server.is_running else rests + 1
 
 
 def _control(action: str, pid: int) -> None:

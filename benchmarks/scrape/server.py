@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +89,15 @@ class Server:
         return time.clock_gettime(~self.pid << 3 | _CPUCLOCK_SCHED)
 
     @property
+    def is_running(self) -> bool:
+        """Whether one of its threads runs or waits for a processor."""
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            with suppress(OSError):  # a thread that has ended
+                if (task / "stat").read_text().rpartition(") ")[2].startswith("R"):
+                    return True
+        return False
+
+    @property
     def memory_bytes(self) -> int:
         """Resident memory."""
         return int(self._process.memory_info().rss)
@@ -119,13 +128,16 @@ def started(command: Sequence[str], environment: Mapping[str, str]) -> Iterator[
 
 
 def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """Return a port that the kernel assigns to no other process until the server has started."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        with socket.create_connection(address):
+            listener.accept()[0].close()  # this side closes first: the port is in TIME_WAIT
+        return int(address[1])
 
 
 def _listens(popen: subprocess.Popen[bytes], port: int) -> bool:
-    for _ in range(600):
+    for _ in range(6000):
         if popen.poll() is not None:
             return False
         with socket.socket() as probe:

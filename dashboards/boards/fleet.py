@@ -150,7 +150,7 @@ def _least_headroom() -> Panel:
         Column("OOM in", exhaustion, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=75),
         Column(
             "Why",
-            among(DEVICE_ROW, reasons.judgments(), listed),
+            among(DEVICE_ROW, row(DEVICE_ROW, reasons.judgments(), "threat"), listed),
             label="threat",
             names=reasons.NAMES,
             colors=reasons.COLORS,

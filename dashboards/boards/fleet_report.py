@@ -7,9 +7,8 @@ from dashboards.board import LINK_TO_RUN
 from dashboards.boards.oom import ONSET_NAMES
 from dashboards.colors import ANY_IS_WRONG, Levels
 from dashboards.panels import Column, Panel, Unit, joined_table, stat_panel
-from dashboards.queries import WASTED_GPU_HOURS, select, with_texts
+from dashboards.queries import WASTED_GPU_HOURS, select
 
-from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
 from torchmem.fleet.report import MIN_FREE
 from torchmem.metrics.catalog import MetricSpec
 from torchmem.metrics.colors import CAUSES
@@ -92,16 +91,13 @@ def _by_owner() -> Panel:
 
 
 def _ended() -> Panel:
-    ends = f"count by (cause, onset) (last_over_time({select(recorded.OOM_END, over='$__range')}))"
-    texts = {f"{cause} .*": remedy for cause, remedy in REMEDY_BY_CAUSE.items()}
-    texts |= {f"capacity {onset}": remedy for onset, remedy in REMEDY_BY_TREND.items()}
-    joined = f'label_join({ends}, "why", " ", "cause", "onset")'
-    query = f"max by (cause, onset, change) ({with_texts(joined, 'change', 'why', texts)})"
+    ends = f"last_over_time({select(recorded.OOM_END, over='$__range')})"
+    query = f"count by (cause, onset, remedy) ({ends})"
     columns = [
         Column("Cause", query, label="cause", colors=CAUSES, width=115, centered=True),
         Column("Why now", query, label="onset", names=ONSET_NAMES, width=95),
         Column("Ranks", query, width=65),
-        Column("What would have saved them", query, label="change", wrap=True),
+        Column("What would have saved them", query, label="remedy", wrap=True),
     ]
     table = joined_table("OOMs that ended ranks, by cause", columns, sort="Ranks", descending=True)
     table.description(

@@ -47,9 +47,10 @@ from dashboards.queries import (
 from grafana_foundation_sdk.builders import timeseries
 
 from torchmem.allocator.settings import LAST_PARSED
-from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_KILL, REMEDY_BY_TREND
+from torchmem.exporter.host_processes import KILL_CAUSES
 from torchmem.metrics import catalog
 from torchmem.metrics.colors import CAUSES, STATES
+from torchmem.sample.remedy_words import REMEDY_WORDS
 
 NO_OOM = "No rank ran out of memory in this time range"
 NO_VALUES = "No rank ran out of memory in this time range, or those that did sent no values"
@@ -163,36 +164,22 @@ _LAST_SAMPLE = (
 )
 
 
-# What killed a process, on each of its devices. It counts more than errors that it had survived.
-_KILLS = (
+# What killed a process, on each of its devices. It counts more than the errors that it survived.
+KILLS: dict[str, str] = {cause: REMEDY_WORDS[cause] for cause in KILL_CAUSES}
+_KILLED = with_texts(
     f"0 * {seen(catalog.RESERVED_PEAK)} + on ({', '.join(PROCESS)}) group_left (cause) "
-    f"(1e9 * {seen(catalog.KILL_CAUSE)} > 0)"
-)
-_CAUSES = (
-    f"({row(DEVICE_ROW, f'{seen(catalog.OOMS)} > 0', 'cause')} "
-    f"or {row(DEVICE_ROW, _KILLS, 'cause')})"
-)
-_CAUSE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {_CAUSES})"
-_CAUSE_COLORS = {**CAUSES, **dict.fromkeys(REMEDY_BY_KILL, STATES["killed"])}
-# Of several lines within the range, that of the newest error.
-_LAST_SEEN = f"max_over_time(timestamp({select(catalog.LAST_OOM_INFO)})[$__range:])"
-_ONSET = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, _LAST_SEEN, 'onset')})"
-# What grew has a remedy of its own, in place of that of capacity.
-_GREW = append_matcher(select(catalog.LAST_OOM_INFO), f'onset=~"{"|".join(REMEDY_BY_TREND)}"')
-_GROWN = row(DEVICE_ROW, f"max_over_time(timestamp({_GREW})[$__range:])", "onset")
-_OF_GROWTH = with_texts(
-    f'label_replace(topk by ({", ".join(DEVICE_ROW)}) (1, {_GROWN}), "cause", "capacity", "", "")',
+    f"(1e10 * {seen(catalog.KILL_CAUSE)} > 0)",
     "remedy",
-    "onset",
-    REMEDY_BY_TREND,
+    "cause",
+    KILLS,
 )
-_REMEDY = (
-    f"({among((*DEVICE_ROW, 'cause'), row(DEVICE_ROW, _OF_GROWTH, 'cause', 'remedy'), _CAUSE)}) "
-    f"or on ({', '.join(DEVICE_ROW)}) "
-    f"{with_texts(_CAUSE, 'remedy', 'cause', {**REMEDY_BY_CAUSE, **REMEDY_BY_KILL})}"
-)
-_LINE = f"topk by ({', '.join(DEVICE_ROW)}) (1, {row(DEVICE_ROW, _LAST_SEEN, 'line')})"
+# The newest of several errors within the range.
+_LAST_SEEN = f"max_over_time(timestamp({select(catalog.LAST_OOM_INFO)})[$__range:])"
+_LABELS = ("cause", "onset", "remedy", "line")
+_ENDS = f"{row(DEVICE_ROW, _LAST_SEEN, *_LABELS)} or {row(DEVICE_ROW, _KILLED, *_LABELS)}"
+_END = f"topk by ({', '.join(DEVICE_ROW)}) (1, {_ENDS})"
 _TIME = f"({row(DEVICE_ROW, _OOM_MILLISECONDS)} or {_of_failed_rows(_LAST_SAMPLE)})"
+_CAUSE_COLORS = {**CAUSES, **dict.fromkeys(KILLS, STATES["killed"])}
 _STORY = board.link(
     board.OOM, "the time around this error", at="When", run="Run", launches="Launch", rank="Rank"
 )
@@ -225,10 +212,10 @@ FAILED = (
                 colors=STATES,
                 width=62,
             ),
-            Column("Cause", _REMEDY, label="cause", colors=_CAUSE_COLORS, width=107),
-            Column("Why now", _ONSET, label="onset", names=ONSET_NAMES, width=92),
-            Column("What to do", _REMEDY, label="remedy", wrap=True),
-            Column("Line", _LINE, label="line", width=NAME_WIDTH),
+            Column("Cause", _END, label="cause", colors=_CAUSE_COLORS, width=107),
+            Column("Why now", _END, label="onset", names=ONSET_NAMES, width=92),
+            Column("What to do", _END, label="remedy", wrap=True),
+            Column("Line", _END, label="line", width=NAME_WIDTH),
             _bytes("Request", row(DEVICE_ROW, seen(catalog.LAST_OOM_REQUESTED))),
             Column("GPU", label="gpu", width=50),
             Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from dashboards import board, reasons, recorded
 from dashboards import colors as levels
 from dashboards.boards import run_comparison, training_memory, training_serving, training_speed
@@ -37,7 +39,6 @@ from dashboards.queries import (
     row,
     select,
     states,
-    with_texts,
 )
 
 from torchmem.allocator.settings import LAST_PARSED
@@ -130,20 +131,22 @@ _THREATENED = f"topk({MAX_LINES}, {reasons.reasons()})"
 _LISTED = f"({row(DEVICE_ROW, f'{_LEAST} or {_SOON} or {_ENDED} or {_THREATENED}')})"
 
 
-def _label_of_listed(expression: str, label: str, none: str) -> str:
-    """Return a label of the ranks in the table; those without it have the value `none`.
+def _labels_of_listed(expression: str, nothing: Mapping[str, str]) -> str:
+    """Return labels of the ranks in the table; those without them have the values in `nothing`.
 
-    Each of them then has this column, also for the link in it.
+    Each of them then has these columns, also for the links in them.
     """
-    found = among(DEVICE_ROW, row(DEVICE_ROW, expression, label), _LISTED)
-    rest = f'label_replace(0 * {_LISTED}, "{label}", "{none}", "", "")'
+    found, rest = (
+        among(DEVICE_ROW, row(DEVICE_ROW, expression, *nothing), _LISTED),
+        f"0 * {_LISTED}",
+    )
+    for label, none in nothing.items():
+        rest = f'label_replace({rest}, "{label}", "{none}", "", "")'
     return f"{found} or on (run, launch, rank) {rest}"
 
 
-_WHY = with_texts(
-    _label_of_listed(reasons.reasons(), "threat", "none"), "remedy", "threat", reasons.REMEDIES
-)
-_ALERT = _label_of_listed(reasons.alerts(), "alertname", "README")
+_WHY = _labels_of_listed(reasons.reasons(), {"threat": "none", "remedy": "–"})
+_ALERT = _labels_of_listed(reasons.alerts(), {"alertname": "README"})
 
 
 def _listed(expression: str) -> str:

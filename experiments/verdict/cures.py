@@ -40,7 +40,7 @@ TWINS = (
     ("Recompute activations", "recompute"),
     ("in 16 bits", "half"),
     ("Allocate large tensors on one stream", "one_stream"),
-    ("was cached in whole segments", "empty_cache"),
+    ("was in whole segments", "empty_cache"),
     ("has a wrong shape", "shape"),
 )
 """Words of a remedy, and the twin that follows it, which a script asks for by `Job.cured`.

@@ -14,6 +14,7 @@ from support.reports import BY_NAME, CAPACITY, EXTERNAL, LIMIT, STRANDED, STRAND
 from torchmem.explain.oom_report import OomReport, failure_reason
 from torchmem.explain.remedies import SETTING_REMEDIES, conf_variable, remedies
 from torchmem.sample.engine import Engine
+from torchmem.sample.remedy_words import REMEDY_WORDS
 from torchmem.sample.run_history import RunHistory
 
 KEYS = {
@@ -134,6 +135,16 @@ def test_fragmentation_below_a_limit_names_the_limit() -> None:
     assert "of the driver's memory: its memory fraction limits it to 40.00 GiB (50% of the" in text
     assert "torch.cuda.set_per_process_memory_fraction(0.92, 0)" in lines
     assert "fraction" not in " ".join(failure_reason(STRANDED)) + _lines(STRANDED)
+
+
+@given(reports)
+def test_every_remedy_has_words_for_series(report: OomReport) -> None:
+    """They are its own words: most of them, without numbers and names, are in its text or lines."""
+    for remedy in remedies(report):
+        assert remedy.kind is not None
+        brief = set(re.findall(r"[a-z_]{4,}", REMEDY_WORDS[remedy.kind].lower()))
+        full = " ".join((remedy.text, *remedy.lines)).lower()
+        assert sum(word in full for word in brief) >= len(brief) / 2
 
 
 @given(reports, st.frozensets(st.sampled_from(sorted(SETTING_REMEDIES))))

@@ -15,8 +15,8 @@ from torchmem.compare import baseline, markdown
 from torchmem.compare.baseline import Baseline, BaselineEntry
 from torchmem.compare.peak_lines import change_lines, headline, held_lines, kept_lines
 from torchmem.compare.peak_memory import PeakMemory, SourceLine, Use, diff
-from torchmem.explain.remedies import REMEDY_BY_TREND
 from torchmem.sample.errors import UsageError
+from torchmem.sample.remedy_words import REMEDY_WORDS
 
 LINE = SourceLine("model.py", 31, "forward", "weights = scores.softmax(-1)")
 USAGE = PeakMemory(
@@ -152,7 +152,7 @@ def test_what_steps_keep_has_advice() -> None:
     found = diff(USAGE, memory)
     advice = " ".join(kept_lines(memory))
     assert "which do not show what keeps it." in advice
-    assert REMEDY_BY_TREND["leak"] in advice
+    assert REMEDY_WORDS["find_kept"] in advice
     assert list(change_lines(found))[2:] == kept_lines(memory)
     little = replace(memory, uses=(*USAGE.uses, replace(kept, bytes=2 * MIB)))
     assert kept_lines(little) == []

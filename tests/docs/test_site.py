@@ -179,7 +179,7 @@ def test_the_links_of_alerts_open_the_pages_of_the_site(root: Path, tmp_path: Pa
     build.add_runbook_addresses(tmp_path)
 
     assert problems(tmp_path) == []
-    with served(tmp_path) as site, httpx.Client() as browser:
+    with served(tmp_path) as site, httpx.Client(timeout=60) as browser:
         for url in runbook_urls(site):
             assert opened(browser, url) == Path(url).stem
 
@@ -236,6 +236,6 @@ def test_every_page_is_in_the_navigation_of_the_site(site: Path) -> None:
 
 def test_the_alerts_open_the_built_pages(site: Path) -> None:
     """The link of each alert opens the page of its runbook."""
-    with served(site) as url, httpx.Client() as browser:
+    with served(site) as url, httpx.Client(timeout=60) as browser:
         for link in runbook_urls(url):
             assert Path(link).stem in opened(browser, link)

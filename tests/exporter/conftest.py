@@ -22,12 +22,16 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def open_exporter(run_dir: Path) -> Iterator[Callable[..., Exporter]]:
-    """A function that opens an exporter of `run_dir`, by default on a node without GPUs."""
+    """A function that opens an exporter of `run_dir`, by default on a node without GPUs.
+
+    It waits for the driver as long as a busy machine needs.
+    """
     opened: list[Exporter] = []
 
     def open_one(
         nvml: Nvml | None = None, directory: RunDirectory | None = None, **settings: Any
     ) -> Exporter:
+        settings = {"deadline_seconds": 120, **settings}
         opened.append(
             Exporter(nvml or FakeNvml.of(), directory or RunDirectory(run_dir), **settings)
         )

@@ -124,6 +124,11 @@ def test_hangup_reloads_the_configuration(run_dir: Path, tmp_path: Path) -> None
         served = re.search(r"http://\S+", next(line for line in log if "serving" in line))
         assert served is not None
 
+        def has_pcie() -> bool:
+            """Return whether PCIe throughput is collected."""
+            with urllib.request.urlopen(served[0], timeout=60) as answer:  # noqa: S310 - loopback
+                return b'collector="pcie_throughput"' in answer.read()
+
         def reloaded(content: str) -> tuple[str, bool]:
             """Return the new lines of the log, and whether PCIe throughput is collected."""
             config_file.write_text(content)
@@ -131,9 +136,9 @@ def test_hangup_reloads_the_configuration(run_dir: Path, tmp_path: Path) -> None
             lines = ""
             while "the configuration" not in lines:
                 lines += next(log)
-            with urllib.request.urlopen(served[0]) as answer:  # noqa: S310 - loopback
-                return lines, b'collector="pcie_throughput"' in answer.read()
+            return lines, has_pcie()
 
+        before = has_pcie()  # after it, no scrape joins the collection of the exporter's start
         on = reloaded("pcie_throughput: true\n")
         invalid = reloaded("pcie_throughput: maybe\n")
         off = reloaded("ttl_seconds: 1\n")
@@ -145,7 +150,7 @@ def test_hangup_reloads_the_configuration(run_dir: Path, tmp_path: Path) -> None
 
     assert "the configuration was reloaded" in on[0]
     assert "pcie_throughput in" in invalid[0]
-    assert [on[1], invalid[1], off[1]] == [True, True, False]
+    assert [before, on[1], invalid[1], off[1]] == [False, True, True, False]
     assert "restart the exporter to apply the new values of ttl_seconds" in restart
     assert "the web configuration was not reloaded: rate_limit in" in web[0]
     assert (popen.returncode, "Traceback" in rest) == (0, False)

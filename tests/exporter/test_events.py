@@ -168,6 +168,7 @@ def test_subscription_outlives_a_lost_gpu_and_renews_for_one_that_comes_back(
     nvml = FakeNvml(lambda: fake_gpus)
     exporter = open_exporter(nvml)
     scrape(exporter)
+    until(lambda: nvml.subscriptions[0].waits)
     gone = fake_gpus.pop()
     without = scrape(exporter)
     fake_gpus.append(gone)

@@ -64,10 +64,14 @@ def test_gpu_is_lost_and_comes_back(node: FakeNode, run_dir: Path) -> None:
 
 def test_gpu_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
     """While a call on one GPU hangs, the other one is complete; when it returns, both are."""
+    heal(node)
     with exporter_process(node, run_dir, scrape_deadline_seconds=3) as exporter:
+        exporter.scrape()  # so that the collection of the exporter's start is over
+        before = node.calls("nvmlDeviceGetUtilizationRates")
+        node.change("gpu 1", nvmlDeviceGetUtilizationRates="hang")
         first = exporter.scrape()
         hung = [exporter.scrape() for _ in range(5)]
-        calls = node.calls("nvmlDeviceGetUtilizationRates")
+        calls = node.calls("nvmlDeviceGetUtilizationRates") - before
         heal(node)
         scraped_until(
             exporter,

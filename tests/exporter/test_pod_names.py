@@ -192,7 +192,7 @@ def test_the_kubelets_answer(tmp_path: Path) -> None:
         ENGINE, "rdma/hca", "mlx5_0"
     )
     with kubelet(tmp_path / "kubelet.sock", answer):
-        found = pod_resources.PodResources(tmp_path / "kubelet.sock")()
+        found = pod_resources.PodResources(tmp_path / "kubelet.sock", 60)()
 
     assert found == [assigned(TRAINER, GPU, OTHER_GPU)]
 
@@ -203,7 +203,7 @@ def test_a_kubelet_that_fails(
 ) -> None:
     """A wrong answer costs only the names, and is logged once."""
     pod_resources = pytest.importorskip("torchmem.exporter.pod_resources")
-    resources = pod_resources.PodResources(tmp_path / "kubelet.sock")
+    resources = pod_resources.PodResources(tmp_path / "kubelet.sock", 60)
     with kubelet(tmp_path / "kubelet.sock", answer):
         assert [resources(), resources()] == [[], []]
 

@@ -37,9 +37,15 @@ def proc(tmp_path: Path) -> Path:
 
 def test_all_labels(proc: Path) -> None:
     """Name, user and job are labels; command line and environment are not read."""
-    labels = ProcessOwners(proc, lambda uid: {1000: "ada"}[uid]).labels(7)
+    owners = ProcessOwners(proc, lambda uid: {1000: "ada"}[uid])
+    until(lambda: "user" in owners.labels(7))  # it is looked up for half a second at most
 
-    assert labels == {"name": "python", "uid": "1000", "user": "ada", "slurm_job_id": "42"}
+    assert owners.labels(7) == {
+        "name": "python",
+        "uid": "1000",
+        "user": "ada",
+        "slurm_job_id": "42",
+    }
 
 
 def test_real_process() -> None:

@@ -307,7 +307,7 @@ def test_memory_is_given_back_after_the_first_collection() -> None:
     with closing(server):
         until(lambda: reports)
         for _ in range(2):
-            httpx.get(f"{server.url}/metrics", trust_env=False).raise_for_status()
+            httpx.get(f"{server.url}/metrics", trust_env=False, timeout=60).raise_for_status()
 
     assert reports == [1]
 

@@ -14,7 +14,7 @@ from support.fleet import END, GIB, HOUR, START, filled_prometheus, filled_victo
 from support.needs import skip_without
 
 from torchmem.cli.main import main
-from torchmem.explain.remedies import REMEDY_BY_CAUSE
+from torchmem.sample.remedy_words import REMEDY_WORDS
 
 UNTIL = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(END))
 STORES = {"prometheus": filled_prometheus, "victoria-metrics": filled_victoria_metrics}
@@ -92,7 +92,7 @@ def test_the_setting_that_would_have_saved_a_launch_is_named(document: dict[str,
     (saving,) = document["savings"]
 
     assert saving == {
-        "remedy": REMEDY_BY_CAUSE["fragmentation"],
+        "remedy": REMEDY_WORDS["expandable_segments"],
         "launches": 1,
         "gpu_hours": 20.0,
         "runs": ["gpt"],

@@ -165,7 +165,10 @@ def test_it_is_the_nodes(page: Page, tmp_path: Path) -> None:
     A legend names the lines, each by its own color and stroke.
     """
     first = own_sample(uuid(0))
-    with node_of(tmp_path) as server, httpx.Client(base_url=server.url, trust_env=False) as client:
+    with (
+        node_of(tmp_path) as server,
+        httpx.Client(base_url=server.url, trust_env=False, timeout=60) as client,
+    ):
         publish(tmp_path, first)
 
         def points() -> list[float]:
@@ -239,7 +242,10 @@ def test_an_unknown_rank_has_none(tmp_path: Path) -> None:
     publish(tmp_path, own_sample(uuid(0), dead_process(1)))
     with node_of(tmp_path) as server:
         answer = httpx.get(
-            f"{server.url}/api/v1/history", params={"id": "x", "gpu": "y"}, trust_env=False
+            f"{server.url}/api/v1/history",
+            params={"id": "x", "gpu": "y"},
+            trust_env=False,
+            timeout=60,
         )
 
     assert answer.status_code == 404
@@ -253,6 +259,7 @@ def test_it_can_be_compressed(tmp_path: Path, coding: str) -> None:
             f"{server.url}/api/v1/history",
             headers={"Accept-Encoding": coding},
             trust_env=False,
+            timeout=60,
         )
 
     assert answer.headers.get("content-encoding", "identity") == coding

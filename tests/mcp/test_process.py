@@ -100,7 +100,7 @@ def test_text_that_is_none_has_an_answer(run_dir: Path, line: bytes) -> None:
         assert server.stdin
         server.stdin.write(asked)
         server.stdin.flush()
-        silence = threading.Timer(60, server.kill)
+        silence = threading.Timer(300, server.kill)
         silence.start()
         ((_, answer),) = _answers(server, 1)
         silence.cancel()

@@ -101,9 +101,12 @@ def test_no_memory_appears_that_is_not_there(servers: list[Prometheus]) -> None:
 
 
 def test_the_parts_add_up_at_each_evaluation(servers: list[Prometheus]) -> None:
-    """The sum of the parts is the size of the GPU at each evaluation."""
+    """The sum of the parts is the size of the GPU at each evaluation, however often it changes.
+
+    Prometheus may store the scrape in which a rank ends while it evaluates the rules, which takes
+    long on a busy machine. A rule that reads what another group recorded is wrong at each change.
+    """
+    difference = f"sum without (part) ({PARTS}) - {TOTAL_RECORDED}"
+    largest = f"max_over_time(abs({difference})[{EVALUATIONS}s:200ms])"
     for server in servers:
-        difference = f"sum without (part) ({PARTS}) - {TOTAL_RECORDED}"
-        seconds = f"[{EVALUATIONS}s:200ms]"
-        largest = _values(server, f"max_over_time(abs({difference}){seconds})")
-        assert largest == NODES * [0]
+        server.when(lambda past: _values(past, largest) == NODES * [0])

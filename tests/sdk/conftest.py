@@ -97,7 +97,7 @@ def run_script(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,  # a read that is slow on a busy machine delays the next by 15 s
             check=False,
         )
 

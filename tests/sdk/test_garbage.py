@@ -16,6 +16,7 @@ from support.waiting import until
 
 from torchmem.explain.garbage import MAX_TYPES, GarbageType
 from torchmem.explain.oom_report import OomReport, decode
+from torchmem.explain.remedies import remedies
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.sdk.oom.garbage import MIN_BYTES, WATCHED_SECONDS, GarbageMeter
 from torchmem.sdk.oom.garbage_types import can_collect, collect
@@ -305,6 +306,7 @@ def test_garbage_that_ends_a_script(run_script: Run, published: Published, tmp_p
     assert report.verdict.why is not None
     assert report.verdict.why.onset == report.oom.onset == "garbage"
     assert sample["devices"][0]["last_oom"]["onset"] == "garbage"
+    assert sample["devices"][0]["last_oom"]["remedy"] == remedies(report)[0].kind == "cycle"
     assert (done.returncode, sample["ended"]) == (1, "oom")
     assert done.stderr.count("Traceback") == 1
 

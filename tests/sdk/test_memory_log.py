@@ -67,6 +67,7 @@ def test_each_sample_is_logged_once_and_the_last_at_the_end(
     until(lambda: written)
     backend.step()
     session.close()
+    until(lambda: written[-1].ended)  # `close` waits half a second at most
 
     times = [sample.timestamp for sample in written]
     assert len(times) == len(set(times))

@@ -98,15 +98,13 @@ def _rank_is_asked(run_dir: Path) -> bool:
         pytest.param(65534, 65534, 65534, False, id="users that a user namespace hides"),
     ],
 )
-def test_who_may_ask(tmp_path: Path, owner: int, asker: int, named: int, granted: bool) -> None:
+def test_who_may_ask(shared_dir: Path, owner: int, asker: int, named: int, granted: bool) -> None:
     """Only the own user, root, and the run directory's owner may, and no one can pose as them."""
-    for folder in [*tmp_path.parents][:-2]:
-        folder.chmod(0o755)
-    os.chown(tmp_path, owner, owner)
-    tmp_path.chmod(0o1777)
-    as_user(asker, lambda: ask(tmp_path, NAME, named))
+    os.chown(shared_dir, owner, owner)
+    shared_dir.chmod(0o1777)
+    as_user(asker, lambda: ask(shared_dir, NAME, named))
 
-    assert granted == as_user(1000, lambda: _rank_is_asked(tmp_path))
+    assert granted == as_user(1000, lambda: _rank_is_asked(shared_dir))
 
 
 @needs_root

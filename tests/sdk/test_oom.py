@@ -376,7 +376,7 @@ def test_a_trend_while_points_are_added() -> None:
 
 def test_an_oom_during_a_report(tmp_path: Path) -> None:
     """A signal handler that runs out of memory while a report is written does not deadlock."""
-    handlers: list[Callable[[], None]] = []
+    handlers: list[Callable[[], object]] = []
 
     def clock() -> float:
         if handlers:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -291,7 +292,7 @@ def put_bad_request(path: Path, kind: str) -> None:
     """Put a request there that must not be served."""
     written = path.with_name("written")
     written.write_bytes(BAD_CONTENT.get(kind, encode(ReleaseRequest("request"))))
-    ages = {"stale": STALE_SECONDS + 1, "future": -STALE_SECONDS - 9}
+    ages = {"stale": STALE_SECONDS + 1, "future": -STALE_SECONDS - 3600}
     wrong = time.time() - ages.get(kind, 0)
     os.utime(written, (wrong, wrong))
     if kind == "foreign":
@@ -347,16 +348,32 @@ def other(sharing: Rank, engines: DeviceCachingAllocator) -> tuple[Rank, Neighbo
     return asked, Neighbors(sample, DeviceReleases(recorder))
 
 
+@contextmanager
+def training(rank: Rank) -> Iterator[None]:
+    """Let a rank run small steps in another thread until the end of the block."""
+    ended = threading.Event()
+
+    def steps() -> None:
+        while not ended.is_set():
+            rank.train(10)
+
+    worker = threading.Thread(target=steps)
+    worker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        worker.join()
+
+
 def test_a_process_that_waits_gets_its_neighbors_memory(other: tuple[Rank, Neighbors]) -> None:
     """Waiting ends as soon as a neighbor has returned enough at its step's end."""
     asked, neighbors = other
     asked.train(3000, 10)
-    worker = threading.Thread(target=asked.train, args=[10] * 200)
     assert asked.gpu.mem_get_info()[0] == 996 * MIB
 
-    worker.start()
-    got = neighbors.wait(3000 * MIB, 30.0, 0, lambda: None)
-    worker.join()
+    with training(asked):
+        got = neighbors.wait(3000 * MIB, 60.0, 0, lambda: None)
 
     assert got
     assert list(asked.run_dir.rglob(f"*{REQUEST_SUFFIX}")) == []
@@ -380,10 +397,8 @@ def test_an_engine_that_wakes_up_asks_the_hooks_of_another_process(
         return 3000 * MIB * len([kept.pop() for _ in kept[:]])
 
     free = asked.gpu.mem_get_info()[0]
-    worker = threading.Thread(target=asked.train, args=[10] * 200)
-    worker.start()
-    got = neighbors.wait(3500 * MIB, 30.0, 0, lambda: None, for_engine=True)
-    worker.join()
+    with training(asked):
+        got = neighbors.wait(3500 * MIB, 60.0, 0, lambda: None, for_engine=True)
     engines.free(asleep)
 
     assert got

@@ -163,17 +163,23 @@ receiving, sending = os.pipe()
 stream = ctypes.c_void_p(waiting.fdopen(receiving, b"r"))
 soon = {"main": PendingCalls(lambda entry: entry).add, "background": lambda call: call()}
 reader = MainThreadReader(soon[sys.argv[1]])
+asked, has_read = threading.Event(), threading.Event()
+sys.setswitchinterval(1000)  # a thread runs until it waits
 
 def read():
     holding_gil.ftell(stream)
     print("read", flush=True)
+    has_read.set()
 
 def background():
-    time.sleep(0.1)
+    while not holding_gil.ftrylockfile(stream):  # until the main thread is inside fgetc
+        holding_gil.funlockfile(stream)
+        time.sleep(0.01)
+    asked.set()
     reader.request(read, accept_late=True)
 
 def other():
-    time.sleep(0.5)
+    asked.wait()
     print("alive", flush=True)
     os.write(sending, b"x")
 
@@ -181,7 +187,7 @@ for run in (background, other):
     threading.Thread(target=run, daemon=True).start()
 waiting.fgetc(stream)
 print("returned", flush=True)
-time.sleep(0.2)
+has_read.wait()
 """
 
 

@@ -17,6 +17,9 @@ from support.waiting import until
 
 from torchmem.allocator.backend import Device, OomObserver
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
+from torchmem.explain.oom_report import decode
+from torchmem.explain.remedies import remedies
+from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.sdk import current_session, instrument
 from torchmem.sdk.reading.device import MonotonicCounter
 from torchmem.sdk.session import Session
@@ -188,8 +191,27 @@ def test_an_oom_is_published_before_the_exception_reaches_the_script(
     assert (
         device["last_oom"]["requested_bytes"],
         device["last_oom"]["cause"],
-    ) == (2048 * MIB, "capacity")
+        device["last_oom"]["remedy"],
+    ) == (2048 * MIB, "capacity", None)  # it was published before the report was written
     assert sample["oom_pending"]
+
+
+def test_the_first_advice_of_the_report_is_in_the_next_sample(
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
+    tmp_path: Path,
+) -> None:
+    """Series then say the same as the report on disk."""
+    session = open_session(backend)
+    with pytest.raises(OutOfMemoryError):
+        allocator.malloc(2048 * MIB)
+    session.close()
+
+    (path,) = tmp_path.rglob(f"*{REPORT_SUFFIX}")
+    (device,) = published()[0]["devices"]
+    assert device["last_oom"]["remedy"] == remedies(decode(path.read_bytes()))[0].kind
 
 
 def test_an_oom_despite_stranded_bytes_is_fragmentation(

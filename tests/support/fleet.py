@@ -11,6 +11,8 @@ from docs.generate.pictures.history import STALE, History, prometheus
 from support.stack import answers, free_port, get, running
 from support.waiting import until
 
+from torchmem.sample.remedy_words import REMEDY_WORDS
+
 HOUR = 3600
 DAYS = 3
 GIB = 1 << 30
@@ -101,6 +103,7 @@ def _add_processes(history: History) -> None:
         run="gpt",
         cause="fragmentation",
         onset="stranded",
+        remedy=REMEDY_WORDS["expandable_segments"],
     )
 
 

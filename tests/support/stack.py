@@ -84,11 +84,12 @@ class Prometheus:
         """Return a Prometheus for the first time at which `condition` holds."""
 
         def then() -> Prometheus | None:
-            # A scrape is stored within its timeout of 1 s, with the time at which it started.
-            past = Prometheus(self.url, time.time() - 1.1)
+            # A scrape is stored within its timeout of 1 s, with the time at which it started, and
+            # what rules record of it before their next evaluation, a second later.
+            past = Prometheus(self.url, time.time() - 2.1)
             return past if condition(past) else None
 
-        return until(then, pause=pause)
+        return until(then, 300, pause)
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the result vector of an instant query: a list of {metric, value}."""

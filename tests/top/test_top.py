@@ -6,7 +6,6 @@ import os
 import pty
 import select
 import signal
-import socket
 import subprocess
 import sys
 import termios
@@ -198,9 +197,7 @@ def test_it_ends_with_its_terminal(tmp_path: Path) -> None:
 
 def test_it_waits_for_the_exporter(tmp_path: Path) -> None:
     """Without an exporter a line says so; when one starts, its ranks appear."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with closing(Terminal(f"127.0.0.1:{port}")) as terminal:
         terminal.read_until("does not respond")
         with exporter(tmp_path / "run", port):

@@ -96,21 +96,22 @@ def test_advice_is_the_cure_if_the_job_lasts_twice_as_long_with_it() -> None:
 
 def test_advice_is_followed_by_its_setting_or_by_the_twin_for_its_words() -> None:
     """The twin is chosen by what is shown, and advice for which there is none is an error."""
-    expandable = Remedy("", setting="expandable_segments", value="True")
-    fraction = Remedy("", ("torch.cuda.set_per_process_memory_fraction(0.55, 0)",))
+    expandable = Remedy(setting="expandable_segments", value="True")
+    fraction = Remedy(lines=("torch.cuda.set_per_process_memory_fraction(0.55, 0)",))
 
     assert followed(None) == {}
     assert followed(expandable) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert followed(fraction) == {"VERDICT_FRACTION": "0.55"}
-    assert followed(Remedy("Use a smaller batch.")) == {"VERDICT_CURE": "smaller"}
+    assert followed(Remedy(text="Use a smaller batch.")) == {"VERDICT_CURE": "smaller"}
     with pytest.raises(LookupError, match="pray"):
-        followed(Remedy("Then pray."))
+        followed(Remedy(text="Then pray."))
 
 
 def test_every_twin_is_for_advice_that_exists() -> None:
     """The words of each twin stand in the code that advises."""
-    folder = PROGRAMS.parents[2] / "core" / "src" / "torchmem" / "explain"
-    text = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    core = PROGRAMS.parents[2] / "core" / "src" / "torchmem"
+    paths = [*core.glob("explain/*.py"), core / "sample" / "remedy_words.py"]
+    text = "".join(path.read_text(encoding="utf-8") for path in paths)
     joined = re.sub(r'"\n\s+f?"', "", text)
 
     assert not [words for words, _ in TWINS if words not in joined]

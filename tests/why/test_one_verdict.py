@@ -1,32 +1,51 @@
-"""Every screen that shows an OutOfMemoryError says the same verdict about it."""
+"""Every screen that shows an OutOfMemoryError, or what threatens a rank, says the same about it.
+
+`test_one_verdict_in_prometheus.py` has the screens that read series.
+"""
 
 from __future__ import annotations
 
 import html
+import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.reports import BARE, BY_NAME, STRANDED
 from support.samples import full_sample
+from support.threatened import LIMITS, LIVING
 
+from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import encode
 from torchmem.explain.remedies import remedies
 from torchmem.explain.run_summary import SUMMARY_SUFFIX, summarize
 from torchmem.explain.run_summary import encode as encoded
+from torchmem.explain.threat_series import judgment
+from torchmem.explain.threats import advice, threats
 from torchmem.explain.traceback_note import note_lines
+from torchmem.exporter.collect import Exporter
+from torchmem.exporter.live.why import rank_why
+from torchmem.exporter.sample_files import Published, RunDirectory
 from torchmem.mcp.local import LocalNode
 from torchmem.node import words
+from torchmem.node.ranks import TrainingProcess
+from torchmem.node.state import GpuState, RankState, RankWhy
 from torchmem.node.summaries import steps_since
 from torchmem.node.why import oom_why
 from torchmem.pages import oom as page
+from torchmem.pages import rank as rank_html
+from torchmem.pages.rank import ReportedProcess
 from torchmem.run.closing_lines import lines as closing_lines
 from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import Steps
 from torchmem.sample.sample import encode as encode_sample
+from torchmem.top.reading import rank_lines, verdict_lines
 from torchmem.why.node_answers import NodeTools
 from torchmem.why.oom import OomList, document
+
+DIED, RUNS = RankState(state="oom"), RankState(state="running")
 
 
 def _words(shown: str) -> str:
@@ -104,6 +123,48 @@ def test_the_first_advice_is_the_same_on_all_screens(name: str, tmp_path: Path) 
     advised = [shown.find(_words(each.text)) for each in remedies(report)]
     assert advised[0] >= 0
     assert advised[0] == min(place for place in advised if place >= 0)
+    of_page = oom_why(report, None, may_look=True)
+    answer = RankWhy(oom=of_page)
+    opened = _words(" ".join(rank_lines(GpuState(), DIED, answer, None, 80)))
+    brief = _words(" ".join(verdict_lines(DIED, answer, 80)))
+    assert f"Verdict: {headline(report)}." in opened
+    assert brief.startswith(f"Verdict: {headline(report)}. 1. {text}")
+    assert f"1. {text}" in opened
     assert _words(oom_why(report, None, may_look=True).advice[0].text).startswith(text)
     explained = LocalNode(tmp_path).explain(str(path)).oom
     assert _words(explained.advice[0].text).startswith(text)
+
+
+@pytest.mark.parametrize("kind", sorted(LIVING))
+def test_what_threatens_a_rank_is_the_same_on_all_screens(kind: str, tmp_path: Path) -> None:
+    """The explanation, its page, the live page and `torchmem top` begin with one threat and advice.
+
+    So they do where the rank has survived an OutOfMemoryError, and series have the same.
+    """
+    sample = replace(LIVING[kind], timestamp=time.time())
+    (device,) = sample.devices
+    threat, first = threats(sample, device, LIMITS)[0], advice(sample, device, LIMITS)[0]
+    item = Published(sample, 1000, "running", attributed=True)
+    process = TrainingProcess(tmp_path / "1-2-3.json", 1000, sample.process, 4242, alive=True)
+    with closing(Exporter(FakeNvml.of(), RunDirectory(tmp_path))) as exporter:
+        exporter.collect()
+        found = exporter.found()
+    why = rank_why(found, tmp_path, item, device, may_look=True)
+    survivor = replace(why, oom=oom_why(STRANDED, None, may_look=True))
+    text, advised = _words(threat.text), _words(first.text)
+
+    explained = _words(words.rank_page(sample, time.time(), {}, LIMITS))
+    assert f"- {text}" in explained
+    assert f"1. {advised}" in explained
+    subject = ReportedProcess(process, sample, time.time(), {})
+    shown = _words(html.unescape(rank_html.page(subject, LIMITS).decode()))
+    assert shown.index(text) < shown.index(advised)
+    for answer in (why, survivor):
+        assert answer.threats[0].text == threat.text
+        assert _words(answer.advice[0].text).startswith(advised)
+        listed = _words(" ".join(rank_lines(GpuState(), RUNS, answer, None, 80)))
+        assert listed.index(text) < listed.index(f"1. {advised}")
+        assert _words(" ".join(verdict_lines(RUNS, answer, 80))).startswith(f"1. {advised}")
+    judged = judgment(sample, device, LIMITS)
+    assert judged is not None
+    assert (judged.kind, judged.bytes, judged.remedy) == (kind, threat.bytes, first.kind)

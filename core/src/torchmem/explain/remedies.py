@@ -20,9 +20,10 @@ from torchmem.explain.remedy import Remedy, in_order
 from torchmem.explain.serving import engine_advice, serves
 from torchmem.explain.tensor_remedies import capacity, larger_step, leak, new_phase, smaller
 from torchmem.explain.verdict import CAUSE_BY_CHANGE, Gain, OnsetEvidence
+from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.sample import Layout, Onset, OomCause, OomDetail
 
-SETTING_REMEDIES = {
+SETTING_REMEDIES: Mapping[RemedyKind, str] = {
     "expandable_segments": "Enable expandable segments, which grow and shrink page by page. "
     "This is the best general remedy.",
     "roundup_power2_divisions": "If tensor sizes vary from step to step, round them up to fewer "
@@ -34,58 +35,6 @@ SETTING_REMEDIES = {
     "large_segment_size_mb": "Allocate smaller segments for tensors of 1 to 10 MiB.",
 }
 """The purpose of each allocator setting that torchmem recommends."""
-
-REMEDY_BY_CAUSE: Mapping[str, str] = {
-    "capacity": "Use a smaller batch, activation checkpointing, sharding, or a larger GPU",
-    "fragmentation": (
-        "Restart with expandable_segments:True in PYTORCH_CUDA_ALLOC_CONF "
-        "(PYTORCH_ALLOC_CONF from PyTorch 2.10 on)"
-    ),
-    "limit": "Raise the memory fraction of the process, or reduce the memory that it needs",
-    "external": (
-        "Find out which processes hold the memory (nvml_process_memory_bytes), then stop them or "
-        "use another GPU"
-    ),
-    "pending": (
-        "Catch the error and repeat the call, or wait for the other stream before large allocations"
-    ),
-    "library": (
-        "Leave memory for libraries: set a memory fraction below 1, or call "
-        "torch.cuda.empty_cache() before the first collective"
-    ),
-}
-"""The most promising remedy in one line, for alerts and dashboards, which have no report."""
-
-REMEDY_BY_KILL: Mapping[str, str] = {
-    "host_memory": (
-        "Use fewer data loader workers and less pinned memory, or request more host memory"
-    ),
-    "signal": "Find out who sent SIGKILL: the scheduler's log, or a limit of the node",
-}
-"""The first step by what killed a process, likewise."""
-
-REMEDY_BY_TREND: Mapping[str, str] = {
-    "leak": (
-        "Look for tensors that each step keeps: total_loss += loss (use loss.item()), lists of "
-        "outputs, unbounded caches"
-    ),
-    "garbage": (
-        "Break the reference cycles, as with weakref.ref, or call gc.collect() every few steps"
-    ),
-    "outside": (
-        "Look for new NCCL communicators (process groups created in a loop), loaded inference "
-        "engines, and CUDA graphs of other libraries"
-    ),
-    "larger_step": (
-        "Find out why steps need more: longer sequences, larger batches, a graph that is kept over "
-        "several backward passes"
-    ),
-    "new_phase": (
-        "Run evaluation and generation under torch.no_grad(), or if that is so already, in smaller "
-        "batches, and keep what they return off the GPU"
-    ),
-}
-"""The first step by what grows, before and after memory runs out, likewise."""
 
 OLD_VARIABLE, NEW_VARIABLE = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 """The name that all CUDA builds read, and read first."""
@@ -137,7 +86,7 @@ def _serving(report: OomReport) -> Iterator[Remedy]:
         yield from (each for each in _REMEDIES[cause](report) if each.text not in training)
     if engine is not None:
         advice = engine_advice(engine, report.oom.requested_bytes)
-        yield from (Remedy(each.text, each.lines) for each in advice)
+        yield from (Remedy(each.kind, each.text, each.lines) for each in advice)
 
 
 def _with_gain(found: Iterable[Remedy], gain: Gain) -> Iterator[Remedy]:
@@ -181,14 +130,14 @@ def _is_set(report: OomReport, name: str) -> bool:
     return report.allocator_settings.get(name, "False") not in {"False", "0", "0.0", "-1", ""}
 
 
-def _setting(report: OomReport, key: str, value: str, note: str = "") -> Remedy:
+def _setting(report: OomReport, key: RemedyKind, value: str, note: str = "") -> Remedy:
     """Return the remedy that adds one setting to those that are already set."""
     variable = conf_variable(report.process.versions)
     present = _last_parsed(report)
     # PyTorch prefers the old name of the variable if both are set.
     unset = (export_line({}, OLD_VARIABLE),) if present and variable == NEW_VARIABLE else ()
     lines = (*unset, export_line(present | {key: value}, variable))
-    return Remedy(SETTING_REMEDIES[key] + note, lines, key, value)
+    return Remedy(key, SETTING_REMEDIES[key] + note, lines, key, value)
 
 
 def _fragmentation(report: OomReport) -> Iterator[Remedy]:
@@ -206,9 +155,10 @@ def _stranded(report: OomReport) -> Iterator[Remedy]:
     yield from _garbage_collection(report)
     if _is_set(report, "expandable_segments"):
         yield Remedy(
-            "Expandable segments are enabled, so free pages have been returned already. Create "
-            "long-lived tensors (the model, caches) before the first step, so that they do not lie "
-            "between short-lived ones."
+            "early_tensors",
+            "Create long-lived tensors (the model, caches) before the first step, so that they do "
+            "not lie between short-lived ones: expandable segments are enabled, so free pages have "
+            "been returned already.",
         )
     elif not _is_set(report, "max_split_size"):
         yield _max_split_size(report)
@@ -232,8 +182,9 @@ def _empty_cache(report: OomReport) -> Iterator[Remedy]:
     releasable = _releasable(report)
     if releasable:
         yield Remedy(
-            f"{format_size(releasable)} was cached in whole segments. Release it where the run "
-            "changes phase (training, evaluation, generation), before small tensors split it.",
+            "empty_cache",
+            "Release the cache where the run changes phase (training, evaluation, generation), "
+            f"before small tensors split it: {format_size(releasable)} was in whole segments.",
             ("torch.cuda.empty_cache()",),
         )
 
@@ -264,9 +215,10 @@ def _garbage_collection(report: OomReport) -> Iterator[Remedy]:
 
 def _stream(report: OomReport) -> Iterator[Remedy]:
     yield Remedy(
+        "one_stream",
         "Allocate large tensors on one stream: create outputs and buffers before "
         "`with torch.cuda.stream(...)`, and call tensor.record_stream(stream) where another "
-        "stream uses them."
+        "stream uses them.",
     )
     yield from _empty_cache(report)
 
@@ -274,10 +226,12 @@ def _stream(report: OomReport) -> Iterator[Remedy]:
 def _pool(report: OomReport) -> Iterator[Remedy]:
     if report.layout and report.private_free_bytes >= (report.oom.requested_bytes or 0):
         yield Remedy(
-            "Let CUDA graphs share one pool, and delete graphs and MemPools that are not used."
+            "shared_pool",
+            "Let CUDA graphs share one pool, and delete graphs and MemPools that are not used.",
         )
         if torch_version(report.process.versions) >= (2, 8):
             yield Remedy(
+                "pool_on_oom",
                 "Let other allocations use the memory of a MemPool when memory runs out.",
                 ("torch.cuda.MemPool(use_on_oom=True)",),
             )
@@ -290,10 +244,12 @@ def _pending(report: OomReport) -> Iterator[Remedy]:
     why = report.verdict.why if report.verdict else None
     is_enough = why is None or why.bytes_per_step is None  # where memory grows, it fails again
     yield Remedy(
+        "repeat",
         "Catch torch.OutOfMemoryError and repeat the call, as the block is free now.",
         waits=is_enough,
     )
     yield Remedy(
+        "wait",
         "Wait for the other stream before the large allocation, or record fewer tensors on it.",
         ("torch.cuda.current_stream().wait_stream(other)",),
         waits=is_enough,
@@ -303,6 +259,7 @@ def _pending(report: OomReport) -> Iterator[Remedy]:
 def _last_error(report: OomReport) -> Iterator[Remedy]:
     if report.last_error_bytes is not None:
         yield Remedy(
+            "last_error",
             "Let go of the last error: its traceback keeps the local variables of all functions "
             "that it passed.",
             ("import sys; sys.last_traceback = sys.last_value = sys.last_exc = None",),
@@ -316,12 +273,14 @@ def _garbage(report: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
     if others or not types:
         of = f" of {_listed(others)}" if others else ""
         yield Remedy(
+            "cycle",
             f"Break the reference cycle{of}: use weakref.ref where an object refers back to itself "
             "or to its owner, or delete the reference once it is not needed.",
             gain_bytes=why.bytes,
         )
     if len(others) < len(types):
         yield Remedy(
+            "stored_exceptions",
             "Do not store exceptions: their tracebacks keep all local variables of the functions "
             "that they passed.",
             ("error = error.with_traceback(None)",),
@@ -330,6 +289,7 @@ def _garbage(report: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
     is_off = report.garbage is not None and report.garbage.is_collector_off
     reason = "was switched off" if is_off else "counts objects, not their bytes"
     yield Remedy(
+        "collect",
         f"Until then, collect every few steps: Python's collector {reason}.",
         ("import gc; gc.collect()",),
         gain_bytes=why.bytes,
@@ -342,6 +302,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _outside(_: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
     yield Remedy(
+        "find_outside",
         "Find out what took memory outside PyTorch's allocator: another process (nvidia-smi), NCCL "
         "communicators created in a loop, an inference engine.",
         ("nvidia-smi",),
@@ -354,8 +315,9 @@ def _small_segment(report: OomReport) -> Iterator[Remedy]:
     if torch_version(report.process.versions) >= (2, 11) and not in_effect:
         yield _setting(report, "large_segment_size_mb", str(LARGE_SEGMENT_SIZE_MB))
     yield Remedy(
-        "Only a few MiB of the GPU is free. Leave more memory free, for example with a "
-        "smaller batch."
+        "more_free",
+        "Leave more memory free, for example with a smaller batch: only a few MiB of the GPU is "
+        "free.",
     )
     yield from _expandable(report)
 
@@ -380,6 +342,7 @@ def _raised_limit(report: OomReport) -> Iterator[Remedy]:
     if needed < 1:
         fraction = max(int(100 * most), math.ceil(100 * needed)) / 100
         yield Remedy(
+            "raised_limit",
             f"Raise the memory fraction, which limits the process to {format_size(limit)}: this "
             f"request alone needed {needed:.2f}, and up to {fraction:.2f} is free for the step.",
             (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {report.device.index})",),
@@ -389,16 +352,19 @@ def _raised_limit(report: OomReport) -> Iterator[Remedy]:
 def _external(report: OomReport) -> Iterator[Remedy]:
     selector = f'{{uuid="{report.device.uuid}"}}' if report.device.uuid else ""
     yield Remedy(
+        "find_processes",
         "Find out what holds the memory: a forgotten process, a notebook, another job, or a second "
         "rank on the same device. PyTorch's error lists the processes that it can see; Prometheus "
         "has their history if the exporter was running.",
         ("nvidia-smi", f"nvml_process_memory_bytes{selector}"),
     )
     yield Remedy(
+        "other_gpu",
         "Stop it, move this run to a free device, or check that each rank selects its own device "
-        "(LOCAL_RANK)."
+        "(LOCAL_RANK).",
     )
     yield Remedy(
+        "shared_gpu",
         "If the GPU is shared on purpose, give each process a memory fraction, and release its "
         "cache while it is idle.",
         ("torch.cuda.set_per_process_memory_fraction(0.5)", "torch.cuda.empty_cache()"),
@@ -410,13 +376,15 @@ def _library(report: OomReport) -> Iterator[Remedy]:
     cached = _worth_releasing(report.layout or report.layout_before, report.device.total_bytes)
     if cached:
         yield Remedy(
-            f"{format_size(cached)} was cached in whole segments. Release it before the library "
-            "needs memory: before the first collective, a new process group, or the first use of a "
-            "library in a thread or stream.",
+            "cache_for_libraries",
+            "Release the cache before the library needs memory: before the first collective, a new "
+            "process group, or the first use of a library in a thread or stream. "
+            f"{format_size(cached)} was in whole segments.",
             ("torch.cuda.empty_cache()",),
         )
     fraction = _library_fraction(report)
     yield Remedy(
+        "room_for_libraries",
         "Keep memory free for libraries: below a memory fraction, PyTorch releases its cache "
         "before it takes the last of the GPU.",
         (f"torch.cuda.set_per_process_memory_fraction({fraction:.2f}, {report.device.index})",),

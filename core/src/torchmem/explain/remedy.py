@@ -6,18 +6,21 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import format_size
+from torchmem.sample.remedy_words import RemedyKind
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
     """One thing to do: a sentence, lines to type, and the allocator setting with its new value.
 
+    `kind` is what all screens call it; None in the answer of an exporter that does not tell it.
     `gain_bytes` is the room that it makes beyond the failed request, and `gain_steps` the steps
     that fit into it where memory grows; both are None if unknown. They are estimates. `waits`:
     whether the failed request would have succeeded a moment later, with nothing else changed.
     """
 
-    text: str
+    kind: RemedyKind | None = None
+    text: str = ""
     lines: tuple[str, ...] = ()
     setting: str | None = None
     value: str | None = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torchmem.allocator.sizes import MIB, format_size
 from torchmem.sample.engine import Engine
+from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.sample import DeviceSample
 
 SPARE_BYTES = 150 * MIB
@@ -20,6 +21,7 @@ SPARE_BYTES = 150 * MIB
 class Advice:
     """A sentence, and the lines to type."""
 
+    kind: RemedyKind
     text: str
     lines: tuple[str, ...]
 
@@ -48,6 +50,7 @@ def engine_advice(engine: Engine, requested: int | None) -> Iterator[Advice]:
         return
     yield from _smaller_cache(engine, requested or 0)
     yield Advice(
+        "fewer_requests",
         "Run smaller batches: fewer requests at a time, and fewer tokens of long prompts, which "
         "chunked prefill divides.",
         ("--max-num-seqs=128", "--max-num-batched-tokens=2048"),
@@ -55,12 +58,14 @@ def engine_advice(engine: Engine, requested: int | None) -> Iterator[Advice]:
     graphs = engine.resident.get("cudagraph", 0)
     if graphs:
         yield Advice(
+            "fewer_graphs",
             f"Capture fewer CUDA graphs, which take {format_size(graphs)}, or none.",
             ("--max-cudagraph-capture-size=64", "--enforce-eager"),
         )
     lora = engine.resident.get("lora", 0)
     if lora:
         yield Advice(
+            "fewer_adapters",
             f"Keep fewer or smaller LoRA adapters on the GPU: their buffers take "
             f"{format_size(lora)}.",
             ("--max-loras=1", "--max-lora-rank=16"),
@@ -75,6 +80,7 @@ def _smaller_cache(engine: Engine, requested: int) -> Iterator[Advice]:
     size = smaller if advised is None else min(advised, smaller)
     if cache and size > 0:
         yield Advice(
+            "kv_cache",
             f"Leave more memory for activations: the KV cache has {format_size(cache)}.",
             (f"--kv-cache-memory={size}",),
         )
@@ -82,15 +88,18 @@ def _smaller_cache(engine: Engine, requested: int) -> Iterator[Advice]:
 
 def _waking(engine: Engine) -> Iterator[Advice]:
     yield Advice(
+        "before_wake_up",
         f"Return memory to the driver before wake_up: {format_size(engine.asleep_bytes)} of the "
         "engine is asleep. A trainer calls session.release() or empties its cache.",
         ("torch.cuda.empty_cache()", "torchmem_engine_wake_margin_bytes"),
     )
     yield Advice(
+        "weights_first",
         "Wake the weights first, and the KV cache only when the weights are updated.",
         ('wake_up(tags=["weights"])', 'wake_up(tags=["kv_cache"])'),
     )
     yield Advice(
+        "smaller_engine",
         "Give the engine less of the GPU. Restart it after a failed wake-up: it is half awake.",
         ("--gpu-memory-utilization=0.5",),
     )

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from torchmem.explain.threats import Threat, ThreatKind, iter_threats
+from torchmem.explain.threats import Threat, ThreatKind, advice, iter_threats
 from torchmem.explain.thresholds import Limits
 from torchmem.metrics import catalog
 from torchmem.metrics.families import Labels, ProcessView, family, info
+from torchmem.sample.remedy_words import REMEDY_WORDS, RemedyKind
 from torchmem.sample.sample import LIVE_STATES, DeviceSample, Process, Sample
 
 OTHER_KINDS: frozenset[ThreatKind] = frozenset({"retries", "host", "settings"})
@@ -21,19 +22,22 @@ OTHER_KINDS: frozenset[ThreatKind] = frozenset({"retries", "host", "settings"})
 class Judgment:
     """The first threat to the memory of a rank: its kind, its bytes, and the component that grows.
 
-    Bytes and component are None where they are unknown.
+    `remedy` is the first advice. All but the kind are None where they are unknown.
     """
 
     kind: ThreatKind
     bytes: int | None = None
     component: str | None = None
+    remedy: RemedyKind | None = None
 
 
 def judgment(sample: Sample, device: DeviceSample, limits: Limits) -> Judgment | None:
     """Return what the page says first about the memory of a rank; None if nothing threatens it."""
     for threat in iter_threats(sample, device, limits):
         if threat.kind is not None and threat.kind not in OTHER_KINDS:
-            return Judgment(threat.kind, threat.bytes, _component(device, threat))
+            first = next(iter(advice(sample, device, limits)), None)
+            remedy = first.kind if first else None
+            return Judgment(threat.kind, threat.bytes, _component(device, threat), remedy)
     return None
 
 
@@ -49,7 +53,9 @@ def threat_families(found: Sequence[tuple[Labels, Judgment]]) -> Iterator[Metric
 
 
 def _facts(judged: Judgment) -> dict[str, str]:
-    return {"component": judged.component} if judged.component else {}
+    remedy = REMEDY_WORDS[judged.remedy] if judged.remedy else None
+    known = {"component": judged.component, "remedy": remedy}
+    return {name: text for name, text in known.items() if text}
 
 
 def judged_families(

@@ -256,8 +256,9 @@ LAST_OOM_REQUESTED = _group.gauge(
 )
 LAST_OOM_INFO = _group.info(
     "torchmem_last_oom_info",
-    "Line of the script that requested memory at the latest OutOfMemoryError (line, function), and "
-    "what had changed (onset).",
+    "The latest OutOfMemoryError: the change that would have made room (cause), what had changed "
+    "(onset), the line of the script that requested memory (line, function), and the first advice "
+    "of `torchmem why` (remedy).",
 )
 GROWTH = _group.gauge(
     "torchmem_step_growth_bytes",
@@ -276,7 +277,7 @@ THREAT_INFO = _group.info(
     "1 for what `torchmem why` says first about the memory of a living rank: failed (an allocation "
     "has failed, and no step has ended since); leak, kept, larger_step or outside, which grow, "
     "with the component that grows most, where it is known (component); fragmentation, capacity, "
-    "external, library. Absent while nothing threatens it.",
+    "external, library. With its first advice (remedy). Absent while nothing threatens it.",
 )
 THREAT = _group.gauge(
     "torchmem_threat_bytes",

@@ -28,6 +28,7 @@ from torchmem.metrics import catalog
 from torchmem.metrics.catalog import CATALOG, MetricSpec
 from torchmem.metrics.row_family import RowFamily
 from torchmem.sample.engine import Engine
+from torchmem.sample.remedy_words import REMEDY_WORDS
 from torchmem.sample.sample import (
     COUNTED,
     FREE_BLOCK_BOUNDS,
@@ -226,8 +227,7 @@ def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Met
     ooms = [(labels, d.last_oom) for labels, d in devices if d.last_oom]
     yield value_family(catalog.LAST_OOM_TIMESTAMP, ooms, lambda oom: oom.timestamp)
     yield value_family(catalog.LAST_OOM_REQUESTED, ooms, lambda oom: oom.requested_bytes)
-    about = [(labels, _about(oom)) for labels, oom in ooms]
-    yield info(catalog.LAST_OOM_INFO, [(labels, known) for labels, known in about if known])
+    yield info(catalog.LAST_OOM_INFO, [(labels, _about(oom)) for labels, oom in ooms])
     growths = [(labels, d.growth) for labels, d in devices if d.growth]
     yield keyed_family(catalog.GROWTH, growths, lambda growth: {growth.kind: growth.bytes_per_step})
     yield from _engine_families([(labels, d.engine) for labels, d in devices if d.engine])
@@ -257,8 +257,9 @@ def _engine_families(rows: Sequence[tuple[Labels, Engine]]) -> Iterator[Metric]:
 
 
 def _about(oom: OomRecord) -> dict[str, str]:
-    known = {"line": oom.line, "function": oom.function, "onset": oom.onset}
-    return {name: text for name, text in known.items() if text}
+    remedy = REMEDY_WORDS[oom.remedy] if oom.remedy else None
+    known = {"line": oom.line, "function": oom.function, "onset": oom.onset, "remedy": remedy}
+    return {"cause": oom.cause} | {name: text for name, text in known.items() if text}
 
 
 def _allocator_families(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_chart import oom_charts
@@ -48,13 +49,23 @@ def rank_report(
     )
 
 
+def with_replay(report: RankWhy, shown: str | None) -> RankWhy:
+    """Return a report that says with its first advice what a replay shows about that."""
+    if shown is None:
+        return report
+    first, *others = report.advice
+    return replace(report, advice=(replace(first, text=f"{first.text} {shown}"), *others))
+
+
 def _labeled(parts: Iterable[tuple[str, int]]) -> tuple[LabeledBytes, ...]:
     return tuple(LabeledBytes(label, size) for label, size in parts if plausible(size))
 
 
 def _in_words(found: Iterable[Remedy]) -> tuple[Remedy, ...]:
     """Return remedies whose text says what they gain."""
-    return tuple(Remedy(f"{each.text}{gain_sentence(each)}", each.lines) for each in found)
+    return tuple(
+        Remedy(each.kind, f"{each.text}{gain_sentence(each)}", each.lines) for each in found
+    )
 
 
 def oom_why(

@@ -29,7 +29,7 @@ from torchmem.explain.thresholds import Limits
 from torchmem.explain.where import where
 from torchmem.node.state import RankWhy
 from torchmem.node.summaries import steps_since
-from torchmem.node.why import oom_why, rank_report
+from torchmem.node.why import oom_why, rank_report, with_replay
 from torchmem.output.terminal import joined, wrapped
 from torchmem.sample.sample import DeviceSample, Sample
 from torchmem.sample.untrusted import sanitize_text
@@ -197,21 +197,30 @@ def advice_lines(advice: Sequence[Remedy], width: int = WIDTH) -> Iterator[str]:
         yield from (f"         {line}" for line in remedy.lines)
 
 
-def rank_page(sample: Sample, now: float, gpus: Mapping[str, int], limits: Limits) -> str:
+def rank_page(
+    sample: Sample,
+    now: float,
+    gpus: Mapping[str, int],
+    limits: Limits,
+    replays: Mapping[int, str] = {},
+) -> str:
     """Return the report of a process: one part for each of its devices.
 
-    `gpus` are NVML's indices by UUID, as far as they are known.
+    `gpus` are NVML's indices by UUID, as far as they are known. `replays`: what a replay shows
+    about the setting that is advised first, by torch's index.
     """
-    return "\n".join(
-        _device_page(sample, device, now, gpus.get(device.uuid or ""), limits)
+    reports = (
+        (device, rank_report(sample, device, now, gpus.get(device.uuid or ""), limits))
         for device in sample.devices
+    )
+    return "\n".join(
+        _device_page(device, with_replay(report, replays.get(device.index)), now)
+        for device, report in reports
     )
 
 
-def _device_page(
-    sample: Sample, device: DeviceSample, now: float, gpu: int | None, limits: Limits
-) -> str:
-    report, read = rank_report(sample, device, now, gpu, limits), device.stats_timestamp
+def _device_page(device: DeviceSample, report: RankWhy, now: float) -> str:
+    read = device.stats_timestamp
     parts = [(part.label, part.bytes) for part in report.memory]
     age = None if read is None else max(0.0, now - read)
     return joined(rank_sections(report, memory_lines(device.total_bytes, parts, age, RANK_WIDTH)))

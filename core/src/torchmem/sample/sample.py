@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args
 from torchmem.sample.engine import Engine, too_long
 from torchmem.sample.launch import is_launch
 from torchmem.sample.release_tiers import ReleaseTier
+from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.run_history import Growth, RunHistory
 from torchmem.sample.untrusted import UntrustedFileError, convert, read_untrusted, sanitize_json
@@ -212,7 +213,7 @@ class OomRecord:
     the cause. `onset` is what had changed; None if unknown. `line` is the innermost line of
     the user's own code, as file:line without directories, and `function` is its function.
     `at_wake_up`: an inference engine could not wake up, and `requested_bytes` is what it was still
-    to take from the driver.
+    to take from the driver. `remedy` is the first advice of the report; None in the report itself.
     """
 
     timestamp: float
@@ -223,6 +224,7 @@ class OomRecord:
     function: str | None = None
     onset: Onset | None = None
     at_wake_up: bool = False
+    remedy: RemedyKind | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,12 +164,13 @@ class Exporter:
             reading = self._read_driver()
             if not self._is_closed:
                 self._failure_log.note(reading, self._deadline_seconds)
-            result = self._families(reading)
-            self._current_reading = self._new_reading()
-        return result
+            return self._families(reading)
 
     def known(self) -> list[Metric]:
-        """Return the results of the collection in progress, without waiting for the driver."""
+        """Return the results of the collection in progress, without waiting for the driver.
+
+        Those of the newest one if it has ended meanwhile.
+        """
         return self._families(self._current_reading)
 
     @property

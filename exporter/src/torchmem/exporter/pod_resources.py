@@ -46,14 +46,17 @@ _MESSAGES = {
 class PodResources:
     """Asks the kubelet at each call; a change of what goes wrong is logged once."""
 
-    def __init__(self, socket: Path = KUBELET_SOCKET) -> None:
+    def __init__(
+        self, socket: Path = KUBELET_SOCKET, deadline_seconds: float = DEADLINE_SECONDS
+    ) -> None:
         self._socket = socket
+        self._deadline_seconds = deadline_seconds
         self._problem = ""
 
     def __call__(self) -> Sequence[AssignedContainer]:
         """Return the containers with GPUs; empty if the kubelet does not respond in time."""
         try:
-            answer = _ask(self._socket)
+            answer = _ask(self._socket, self._deadline_seconds)
         except grpc.RpcError as error:
             self._note(f"{error.code().name}: {error.details()}")
             return []
@@ -68,14 +71,14 @@ class PodResources:
         self._problem = problem
 
 
-def _ask(socket: Path) -> Any:
+def _ask(socket: Path, deadline_seconds: float) -> Any:
     """Call List; raise grpc.RpcError."""
     options = [("grpc.max_receive_message_length", MAX_ANSWER_BYTES)]
     with grpc.insecure_channel(f"unix:{socket}", options) as channel:
         call: Callable[..., Any] = channel.unary_unary(
             _LIST, response_deserializer=_answer_class().FromString
         )
-        return call(b"", timeout=DEADLINE_SECONDS)
+        return call(b"", timeout=deadline_seconds)
 
 
 def _containers(answer: Any) -> Iterator[AssignedContainer]:

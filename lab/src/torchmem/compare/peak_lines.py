@@ -7,8 +7,8 @@ from typing import Any
 
 from torchmem.allocator.sizes import format_size
 from torchmem.compare.peak_memory import HELD, Change, PeakDiff, PeakMemory, SourceLine, Use
-from torchmem.explain.remedies import REMEDY_BY_TREND
 from torchmem.output.terminal import wrapped
+from torchmem.sample.remedy_words import REMEDY_WORDS
 
 MAX_ROWS = 8
 MIN_ROW_SHARE = 0.01
@@ -19,7 +19,7 @@ MIN_KEPT_SHARE = 0.1
 AT_PEAK = "What held it at the peak, by component, module and line:"
 KEPT = (
     "held: allocated in an earlier step and not freed. The lines are those that allocated it, "
-    f"which do not show what keeps it. {REMEDY_BY_TREND['leak']}."
+    f"which do not show what keeps it. {REMEDY_WORDS['find_kept']}."
 )
 """What to know about this component, and what to look for."""
 

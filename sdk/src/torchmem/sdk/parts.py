@@ -81,6 +81,7 @@ def _reports(context: Context, monitor: Monitor, lines: LineHistory) -> OomRepor
         lines.compared if settings.history else None,
         GarbageMeter(backend, errors) if settings.collect_on_oom else None,
         context.ooms.judge_garbage,
+        context.ooms.advise,
     )
     context.uncaught.at_death(reports.at_death)
     if settings.note_on_oom:

@@ -31,6 +31,7 @@ class Sampler:
         self._meter = meter
         # Held until `stop`. Waiting for a lock is much cheaper than waiting for an Event.
         self._running = Lock()
+        self._is_ticking = False
         self._thread = Thread(self._run, "torchmem-sdk")
 
     def start(self) -> None:
@@ -42,20 +43,23 @@ class Sampler:
     def stop(self, timeout: float) -> bool:
         """Ask the thread to end and wait up to `timeout` seconds; return True if it is stuck.
 
-        A stuck thread most likely waits in the driver.
+        A thread that is stuck in a tick most likely waits in the driver. One that is late outside
+        of a tick waits for a processor, and begins no other.
         """
         if self._running.locked():
             self._running.release()
         if self._thread.is_current():
             return False
         self._thread.join(timeout)
-        return self._thread.is_alive()
+        return self._thread.is_alive() and self._is_ticking
 
     def _run(self) -> None:
         generator = random.Random()  # noqa: S311 - jitter, not a secret
         counted, pause = 0.0, min(self._interval, FIRST_PAUSE_SECONDS)
         while not self._running.acquire(timeout=pause * generator.uniform(0.75, 1.25)):
+            self._is_ticking = True
             is_awaited = self._tick()
+            self._is_ticking = False
             total = time.thread_time()  # since the thread started, so that waking up is included
             spent, counted = total - counted, total
             self._meter.add(spent)

@@ -38,14 +38,19 @@ class FakeGpu:
 
 @dataclass(slots=True)
 class FakeEvents:
-    """Events that a test puts into the queue `coming`; an exception in it is raised."""
+    """Events that a test puts into the queue `coming`; an exception in it is raised.
+
+    `waits` counts the calls of `wait`.
+    """
 
     kinds: Mapping[str, frozenset[str]]
     coming: SimpleQueue[GpuEvent | Exception] = field(default_factory=SimpleQueue)
     is_closed: bool = False
+    waits: int = 0
 
     def wait(self, seconds: float) -> GpuEvent | None:
         """Return the next event of the queue."""
+        self.waits += 1
         try:
             event = self.coming.get(timeout=seconds)
         except Empty:

@@ -28,11 +28,12 @@ OUTCOMES: Mapping[Outcome, str] = {
 
 @dataclass(frozen=True, slots=True)
 class OomEnd:
-    """The OOM that a rank died of: Unix time, cause, and onset if it is known."""
+    """The OOM that a rank died of: Unix time, cause, and what is known of onset and remedy."""
 
     timestamp: float
     cause: str
     onset: str | None
+    remedy: str | None
 
 
 @dataclass(frozen=True, slots=True)

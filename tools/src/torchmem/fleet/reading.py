@@ -185,7 +185,8 @@ QUERIES = 16
 
 
 def _oom(labels: Labels, timestamp: float) -> OomEnd:
-    return OomEnd(timestamp, labels.get("cause", ""), labels.get("onset") or None)
+    onset, remedy = (labels.get(name) or None for name in ("onset", "remedy"))
+    return OomEnd(timestamp, labels.get("cause", ""), onset, remedy)
 
 
 def _key(labels: Labels, names: Key) -> Key:

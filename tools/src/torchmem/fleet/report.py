@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_KILL, REMEDY_BY_TREND
 from torchmem.fleet.launches import Launch, Outcome, launches
 from torchmem.fleet.reading import Hours, Key, Past
 from torchmem.phantom.gpus import CATALOG
+from torchmem.sample.remedy_words import REMEDY_WORDS
 
 MIN_FREE = 0.1
 """The share of a GPU that a run leaves free at its peak, where the report says that it fits."""
@@ -59,8 +59,9 @@ class Ending:
     """How a launch of a run ended.
 
     `start` and `end` are Unix seconds; `gpu_hours` is what its ranks had run, within the time of
-    the report and before the OOM. `cause` and `onset` are those of the OOM. `back_seconds` is how
-    long it took until the run was started again; None if it was not, or is not known.
+    the report and before the OOM. `cause`, `onset` and `remedy` are those of the OOM.
+    `back_seconds` is how long it took until the run was started again; None if it was not, or is
+    not known.
     """
 
     run: str
@@ -73,6 +74,7 @@ class Ending:
     gpu_hours: float
     cause: str | None = None
     onset: str | None = None
+    remedy: str | None = None
     kill_cause: str | None = None
     back_seconds: float | None = None
 
@@ -227,6 +229,7 @@ def _ending(past: Past, launch: Launch, after: Launch | None, owners: Mapping[Ke
         launch.gpu_hours(past.window.start),
         oom.cause if oom else None,
         oom.onset if oom else None,
+        oom.remedy if oom else None,
         next(killed, None),
         max(0.0, after.start - launch.end) if after else None,
     )
@@ -253,15 +256,9 @@ def _savings(endings: Sequence[Ending]) -> list[Saving]:
 def saved_by(ending: Ending) -> str | None:
     """Return what would have saved a launch, in one line; None if the report cannot know.
 
-    A cause other than capacity is itself the change that would have given room (docs/verdict.md).
-    With capacity, what had grown comes before a larger GPU.
+    After an OOM, it is the first advice of the rank's own report.
     """
-    if ending.outcome == "host_memory":
-        return REMEDY_BY_KILL["host_memory"]
-    if ending.outcome != "oom" or not ending.cause:
-        return None
-    trend = REMEDY_BY_TREND.get(ending.onset or "") if ending.cause == "capacity" else None
-    return trend or REMEDY_BY_CAUSE.get(ending.cause)
+    return REMEDY_WORDS["host_memory"] if ending.outcome == "host_memory" else ending.remedy
 
 
 def _fits(past: Past, bills: Sequence[Bill], endings: Sequence[Ending]) -> list[Fit]:

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from torchmem.explain.headline import ONSET_SUMMARIES
 from torchmem.explain.oom_report import CAUSE_SUMMARIES
-from torchmem.explain.remedies import REMEDY_BY_CAUSE, REMEDY_BY_TREND
 from torchmem.explain.threat_words import (
     FAILS,
     FLUSHES,
@@ -31,6 +30,7 @@ from torchmem.explain.thresholds import Thresholds, scope
 from torchmem.manifests import counters, prediction
 from torchmem.metrics import catalog
 from torchmem.sample.errors import UsageError
+from torchmem.sample.remedy_words import REMEDY_WORDS, RemedyKind
 from torchmem.sample.xids import XIDS
 
 # The start of the first line of every rendered file.
@@ -94,22 +94,24 @@ def _bytes(selector: str) -> str:
 
 
 def _oom_explanation() -> str:
-    """Return a Go template that explains the cause and the onset of an OOM, and gives the remedy.
+    """Return a Go template that explains the cause and the onset of an OOM, with its first advice.
 
-    What grew has its own remedy; the remedy for a cause other than capacity follows it.
+    The onset and the advice are those of the newest OOM, if that has the alert's cause.
     """
     meanings: dict[str, str] = {
         cause: f"{text[0].upper()}{text[1:]}." for cause, text in CAUSE_SUMMARIES.items()
     }
-    remedies = {cause: f"{remedy}." for cause, remedy in REMEDY_BY_CAUSE.items()}
-    is_new = " ".join(f'(ne $onset "{onset}")' for onset in REMEDY_BY_TREND)
+    why_now: dict[str, str] = {
+        onset: f"Why now: {text}." for onset, text in ONSET_SUMMARIES.items()
+    }
+    about = _with(("cause", *OBJECTS["device"]), catalog.LAST_OOM_INFO.name)
     return (
         f"{_branches('$labels.cause', meanings)}\n"
-        f'{{{{- $onset := "" }}}}{{{{ {_with_onset()} }}}}\n'
-        '{{- $onset = . | first | label "onset" }}{{ end }}\n'
-        f"{_branches('$onset', _onset_texts())}\n"
-        f'{{{{- if or (ne $labels.cause "capacity") (and {is_new}) }}}}\n'
-        f"{_branches('$labels.cause', remedies)}{{{{ end }}}}"
+        f'{{{{- $onset := "" }}}}{{{{ $remedy := "" }}}}{{{{ {about} }}}}\n'
+        '{{- $onset = . | first | label "onset" }}{{ $remedy = . | first | label "remedy" }}'
+        "{{ end }}\n"
+        f"{_branches('$onset', why_now)}\n"
+        "{{- if $remedy }} {{ $remedy }}.{{ end }}"
     )
 
 
@@ -121,22 +123,19 @@ def _branches(value: str, texts: Mapping[str, str]) -> str:
     return f"{branches.replace('else if', 'if', 1).rstrip()}{{{{ end }}}}"
 
 
-def _onset_texts() -> dict[str, str]:
-    """Return what each onset of an OOM means, with the remedy for what grew."""
-    remedies = {onset: f" {remedy}." for onset, remedy in REMEDY_BY_TREND.items()}
-    return {
-        onset: f"Why now: {text}.{remedies.get(onset, '')}"
-        for onset, text in ONSET_SUMMARIES.items()
-    }
-
-
-def _with_onset() -> str:
-    return _with(OBJECTS["device"], f'{catalog.LAST_OOM_INFO.name}{{onset!=""}}')
-
-
 def _onset() -> str:
     """Return a Go template with the onset of an OOM, after a comma; empty if it is unknown."""
-    return f'{{{{- {_with_onset()} }}}}, {{{{ . | first | label "onset" }}}}{{{{ end }}}}'
+    known = _with(("cause", *OBJECTS["device"]), f'{catalog.LAST_OOM_INFO.name}{{onset!=""}}')
+    return f'{{{{- {known} }}}}, {{{{ . | first | label "onset" }}}}{{{{ end }}}}'
+
+
+def _advice(otherwise: RemedyKind) -> str:
+    """Return a Go template with the first advice of the alert's rank, or else this remedy."""
+    known = _with(OBJECTS["device"], f'{catalog.THREAT_INFO.name}{{remedy!=""}}')
+    words = REMEDY_WORDS[otherwise]
+    return (
+        f'{{{{ {known} }}}}{{{{ . | first | label "remedy" }}}}{{{{ else }}}}{words}{{{{ end }}}}.'
+    )
 
 
 def _kill_explanation() -> str:
@@ -239,10 +238,7 @@ TEXTS: Mapping[str, str] = {
     "xid explanation": _xid_explanation(),
     **dict(_increases()),
     **dict(_threats()),
-    **{
-        f"remedy {cause}": f"{remedy}."
-        for cause, remedy in {**REMEDY_BY_CAUSE, **REMEDY_BY_TREND}.items()
-    },
+    **{f"advice {remedy}": _advice(remedy) for remedy in REMEDY_WORDS},
 }
 
 # The dashboards' variables by the label that they filter; see dashboards/board.py.

@@ -14,7 +14,7 @@ from torchmem.explain.thresholds import Limits
 from torchmem.node import words
 from torchmem.node.ranks import TrainingProcess
 from torchmem.node.state import RankWhy
-from torchmem.node.why import rank_report
+from torchmem.node.why import rank_report, with_replay
 from torchmem.pages import memory_map, sections
 from torchmem.pages.page import Heading, filled
 from torchmem.sample.memory_map import MAP_SUFFIX, DeviceMap, MemoryMap
@@ -58,8 +58,8 @@ class ReportedProcess:
         return "" if timestamp is None else f", {format_seconds(self.now - timestamp)} ago"
 
 
-def page(subject: ReportedProcess, limits: Limits) -> bytes:
-    """Return the page, judged by the thresholds in `limits`.
+def page(subject: ReportedProcess, limits: Limits, replays: Mapping[int, str] = {}) -> bytes:
+    """Return the page, judged by the thresholds in `limits`; `replays` as in `words.rank_page`.
 
     It has the memory map that the process published last, if any, and at most MAX_DEVICES devices.
     """
@@ -69,7 +69,10 @@ def page(subject: ReportedProcess, limits: Limits) -> bytes:
     )
     sample, process = shown.sample, shown.process
     whys = [
-        rank_report(sample, device, shown.now, shown.index(device), limits)
+        with_replay(
+            rank_report(sample, device, shown.now, shown.index(device), limits),
+            replays.get(device.index),
+        )
         for device in sample.devices
     ]
     found = memory_map.read(sibling_path(process.sample, MAP_SUFFIX), process.uid)
@@ -80,7 +83,7 @@ def page(subject: ReportedProcess, limits: Limits) -> bytes:
         headline=_headline(shown, whys),
         about=_about(shown, whys),
     )
-    text = words.rank_page(sample, shown.now, shown.gpus, limits)
+    text = words.rank_page(sample, shown.now, shown.gpus, limits, replays)
     drawn = [_device(shown, *each, found) for each in zip(sample.devices, whys, strict=True)]
     return filled(top, text, drawn, [_map_of(found, device) for device in sample.devices])
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torchmem.explain.run_chart import Chart
 from torchmem.metrics.memory_parts import PARTS
-from torchmem.node.state import GpuState, RankState, RankWhy
+from torchmem.node.state import GpuState, OomWhy, RankState, RankWhy
 from torchmem.node.words import advice_lines, memory_lines, rank_sections, run_lines
 from torchmem.output.terminal import joined, wrapped
 from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, ScreenColumn
@@ -63,23 +63,33 @@ def _entry(name: str, text: str, width: int, columns: int = NAME_COLUMNS) -> lis
 def rank_lines(
     gpu: GpuState, rank: RankState, answer: RankWhy, now: float | None, width: int
 ) -> list[str]:
-    """Return the report of a rank, as `torchmem why` prints it; after an OOM with its reason.
+    """Return the report of a rank, as `torchmem why` prints it; with the reason of an OOM.
+
+    One that the rank survived comes last: what it needs now comes first.
 
     `now` is in Unix seconds.
     """
     columns = min(width, MAX_COLUMNS)
     heading = answer.heading or (f"run {rank.run}, rank {rank.rank}: {rank.state}",)
-    advice = answer.oom.advice if answer.oom else answer.advice
+    oom = _fatal(rank, answer)
+    advice = oom.advice if oom else answer.advice
     report = replace(answer, heading=heading, run=sound(answer.run), advice=advice)
-    parts = rank_sections(report, _memory(gpu, rank, answer, now, columns), columns)
-    return joined([*parts[:1], *_happened(answer, columns), *parts[1:]]).splitlines()
+    first, *parts = rank_sections(report, _memory(gpu, rank, answer, now, columns), columns)
+    error = _error(answer, columns)
+    parts = [*error, *parts] if oom else [*parts, *error]
+    return joined([first, *_happened(answer, columns), *parts]).splitlines()
+
+
+def _fatal(rank: RankState, answer: RankWhy) -> OomWhy | None:
+    """Return the OutOfMemoryError that a rank died of."""
+    return answer.oom if rank.state == "oom" else None
 
 
 def _memory(
     gpu: GpuState, rank: RankState, answer: RankWhy, now: float | None, width: int
 ) -> Iterator[str]:
-    """Return the use of the GPU, after an OOM that at the error."""
-    oom = answer.oom
+    """Return the use of the GPU; of a rank that died of an OOM, at the error."""
+    oom = _fatal(rank, answer)
     read = oom.time if oom else rank.stats_time
     parts = [(part.label, part.bytes) for part in answer.memory]
     if oom:
@@ -89,11 +99,15 @@ def _memory(
 
 
 def _happened(answer: RankWhy, width: int) -> Iterator[list[str]]:
-    """Yield how the rank ended and why, if it has, and whether the next request would succeed."""
+    """Yield how the rank ended, if it has, and whether the next request would succeed."""
     if answer.ending:
         yield ["What happened", *wrapped(answer.ending, "  ", width)]
     if answer.next_request:
         yield wrapped(answer.next_request, width=width)
+
+
+def _error(answer: RankWhy, width: int) -> Iterator[list[str]]:
+    """Yield why the newest OutOfMemoryError happened."""
     if answer.oom:
         yield wrapped(f"{answer.oom.summary}.", "Verdict: ", width)
         yield wrapped(f"{answer.oom.reason} {answer.oom.before}", "  ", width)
@@ -111,10 +125,11 @@ def whole_run(answer: RankWhy) -> list[str]:
     return list(run_lines(sound(answer.run)))
 
 
-def verdict_lines(answer: RankWhy, width: int) -> Iterator[str]:
-    """Yield the verdict on the OutOfMemoryError of a rank, if it has one, and the best advice."""
-    advice = answer.oom.advice if answer.oom else answer.advice
-    if answer.oom and answer.oom.summary:
-        yield from wrapped(f"{answer.oom.summary}.", "Verdict: ", width)
+def verdict_lines(rank: RankState, answer: RankWhy, width: int) -> Iterator[str]:
+    """Yield the verdict on the OOM that a rank died of, if it did, and the best advice."""
+    oom = _fatal(rank, answer)
+    advice = oom.advice if oom else answer.advice
+    if oom and oom.summary:
+        yield from wrapped(f"{oom.summary}.", "Verdict: ", width)
     if advice:
         yield from list(advice_lines(advice[:1], width))[1:]  # without the title

@@ -403,7 +403,7 @@ class _Painter:
 
     def _verdict(self, gpu: GpuState, rank: RankState) -> list[Text]:
         answer = self._answer(gpu, rank)
-        lines = verdict_lines(answer, self._width) if answer else ()
+        lines = verdict_lines(rank, answer, self._width) if answer else ()
         return [piece for line in lines for piece in self._wrapped(Text(line, style="bold"))]
 
     def ages(self) -> list[Text]:

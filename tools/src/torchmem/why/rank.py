@@ -25,6 +25,7 @@ from torchmem.sample.errors import MissingExtraError, UsageError
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
 from torchmem.sample.sample import DeviceSample, Process, Sample, decode
 from torchmem.sample.untrusted import UntrustedFileError, read_untrusted, sanitize_text
+from torchmem.why.recorded_cure import recorded_cure
 
 MAX_REPORTS = 100
 """The newest OOM reports that are looked at."""
@@ -75,7 +76,7 @@ class ReportedRank:
 
     def words(self) -> str:
         """Return the report of the process."""
-        words = rank_page(self.sample, self.now, self.gpus, self.limits)
+        words = rank_page(self.sample, self.now, self.gpus, self.limits, self._replays())
         if self.oom is not None:
             command = f"torchmem why {shlex.quote(sanitize_text(str(self.oom.path)))}"
             words = f"{self.oom.happened(self.now)}; to see why:\n  {command}\n\n{words}"
@@ -84,7 +85,10 @@ class ReportedRank:
         return words
 
     def json_lines(self) -> list[str]:
-        """Return the sample, and for each device the threats and the advice; the OOM's file."""
+        """Return the sample, and for each device the threats and the advice; the OOM's file.
+
+        `replay` is what a replay shows about the advised setting, None without a recording.
+        """
         sample = self.sample
         document = {
             "sample": asdict(sample),
@@ -99,14 +103,23 @@ class ReportedRank:
             "index": device.index,
             "threats": [judged(threat) for threat in threats(*found)],
             "advice": [judged(remedy) for remedy in advice(*found)],
+            "replay": recorded_cure(*found, self.process.sample),
         }
+
+    def _replays(self) -> dict[int, str]:
+        """Return what replays show about the setting to set, by torch's index of the device."""
+        shown = {
+            device.index: recorded_cure(self.sample, device, self.limits, self.process.sample)
+            for device in self.sample.devices
+        }
+        return {index: sentence for index, sentence in shown.items() if sentence}
 
     def page(self) -> bytes:
         """Return the page."""
         from torchmem.pages.rank import ReportedProcess, page
 
         subject = ReportedProcess(self.process, self.sample, self.now, self.gpus)
-        return page(subject, self.limits)
+        return page(subject, self.limits, self._replays())
 
 
 def rank_answer(

@@ -19,7 +19,6 @@ from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import OomReport, decode
 from torchmem.explain.parts import PartBytes, part_words, rank_parts
 from torchmem.explain.rank_report import ending, next_request
-from torchmem.explain.remedies import REMEDY_BY_KILL
 from torchmem.explain.remedy import Remedy
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.sample_files import Published
@@ -27,6 +26,7 @@ from torchmem.host.process_table import process_key
 from torchmem.node.state import RankWhy
 from torchmem.node.why import oom_why, rank_report
 from torchmem.sample.errors import UsageError
+from torchmem.sample.remedy_words import REMEDY_WORDS
 from torchmem.sample.run_directory import (
     MAX_REPORT_BYTES,
     MAX_USER_ENTRIES,
@@ -86,7 +86,7 @@ def _ending(found: NodeReading, item: Published) -> str | None:
 def _after_kill(found: NodeReading, item: Published) -> tuple[Remedy, ...]:
     cause = found.kill_causes.get(process_key(item.sample.process))
     is_killed = item.state == "killed" and cause
-    return (Remedy(f"{REMEDY_BY_KILL[cause]}."),) if is_killed and cause else ()
+    return (Remedy(cause, f"{REMEDY_WORDS[cause]}."),) if is_killed and cause else ()
 
 
 def _index(found: NodeReading, device: DeviceSample) -> int | None:

@@ -16,6 +16,7 @@ from torchmem.allocator.settings import AllocatorConfig
 from torchmem.allocator.snapshot import SegmentInfo
 from torchmem.explain.call_stack import Origin, public_place
 from torchmem.explain.lines import lines
+from torchmem.explain.oom_report import OomReport
 from torchmem.explain.verdict import (
     Circumstances,
     OnsetEvidence,
@@ -24,6 +25,7 @@ from torchmem.explain.verdict import (
     judge_library,
     judge_wake_up,
 )
+from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.sample import Layout, OomCause, OomRecord
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, OomObservation
@@ -119,6 +121,12 @@ class OomExaminer(Part):
             return None
         self._newest[device] = replace(self._newest[device], onset=why.onset)
         return why
+
+    def advise(self, report: OomReport, remedy: RemedyKind) -> None:
+        """Add the first advice of its report to the newest OOM of a device."""
+        newest = self._newest.get(report.device.index)
+        if newest and newest.timestamp == report.oom.timestamp:
+            self._newest[report.device.index] = replace(newest, remedy=remedy)
 
     def _fits(self, device: int, requested: int) -> bool:
         """Return whether the allocator could serve a request now; True without a snapshot."""

@@ -60,13 +60,14 @@ class ReportWriter:
         self._recent.add(sample)
         self._reserve.keep(MAX_REPORT_BYTES)
 
-    def write(self, observation: OomObservation, sample: Sample) -> None:
-        """Write one report. Raises OSError, or ValueError if the report is too large."""
+    def write(self, observation: OomObservation, sample: Sample) -> OomReport:
+        """Write one report and return it. Raises OSError, or ValueError if it is too large."""
         trend = self._recent.trend(observation.device)
         report = compose(observation, sample, trend)
         content = _encode(report)
         # Several devices may fail at once, each in its own thread.
         self._locked(lambda: self._write(report, content))
+        return report
 
     def _write(self, report: OomReport, content: bytes) -> None:
         self._store(content)

@@ -13,7 +13,9 @@ from torchmem.allocator.backend import Backend
 from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.lines import divided
 from torchmem.explain.oom_report import OomReport
+from torchmem.explain.remedies import remedies
 from torchmem.explain.verdict import OnsetEvidence
+from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.sample import Sample
 from torchmem.sdk.observation import Oom, OomObservation
 from torchmem.sdk.oom.ending import keeps_frame
@@ -32,7 +34,8 @@ class OomReports(Part):
     `sample` returns the current state, and `is_pending` whether the process may die of the newest
     OOM. `compared` adds the lines that grew; None if no stacks are recorded. `garbage` measures
     what Python's collector frees; None if it must not run. `judge_garbage` returns the onset if
-    that is garbage, by the device and the bytes that were freed.
+    that is garbage, by the device and the bytes that were freed. `advise` is told the first advice
+    of a report.
     """
 
     stage: Stage = "report"
@@ -47,6 +50,7 @@ class OomReports(Part):
         compared: Callable[[OomObservation], OomObservation] | None,
         garbage: GarbageMeter | None,
         judge_garbage: Callable[[int, int], OnsetEvidence | None],
+        advise: Callable[[OomReport, RemedyKind], None],
     ) -> None:
         self._writer = ReportWriter(path)
         self._details = OomDetails(backend)
@@ -56,12 +60,13 @@ class OomReports(Part):
         self._compared = compared
         self._garbage = garbage
         self._judge_garbage = judge_garbage
+        self._advise = advise
 
     def at_oom(self, oom: Oom) -> None:
         """Write the report."""
         if oom.observation:
             oom.observation = self._detailed(oom.observation)
-            self._writer.write(oom.observation, self._sample())
+            self._tell_advice(self._writer.write(oom.observation, self._sample()))
             if self._garbage:
                 self._garbage.watch(oom.observation.device)
 
@@ -85,6 +90,14 @@ class OomReports(Part):
         if self._is_pending():
             self._writer.complete(self._with_tensors)
             self._writer.complete(lambda report: self._with_garbage(report, error))
+            newest = self._writer.newest()
+            if newest:
+                self._tell_advice(newest[0])
+
+    def _tell_advice(self, report: OomReport) -> None:
+        first = next(iter(remedies(report)), None)
+        if first and first.kind:
+            self._advise(report, first.kind)
 
     def _with_tensors(self, report: OomReport) -> OomReport:
         if report.tensors:

@@ -39,12 +39,15 @@ export function mount(element, first) {
 }
 
 function sections(why, rank) {
-  const main = why.oom ? [oomSection(why.oom)] : [
+  const oom = why.oom ? oomSection(why.oom) : null;
+  // What a rank needs now comes before an error that it survived.
+  const main = oom && rank.state === "oom" ? [oom] : [
     why.ending ? el("p", { class: "lead" }, why.ending) : null,
     paragraph(why.ending ? "What held the memory" : "What holds the memory", why.holds && `${why.holds}.`),
     paragraph("Would the next large allocation succeed?", why.next_request),
     isLive(rank) ? el("section", {}, el("h4", {}, "Threats"), threatList(why.threats ?? [])) : null,
     why.advice?.length ? el("section", {}, el("h4", {}, "What to set"), adviceList(why.advice)) : null,
+    oom,
   ];
   return [
     el("div", { class: "why-main" }, main),
