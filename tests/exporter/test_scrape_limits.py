@@ -50,7 +50,7 @@ SHIPPED = {name: job for name, job in (*jobs(), *monitors()) if job["job_name"] 
 @pytest.mark.parametrize("job", SHIPPED.values(), ids=SHIPPED)
 def test_every_configuration_has_the_limits(job: Mapping[str, Any]) -> None:
     """No shipped configuration lets one target fill Prometheus' memory in one scrape."""
-    is_of_ranks = job["job_name"] in {"torchmem-ranks", "torchmem-leaders"}
+    is_of_ranks = job["job_name"] in {"torchmem-ranks", "torchmem-sidecars"}
     limits = RANK_LIMITS if is_of_ranks else NODE_LIMITS
     assert limits == {name: job.get(name) for name in limits}
 

@@ -360,15 +360,6 @@ def test_release(run: Run, setting: str | None, reserved: int) -> None:
     assert run(RELEASING.format(setting) + NO_ERRORS).stdout == f"{reserved}\n"
 
 
-def test_gradual_release(run: Run, needs: Callable[[str], None]) -> None:
-    """The gradual tier has PyTorch collect old segments before they fill the GPU."""
-    needs("2.6")
-    body = RELEASING.replace("[12800] + [10] * 6", "[400 + 80 * number for number in range(24)]")
-    done = run(body.format("gradual=0.4") + NO_ERRORS)
-
-    assert int(done.stdout) < 13600
-
-
 def test_crash(run: Run, sample: Sample) -> None:
     """An uncaught exception ends the script as ever, and its rank as `failed`."""
     done = run(f"{ALWAYS}build(); step()\nraise ValueError('mine')", exit_code=1)

@@ -108,7 +108,6 @@ def test_the_output_of_the_command_is_no_input(
     [
         (("--leaks",), "look into a memory snapshot"),
         (("--rank", "3"), "name files, or choose with"),
-        (("--plot", "out.png"), "--plot draws a memory snapshot"),
         (("--top", "0"), "--top must be at least 1"),
         (("--exporter", "http://127.0.0.1:1"), "an exporter shows no files"),
     ],

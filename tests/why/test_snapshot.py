@@ -436,7 +436,7 @@ def test_odd_content_is_one_sentence(
         (("{0}", "--gpu", "3"), "pass --gpu with one of 0"),
         (("{0}", "--at", "oom"), "no OutOfMemoryError"),
         (("{0}", "--top", "0"), "at least 1"),
-        (("{0}", "{0}", "--plot", "x.png"), "name only one"),
+        (("{0}", "{0}", "--html", "x.html"), "name only one"),
         (("missing.pickle",), "does not exist"),
     ],
 )
@@ -460,18 +460,3 @@ def test_a_line_with_control_characters_is_printed_safely(tmp_path: Path, run: R
 
     assert "\x1b" not in out
     assert NO_LINE not in out
-
-
-def test_a_plot_is_drawn(tmp_path: Path, run: Run) -> None:
-    """--plot writes a picture whose last column adds up to what is in use at the end."""
-    pytest.importorskip("matplotlib", reason="--plot needs the extra torchmem[plot]")
-    from torchmem.trace.holders_plot import series
-
-    path = write(job(3 * MIB), tmp_path / "job.pickle")
-    code, _, error = run(path, "--plot", tmp_path / "plot.svg")
-    lifetimes = Lifetimes.of(only(path))
-    curves = series(lifetimes, [0, lifetimes.events])
-
-    assert (code, error) == (0, "")
-    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
-    assert lifetimes.totals()[-1] == sum(sizes[-1] for _, sizes in curves)

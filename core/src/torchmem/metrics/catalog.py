@@ -10,10 +10,6 @@ from dataclasses import dataclass
 from functools import partialmethod
 from typing import Literal
 
-from torchmem.sample.release_tiers import TIERS
-
-_UNTIMED = ", ".join(f"`{tier.name}`" for tier in TIERS.values() if tier.in_allocator)
-
 Kind = Literal["gauge", "counter", "histogram", "gaugehistogram", "info"]
 
 
@@ -234,8 +230,7 @@ RELEASED = _group.counter(
 )
 RELEASE_SECONDS = _group.counter(
     "torchmem_release_seconds_total",
-    "Time that releases took, also of one that still lasts; absent for the tier "
-    f"{_UNTIMED}, which acts inside the allocator.",
+    "Time that releases took, also of one that still lasts.",
     "tier",
 )
 RELEASE_ENABLED = _group.gauge(

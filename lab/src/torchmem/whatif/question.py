@@ -23,13 +23,12 @@ MAX_REASON = 400
 class WhatIfQuestion:
     """One device or, with None, each; `gpu` is None if the trace determines its memory.
 
-    Without `settings`, the usual ones are tried. With `plotted`, only one device may be answered.
+    Without `settings`, the usual ones are tried.
     """
 
     device: int | None = None
     gpu: GpuModel | None = None
     settings: Sequence[str] = ()
-    plotted: bool = False
 
 
 def check_settings(settings: Sequence[str]) -> None:
@@ -69,8 +68,6 @@ def _selected(
                 f"{sanitize_text(str(path))} has no allocation trace of cuda:{question.device}: "
                 f"pass --gpu with one of {devices}."
             )
-    if question.plotted and len(recordings) > 1:
-        raise UsageError(f"--plot draws one GPU: pass --gpu with one of {devices}.")
     return recordings
 
 

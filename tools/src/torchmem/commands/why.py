@@ -1,6 +1,6 @@
 """`torchmem why`: why memory ran out, what holds it, and what to do.
 
-Needs no extra, except for `--plot` and `--thresholds`. Modules that take long to import are
+Needs no extra, except for `--thresholds`. Modules that take long to import are
 imported when needed.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchmem.cli.flags import add_process, add_run_directory
-from torchmem.output import html_files, plots
+from torchmem.output import html_files
 from torchmem.output.terminal import write_out
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import run_directory
@@ -93,7 +93,6 @@ def _add_snapshot_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--gpu", type=int, metavar="N", help="only cuda:N (default: all)")
     add("--top", type=int, metavar="N", help="rows of each table (default 12)")
-    add("--plot", metavar="FILE", type=Path, help="plot memory by line, as .png or .svg")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -103,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         UsageError: a flag cannot be used, or there is nothing to explain.
-        MissingExtraError: `--plot` or `--thresholds` needs an extra.
+        MissingExtraError: `--thresholds` needs an extra.
     """
     _check(arguments)
     if not arguments.files:
@@ -126,13 +125,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise UsageError("--html shows one report: name it, without --list.")
     if arguments.top is not None and arguments.top < 1:
         raise UsageError(f"--top must be at least 1, not {arguments.top}.")
-    for flag, path in (("--plot", arguments.plot), ("--html", arguments.html)):
-        if path and len(arguments.files) > 1:
-            raise UsageError(f"{flag} shows one file: name only one.")
-    if arguments.plot:
-        if not arguments.files:
-            raise UsageError("--plot draws a memory snapshot: name one.")
-        plots.check(arguments.plot, "why")
+    if arguments.html and len(arguments.files) > 1:
+        raise UsageError("--html shows one file: name only one.")
 
 
 def _check_exporter(arguments: argparse.Namespace) -> None:
@@ -199,8 +193,6 @@ def _view(arguments: argparse.Namespace | None) -> SnapshotView:
 
 def _write(answer: Answer, arguments: argparse.Namespace, *, is_first: bool = True) -> None:
     """Write an answer; one that follows another starts with an empty line."""
-    if arguments.plot:
-        _draw(answer, arguments.plot)
     if arguments.html:
         html_files.write(answer.page(), arguments.html)
     if arguments.html != html_files.STDOUT:
@@ -208,11 +200,3 @@ def _write(answer: Answer, arguments: argparse.Namespace, *, is_first: bool = Tr
             write_out("".join(f"{line}\n" for line in answer.json_lines()))
         else:
             write_out("\n" * (not is_first) + answer.words())
-
-
-def _draw(answer: Answer, out: Path) -> None:
-    from torchmem.why.snapshot import SnapshotAnswer
-
-    if not isinstance(answer, SnapshotAnswer):
-        raise UsageError("--plot draws a memory snapshot: name one.")
-    answer.plot(out)

@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top why release capture whatif compare preflight mcp doctor fleet manifests 'manifests systemd' 'manifests kubernetes' 'manifests helm' 'manifests mixin' 'manifests slurm' 'manifests prometheus' 'manifests scale' 'manifests alertmanager' 'manifests grafana' 'manifests compose' 'manifests image' 'manifests stack' 'manifests rules' 'manifests dashboards' 'manifests completion'
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --bisect --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --jobs --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-peak-increase --name --out --pid --plot --processes-per-gpu --prometheus --rank --ranks --resume --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size --world-sizes
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --rank --ranks --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -93,7 +93,7 @@ complete -c torchmem -n '_shtab_torchmem_using run' -l apply-advice -d 'if an ea
 complete -c torchmem -n '_shtab_torchmem_using run; and test $_shtab_torchmem_npos -ge 0' -ka "(__torchmem_command)" -d 'the command, after --'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a demo -d 'run a simulated training job and show the memory of its ranks; needs no GPU'
 complete -c torchmem -n '_shtab_torchmem_using demo' -s h -l help -d 'show this help message and exit'
-complete -c torchmem -n '_shtab_torchmem_using demo' -l scenario -xka "amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbor phase-change qkv retry-storm rl-phases variable-length" -d 'scenario to run; see --list'
+complete -c torchmem -n '_shtab_torchmem_using demo' -l scenario -xka "colocated fragmentation healthy-slack imbalanced-ranks leak neighbor phase-change retry-storm rl-phases variable-length" -d 'scenario to run; see --list'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l list -d 'describe the scenarios and exit'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l ranks -x -d 'number of ranks, each on a simulated GPU (default 4)'
 complete -c torchmem -n '_shtab_torchmem_using demo' -l duration -x -d 'length of the scenario (default 300)'
@@ -121,7 +121,6 @@ complete -c torchmem -n '_shtab_torchmem_using why' -l at -xka "end peak oom" -d
 complete -c torchmem -n '_shtab_torchmem_using why' -l leaks -d 'show lines that allocate throughout the recording and never free'
 complete -c torchmem -n '_shtab_torchmem_using why' -l gpu -x -d 'only cuda:N (default: all)'
 complete -c torchmem -n '_shtab_torchmem_using why' -l top -x -d 'rows of each table (default 12)'
-complete -c torchmem -n '_shtab_torchmem_using why' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory by line, as .png or .svg'
 complete -c torchmem -n '_shtab_torchmem_using why; and test $_shtab_torchmem_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'an OOM report, a memory snapshot, or the summary or sample of a run'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a release -d 'make running processes return unused memory to the driver'
 complete -c torchmem -n '_shtab_torchmem_using release' -s h -l help -d 'show this help message and exit'
@@ -148,7 +147,6 @@ complete -c torchmem -n '_shtab_torchmem_using whatif' -l gpu -x -d 'only cuda:N
 complete -c torchmem -n '_shtab_torchmem_using whatif' -l gpu-model -xka "v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000" -d 'a name from `torchmem preflight --list-gpu-models`, or a size: 24GB (10^9), 22.5GiB (2^30) (default: from an OOM in the trace, otherwise unlimited)'
 complete -c torchmem -n '_shtab_torchmem_using whatif' -l setting -x -d 'try this instead of the usual settings, such as '"'"'max_split_size_mb:256'"'"'; repeatable'
 complete -c torchmem -n '_shtab_torchmem_using whatif' -l json -d 'print one line of JSON per device'
-complete -c torchmem -n '_shtab_torchmem_using whatif' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory over the trace, as .png or .svg'
 complete -c torchmem -n '_shtab_torchmem_using whatif; and test $_shtab_torchmem_npos -ge 0' -ka "(__fish_complete_path (commandline -ct))" -d 'a file of torch.cuda.memory._dump_snapshot or `torchmem capture`'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a compare -d 'say what changed between two runs, and whether it is a regression'
 complete -c torchmem -n '_shtab_torchmem_using compare' -s h -l help -d 'show this help message and exit'
@@ -169,18 +167,11 @@ complete -c torchmem -n '_shtab_torchmem_using preflight' -l world-size -x -d 'r
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l rank -x -d 'the rank to run (default 0)'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l local-world-size -x -d 'ranks on each node (default 8, or the world size if that is smaller)'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l find-batch -x -d 'find the largest value of a script option that fits, such as batch-size=1..64 for --batch-size'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l ranks -x -d 'run each of these ranks of --world-size, such as 0..3,7'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l world-sizes -x -d 'run --rank with each of these world sizes, such as 8,64,1024'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l matrix -x -d 'run each combination, such as --matrix batch=8,16 gpu_model=24GB,a100-40gb; NAME is {NAME} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, or an option of the script'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l jobs -x -d 'combinations to run at a time (default: one per core, as far as RAM suffices)'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l resume -xka "(__fish_complete_path (commandline -ct))" -d 'keep the results of a matrix in FILE, and do not run those again that it has'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l csv -d 'print a matrix as CSV'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l bisect -x -d 'find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l setting -x -d 'compare this allocator setting instead of the default ones; can be repeated'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l gpu-models -x -d 'compare these GPU models instead of the next larger and smaller ones'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l snapshot -xka "(__fish_complete_path (commandline -ct))" -d 'keep the trace, for memory_viz and torchmem whatif'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l json -d 'print one JSON document; the script'"'"'s output goes to stderr'
-complete -c torchmem -n '_shtab_torchmem_using preflight' -l plot -xka "(__fish_complete_path (commandline -ct))" -d 'plot memory over the steps, as .png or .svg'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l save-baseline -xka "(__fish_complete_path (commandline -ct))" -d 'write what is used to a JSON file to be reviewed like a lock file'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l baseline -xka "(__fish_complete_path (commandline -ct))" -d 'compare with such a file, and fail with what changed if more is used'
 complete -c torchmem -n '_shtab_torchmem_using preflight' -l tolerance -x -d 'growth of a peak that is accepted, such as 2% (default: 1%)'

@@ -121,16 +121,6 @@ class SnapshotAnswer:
         )
         return still(heading, self.words(), "", "")
 
-    def plot(self, out: Path) -> None:
-        """Draw the memory by line over time. Raise UsageError unless one device is shown."""
-        from torchmem.trace import holders_plot
-
-        if len(self._examined) > 1:
-            devices = ", ".join(str(found.device) for _, found in self._examined)
-            raise UsageError(f"--plot draws one GPU: pass --gpu with one of {devices}.")
-        for lifetimes, found in self._examined:
-            holders_plot.draw(lifetimes, found, out)
-
 
 def _leaks(lifetimes: Lifetimes, moment: int | None = None) -> Sequence[Leak] | None:
     return leaks(lifetimes, moment) if is_long_enough(lifetimes, moment) else None

@@ -232,11 +232,6 @@ class DeviceRecord:
         """Bytes that the allocator took from the driver since the process started."""
         return self._flows["allocated"].total
 
-    @property
-    def returned_bytes(self) -> int:
-        """Bytes that the allocator returned to the driver since the process started."""
-        return self._flows["freed"].total
-
     def sample(self, *, expandable: bool) -> DeviceSample:
         """Return the device as it is published.
 
