@@ -22,8 +22,9 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.state import node_state
 from torchmem.exporter.live.states import EncodedState
 from torchmem.exporter.node_reading import NodeReading
-from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
+from torchmem.node.published import Published
 
 GPUS = 16
 RANKS = (8, 64, 1024)
@@ -75,7 +76,7 @@ def encoding(node: Node) -> tuple[float, float, int]:
     found = node.found()
     states = [EncodedState(found, node_state(found)) for _ in range(REPETITIONS)]
     encoded = time.process_time()
-    size = max(len(state.deflated_event) for state in states)
+    size = max(len(state.gzipped) for state in states)
     packed = time.process_time()
     each = 1000 / REPETITIONS
     return (encoded - started) * each, (packed - encoded) * each, size
@@ -87,7 +88,8 @@ def in_browser(page: Page, node: Node) -> float:
         page.goto(server.url)
         page.wait("document.querySelectorAll('.rank').length > 0")
         page.evaluate(
-            "window.updates = 0, new EventSource('api/v1/events').onmessage = () => updates++"
+            "(() => { const ask = fetch; window.updates = 0; window.fetch = (path, ...more) => {"
+            " updates += path === 'api/v1/state'; return ask(path, ...more); }; })()"
         )
         page.wait("updates > 1")
         page.cpu_seconds()

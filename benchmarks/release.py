@@ -47,7 +47,6 @@ LARGE_SHARE, SMALL_SHARE = 0.55, 0.08
 # Activations kept for each sample: input and output of the linear layer and of the ReLU, in fp32.
 BYTES_PER_SAMPLE = 2 * LAYERS * WIDTH * 4
 SETTINGS = {
-    "gradual": "gradual=0.5",
     "hooks": "hooks=0.5",
     "cache": "cache=0.5",
     "emergency": "emergency",

@@ -47,9 +47,9 @@ from dashboards.queries import (
 from grafana_foundation_sdk.builders import timeseries
 
 from torchmem.allocator.settings import LAST_PARSED
-from torchmem.exporter.host_processes import KILL_CAUSES
 from torchmem.metrics import catalog
 from torchmem.metrics.colors import CAUSES, STATES
+from torchmem.node.published import KILL_CAUSES
 from torchmem.sample.remedy_words import REMEDY_WORDS
 
 NO_OOM = "No rank ran out of memory in this time range"

@@ -29,8 +29,7 @@ Without `--token-file`, the token is read from the variable `GRAFANA_TOKEN`. The
 the folder `torchmem`, or to that of `--folder`, and start with Grafana's default Prometheus data
 source, or with that of `--datasource`, a name or UID. Dashboards that exist are replaced only with
 `--force`. Alternatively, `torchmem manifests dashboards --out DIR` writes files to import, and
-`torchmem manifests grafana --out DIR` also the provisioning. With `--grafana-com`, the files are in
-the form that grafana.com takes.
+`torchmem manifests grafana --out DIR` also the provisioning.
 
 `make pictures` draws the pictures with Grafana's published panel libraries, from
 recordings of simulated jobs and GPUs. State timelines and heatmaps only resemble Grafana's.

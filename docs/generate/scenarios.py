@@ -27,18 +27,12 @@ determine a run. It is stretched over `--duration`, and takes longer on a busy m
 its parts are too short to be visible.
 """
 COLUMNS = ("scenario", "what happens", "published number", "source", "simulated", "effects")
-TAIL = """\
-`--real` runs the same allocations with tensors on your own GPUs, scaled to their memory.
-`colocated` and `neighbor` need the simulation, because they include other processes. On a GPU that
-is not shared, out-of-memory errors then have the cause *limit* or *fragmentation*, because each
-rank is limited to its share of the GPU.
-"""
 
 
 def rendered() -> dict[Path, str]:
     """Return the page, with one row for each scenario."""
     rows = [_row(COLUMNS), "|---" * len(COLUMNS) + "|", *map(_scenario_row, SCENARIOS.values())]
-    return {PAGE: "\n".join([HEAD, *rows, "", TAIL])}
+    return {PAGE: "\n".join([HEAD, *rows, ""])}
 
 
 def _scenario_row(scenario: Scenario) -> str:

@@ -32,8 +32,8 @@ HEAD = """\
 `torchmem why` begins with one sentence: why the job ran out of memory. It answers two
 questions: what would have made room for the job (the *cause*), and what had changed (the *onset*).
 Both are labels of `torchmem_last_oom_info`, with the first advice (`remedy`), and
-`torchmem why --json` prints them as `verdict`, with the sentence and the room that each change
-would have made.
+`torchmem why --json` prints them as `cause` and `onset`, with the sentence (`headline`) and the
+room that each change would have made (`oom.gains`).
 
 ## The cause: what would have given room
 

@@ -3,47 +3,52 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from torchmem.explain.remedy import Remedy
+from torchmem.sample.remedy_words import RemedyKind
 
 FRACTION = re.compile(r"set_per_process_memory_fraction\(([\d.]+)")
-TWINS = (
-    ("keeps tensors from step to step", "drop"),
-    ("tensors of one shape and their graphs", "drop"),
-    ("Find out why the optimizer state grows", "drop"),
-    ("Find out why the parameters grow", "drop"),
-    ("Do not store exceptions", "drop"),
-    ("Break the reference cycle", "break_cycle"),
-    ("collect every few steps", "collect"),
-    ("Bound what one step can need", "bound"),
-    ("Find out why steps need more and more", "bound"),
-    ("do not record graphs", "no_grad"),
-    ("Use smaller batches or shorter sequences there", "smaller"),
-    ("Use a smaller batch", "smaller"),
-    ("Leave more memory free", "smaller"),
-    ("Update one after the other", "foreach"),
-    ("(FSDP, ZeRO)", "shard"),
-    ("Load the parameters in fewer bits", "shard"),
-    ("Move what appeared then to host memory", "host"),
-    ("Copy to host memory", "host"),
-    ("belong neither to the model nor to this step", "host"),
-    ("Keep in host memory what this step does not need", "host"),
-    ("Read the checkpoint into host memory", "host"),
-    ("reads a checkpoint into GPU memory", "host"),
-    ("Find out what took memory outside", "outside"),
-    ("Find out what holds the memory", "outside"),
-    ("Stop it, move this run", "outside"),
-    ("Let CUDA graphs share one pool", "share_pool"),
-    ("Let other allocations use the memory of a MemPool", "use_on_oom"),
-    ("Catch torch.OutOfMemoryError", "repeat"),
-    ("Wait for the other stream", "wait"),
-    ("Recompute activations", "recompute"),
-    ("in 16 bits", "half"),
-    ("Allocate large tensors on one stream", "one_stream"),
-    ("was in whole segments", "empty_cache"),
-    ("has a wrong shape", "shape"),
-)
-"""Words of a remedy, and the twin that follows it, which a script asks for by `Job.cured`.
+TWINS: Mapping[RemedyKind, str] = {
+    "find_kept": "drop",
+    "find_kept_outputs": "drop",
+    "kept_outputs": "drop",
+    "optimizer_grows": "drop",
+    "parameters_grow": "drop",
+    "stored_exceptions": "drop",
+    "cycle": "break_cycle",
+    "collect": "collect",
+    "bounded_step": "bound",
+    "find_larger_steps": "bound",
+    "no_graphs": "no_grad",
+    "phase_without_graphs": "no_grad",
+    "smaller_calls": "smaller",
+    "smaller_batch": "smaller",
+    "more_free": "smaller",
+    "one_parameter": "foreach",
+    "shard": "shard",
+    "shard_if_large": "shard",
+    "fewer_bits": "shard",
+    "host_tensors": "host",
+    "copy_to_host": "host",
+    "find_others": "host",
+    "host_inputs": "host",
+    "checkpoint_on_host": "host",
+    "find_outside": "outside",
+    "find_processes": "outside",
+    "other_gpu": "outside",
+    "shared_pool": "share_pool",
+    "pool_on_oom": "use_on_oom",
+    "repeat": "repeat",
+    "wait": "wait",
+    "recompute": "recompute",
+    "activations_in_16_bits": "half",
+    "compute_in_16_bits": "half",
+    "one_stream": "one_stream",
+    "empty_cache": "empty_cache",
+    "shape": "shape",
+}
+"""The twin that follows a remedy, which a script asks for by `Job.cured`.
 
 A script without that twin runs unchanged, as the advice is not about what it does.
 """
@@ -57,11 +62,6 @@ def followed(remedy: Remedy | None) -> dict[str, str]:
         return {"PYTORCH_ALLOC_CONF": f"{remedy.setting}:{remedy.value}"}
     if found := FRACTION.search(" ".join(remedy.lines)):
         return {"VERDICT_FRACTION": found[1]}
-    return {"VERDICT_CURE": _twin(remedy.text)}
-
-
-def _twin(text: str) -> str:
-    names = [name for words, name in TWINS if words in text]
-    if not names:
-        raise LookupError(f"no twin is known for this advice: {text}")
-    return names[0]
+    if remedy.kind not in TWINS:
+        raise LookupError(f"no twin is known for this advice: {remedy.text}")
+    return {"VERDICT_CURE": TWINS[remedy.kind]}

@@ -44,7 +44,7 @@ def line(case: Case, found: Ended | None) -> str:
     """Return a row of the table."""
     if found is None or found.report is None:
         return f"| {case.name} | {'took too long' if found is None else 'finished'} | | | | |"
-    verdict = found.document["verdict"]
+    verdict = found.document
     kind = case.kind
     causes = kind.causes | ({"fragmentation"} if kind.expandable == "any" else set())
     right = [verdict["cause"] in causes, verdict["onset"] in kind.onsets]

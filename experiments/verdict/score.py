@@ -90,7 +90,7 @@ def outcome(case: Case) -> Outcome | None:
     ended = run(case)
     if ended.report is None:
         return None
-    verdict = ended.document["verdict"]
+    verdict = ended.document
     remedy = first_advice(ended.report)
     variables = followed(remedy)
     is_measured = case.kind.expandable == "any" or variables == EXPANDABLE

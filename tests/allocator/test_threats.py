@@ -13,6 +13,7 @@ from torchmem.allocator.sizes import GIB, MIB
 from torchmem.explain.growth import steps_left
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.parts import device_parts, part_words
+from torchmem.explain.threat_series import judgment
 from torchmem.explain.threats import MAX_REMEDIES, advice, threats
 from torchmem.explain.thresholds import changed, defaults
 from torchmem.sample.run_history import Growth
@@ -197,6 +198,15 @@ def test_there_is_always_advice_for_a_cause(sample: Sample) -> None:
         causes = [threat.cause for threat in threats(sample, device, SHIPPED) if threat.cause]
         assert bool(causes) == bool(advice(sample, device, SHIPPED))
         assert len(advice(sample, device, SHIPPED)) <= MAX_REMEDIES
+
+
+@given(samples)
+def test_the_first_advice_is_about_the_first_threat(sample: Sample) -> None:
+    """The exporter finds it without the others, and its words are those of the page."""
+    for device in sample.devices:
+        judged = judgment(sample, device, SHIPPED)
+        first = next(iter(advice(sample, device, SHIPPED)), None)
+        assert (judged.remedy if judged else None) == (first.kind if first else None)
 
 
 def _parts(device: DeviceSample) -> dict[str, int]:

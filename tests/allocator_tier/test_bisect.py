@@ -1,11 +1,12 @@
-"""`torchmem preflight --bisect` with PyTorch's real allocator, in a real git repository."""
+"""`git bisect run` with `torchmem preflight --baseline`, with PyTorch's real allocator."""
 
 from __future__ import annotations
 
-import json
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -46,31 +47,39 @@ model = Model().cuda()
 
 @pytest.fixture
 def repo(tmp_path: Path) -> GitRepo:
-    """Return a repository whose second commit keeps the output of each step."""
+    """Return a repository whose second commit of three keeps the output of each step."""
     repo = GitRepo(tmp_path / "repo")
     loss = 'model(torch.zeros(1024, 1024, device="cuda"))'
     repo.commit({"train.py": SCRIPT.format(loss), "model.py": MODEL}, "Train")
     changed = MODEL.replace("        return", "        self.kept.append(y)\n        return")
     repo.commit({"model.py": changed}, "Keep the outputs")
+    repo.commit({"README": "A model"}, "Add a README")
     return repo
 
 
-def test_the_commit_that_keeps_memory(repo: GitRepo, tmp_path: Path) -> None:
-    """It is found, with the line of the repository's module, and the checkout is unchanged."""
-    flags = ("--beside-gpu", "--gpu-model", "1GB", "--json", "--bisect", "HEAD~1..HEAD")
-    program = (*torch_server().python(), "train.py")
+def run(command: Sequence[str], repo: GitRepo) -> str:
+    """Return the output of a command in the repository, which must succeed."""
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "torchmem.cli", "preflight", *flags, "--", *program],
-        cwd=repo.folder,
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
+        command, cwd=repo.folder, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
-    largest = document["changes"][0]
-    assert document["commit"]["subject"] == "Keep the outputs"
-    assert (largest["component"], largest["file"], largest["line"]) == ("held", "model.py", 12)
-    assert repo.git("status", "--porcelain") == ""
-    assert len(repo.git("worktree", "list").splitlines()) == 1
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_commit_that_keeps_memory(repo: GitRepo, tmp_path: Path) -> None:
+    """`git bisect run` finds it, as docs/preflight.md says, with the line of the module."""
+    flags = ("preflight", "--beside-gpu", "--gpu-model", "1GB", "--tolerance", "10%")
+    program = ("--", *torch_server().python(), "train.py")
+    preflight = [sys.executable, "-m", "torchmem.cli", *flags]
+    baseline = str(tmp_path / "good.json")
+    repo.git("checkout", "--quiet", "HEAD~2")
+    run([*preflight, "--save-baseline", baseline, *program], repo)
+    repo.git("bisect", "start", "main", "HEAD")
+    at_each = shlex.join([*preflight, "--baseline", baseline, *program])
+    skipping = f"{at_each}; code=$?; test $code = 2 && exit 125; exit $code"
+    answer = run(["git", "bisect", "run", "sh", "-c", skipping], repo)
+    first_bad = repo.git("rev-parse", "main~1").strip()
+    assert f"{first_bad} is the first bad commit" in answer
+    assert "held" in answer
+    assert "model.py:12" in answer

@@ -52,11 +52,11 @@ def test_the_summary_has_the_peaks_of_pytorch(tmp_path: Path) -> None:
     assert list(peaks) == [int(word) for word in done.stdout.split()]
 
 
-def test_a_matrix_runs_side_by_side(tmp_path: Path) -> None:
+def test_a_matrix_runs_each_combination(tmp_path: Path) -> None:
     """Each combination has its own arguments, variables and peak, and no file is left."""
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    flags = ("--matrix", "size=1,2000", "SHIFT=20", "gpu_model=1GB", "--jobs", "2")
+    flags = ("--matrix", "size=1,2000", "SHIFT=20", "gpu_model=1GB")
     words = ("preflight", "--beside-gpu", "--steps", "2", "--json", *flags)
     command = (*torch_server().python(), str(script), "{size}")
     done = subprocess.run(

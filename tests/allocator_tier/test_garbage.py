@@ -15,8 +15,9 @@ from torchmem.sample.run_directory import REPORT_SUFFIX
 pytestmark = pytest.mark.allocator
 
 MIB = 1 << 20
+# With this threshold the objects of the background thread do not make a collection due.
 PRELUDE = """
-import gc, sys, torch
+import gc, sys, torch; gc.set_threshold(100_000)
 from torchmem import sdk
 session = sdk.instrument(interval=0.02)
 def take(mib): return torch.empty(mib << 20, dtype=torch.uint8, device="cuda")

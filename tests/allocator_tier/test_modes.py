@@ -48,7 +48,9 @@ def read():
         time.sleep(0.001)
     session.step()
 def read_without_layout():
-    session.step(); time.sleep(0.3); session.step()
+    session.step()
+    while not published(): time.sleep(0.001)
+    time.sleep(0.3); session.step()
     assert layouts() == [None]
 """
 

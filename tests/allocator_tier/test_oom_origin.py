@@ -222,10 +222,14 @@ optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(3):
     model(torch.ones(64, 1024, device="cuda")).sum().backward()
     optimizer.step()
-import subprocess, time
-time.sleep(0.1)
+import glob, os, subprocess, time
+def is_published():
+    paths = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/*.sample.json")
+    samples = [json.load(open(path)) for path in paths]
+    return any(s["steps"]["count"] == 4 and s["devices"][0]["components"] for s in samples)
+time.sleep(0.1)  # longer than the interval, so that the step is read
 optimizer.step()
-time.sleep(0.5)
+while not is_published(): time.sleep(0.01)
 command = [sys.executable, "-m", "torchmem.cli", "why", "--json"]
 shown = json.loads(subprocess.run(command, stdout=-1, check=True).stdout)["sample"]["devices"][0]
 allocated = torch.cuda.memory_allocated()

@@ -157,35 +157,6 @@ def test_a_capture_in_another_thread_is_not_disturbed(run: Run) -> None:
     assert shown["after"] >= 150
 
 
-GRADUAL = """
-def sizes(*mibs):
-    held = [take(mib) for mib in mibs]
-    del held
-    time.sleep(0.002)
-    step()
-for mib in (300, 400, 500): sizes(mib)
-setting = torch._C._accelerator_getAllocatorSettings
-settings = [setting()]
-held, graph = [take(600), take(700), take(800)], torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    first = take(30)
-    held.clear()
-    second, third = take(64), take(90)
-    settings.append(setting())
-graph.replay()
-settings.append(setting())
-show(settings=settings)
-"""
-
-
-def test_the_allocator_collects_nothing_during_a_capture(run: Run) -> None:
-    """The tier gradual, which would invalidate the capture, is back after it."""
-    settings = run_json(run, ", release='gradual=0.99'", GRADUAL)["settings"]
-
-    assert settings[1] == "garbage_collection_threshold:0.999"
-    assert settings[0] == settings[2] != settings[1]
-
-
 DEVICES = """
 wanted, caches = [], [take(3000), take(400, "cuda:1")]
 def give(size):

@@ -12,6 +12,7 @@ from torchmem.trace import read_with_stacks
 from torchmem.trace.holders import holders
 from torchmem.trace.leaks import leaks
 from torchmem.trace.lifetimes import Lifetimes
+from torchmem.whatif.moment import moment_memory
 
 pytestmark = pytest.mark.allocator
 
@@ -88,3 +89,33 @@ def test_a_leak_and_the_failed_request_are_found(recorded: tuple[Path, list[int]
     assert found.request is not None
     assert found.request.line is not None
     assert line_of("failed") == found.request.line.line
+
+
+def test_the_memory_of_a_moment_is_that_of_the_dump(recorded: tuple[Path, list[int]]) -> None:
+    """Undoing nothing gives the segments of the file; undoing an OOM gives its state."""
+    at_end = lifetimes(recorded[0] / "end.pickle")
+    segments = at_end.trace.segments
+    found = moment_memory(at_end, at_end.events)
+    failed = lifetimes(recorded[0] / "oom.pickle")
+    before = moment_memory(failed, failed.moment("oom") or 0)
+
+    assert found is not None
+    assert found.reserved == sum(segment.total_size for segment in segments)
+    assert found.in_use == sum(
+        block.size
+        for segment in segments
+        for block in segment.blocks
+        if block.state == "active_allocated"
+    )
+    assert before is not None
+    assert before.failed is not None
+    assert (before.failed.cause, before.in_use) == ("capacity", found.in_use)
+
+
+def test_ranges_of_record_function_are_named(recorded: tuple[Path, list[int]]) -> None:
+    """Each step of the optimizer is one, with a start and an end."""
+    trace = lifetimes(recorded[0] / "end.pickle").trace
+    names = {trace.texts[each.name] for each in trace.annotations}
+
+    assert "Optimizer.step#SGD.step" in names
+    assert sum(each.is_start for each in trace.annotations) == len(trace.annotations) / 2

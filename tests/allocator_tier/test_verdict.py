@@ -25,7 +25,7 @@ FAST = {
 )
 def test_the_verdict_names_cause_and_onset(kind: Kind) -> None:
     """The verdict on a job whose end is known names its cause and its onset."""
-    verdict = run(Case(kind, seed=0)).document["verdict"]
+    verdict = run(Case(kind, seed=0)).document
 
     assert verdict["cause"] in kind.causes
     assert verdict["onset"] in kind.onsets

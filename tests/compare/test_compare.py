@@ -256,17 +256,17 @@ def test_tables_are_compared_by_part(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], torchmem: Callable[..., Page]
 ) -> None:
     """Ranks and batch sizes compare by label; those that only one side has are named."""
-    flags = "--gpu-model", "80GB", "--world-size", "8", "--ranks"
-    before = preflight(tmp_path, capfd, "a.json", *flags, "0..2")
-    after = preflight(tmp_path, capfd, "b.json", *flags, "1..3", leak=8 << 20)
+    flags = "--gpu-model", "80GB", "--world-size", "8", "--matrix"
+    before = preflight(tmp_path, capfd, "a.json", *flags, "rank=0,1,2")
+    after = preflight(tmp_path, capfd, "b.json", *flags, "rank=1,2,3", leak=8 << 20)
     code, stdout, _ = torchmem(before, after)
-    rows = [line.split() for line in stdout.splitlines() if line.startswith("  rank")]
+    rows = [line.split() for line in stdout.splitlines() if line.startswith("  rank=")]
 
     assert code == 1
-    assert [(row[1], row[-1]) for row in rows] == [("1", "worse"), ("2", "worse")]
-    assert stdout.startswith("Regression: of 2 parts, 2 worse. rank 1 of 8: peak allocated")
-    assert "  - Only before: rank 0 of 8." in stdout
-    assert "  - Only after: rank 3 of 8." in stdout
+    assert [(row[0], row[-1]) for row in rows] == [("rank=1", "worse"), ("rank=2", "worse")]
+    assert stdout.startswith("Regression: of 2 parts, 2 worse. rank=1: peak allocated")
+    assert "  - Only before: rank=0." in stdout
+    assert "  - Only after: rank=3." in stdout
 
 
 def test_the_worst_part_comes_first() -> None:
@@ -381,7 +381,6 @@ def test_unknown_figures_are_left_out(tmp_path: Path, torchmem: Callable[..., Pa
         (b'{"process": 1, "device": 2, "oom": 3}', "is not an OOM report"),
         (b'{"phantom": true, "gpu_model": 1, "command": 2', "is cut off"),
         (b'{"phantom": true, "gpu_model": 1, "command": 2}', "is not a document of schema 1"),
-        (b'{"phantom": 1, "gpu_model": 1, "command": 2, "kind": "bisect"}', "is a bisection"),
         (b'{"schema": 9, "entries": {"torch": 1}}', "is not a baseline of schema 1"),
     ],
 )
@@ -402,14 +401,14 @@ def test_kinds_that_cannot_be_compared(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], torchmem: Callable[..., Page]
 ) -> None:
     """A table and a single run, or tables without a common part, are one sentence."""
-    flags = "--gpu-model", "8GB", "--world-size", "8", "--ranks"
-    ranks = [preflight(tmp_path, capfd, f"{rank}.json", *flags, str(rank)) for rank in (0, 1)]
+    flags = "--gpu-model", "8GB", "--world-size", "8", "--matrix"
+    ranks = [preflight(tmp_path, capfd, f"{rank}.json", *flags, f"rank={rank}") for rank in (0, 1)]
     one = saved(tmp_path, "a", summary())
     idle = saved(tmp_path, "b", summary(devices=()))
 
     for files, sentence in (
-        ((one, ranks[0]), "is a preflight of several ranks: compare two of one kind"),
-        (tuple(ranks), "have no part in common (rank 0 of 8; rank 1 of 8)"),
+        ((one, ranks[0]), "is a matrix of preflights: compare two of one kind"),
+        (tuple(ranks), "have no part in common (rank=0; rank=1)"),
         ((one, idle), "has no peak of GPU memory: name a run that used a GPU"),
         ((one,), "two files are needed, the older one first"),
         ((one, one, "--max-peak-increase", "1GB"), "'1GB' is not a tolerance"),

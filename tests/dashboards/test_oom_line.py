@@ -15,7 +15,7 @@ LABELS = 'instance="n:9847",gpu="3",uuid="GPU-a",rank="3",pid="9",run="gpt"'
 @pytest.mark.stack
 def test_of_several_errors_the_newest_line_is_shown(tmp_path: Path) -> None:
     """A rank that failed at two lines has one row, with the line of the newest error."""
-    (query,) = (text for text in QUERIES.values() if INFO in text and "run, launch, line)" in text)
+    (query,) = (text for text in QUERIES.values() if INFO in text and "remedy, line)" in text)
     test = {
         "interval": "1m",
         "input_series": [

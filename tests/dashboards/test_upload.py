@@ -317,22 +317,3 @@ def test_a_file_that_was_changed_is_kept(tmp_path: Path, root: Path) -> None:
     assert (changed.read_text(), (tmp_path / "node.json").exists()) == ("{}", False)
     assert main(["manifests", "dashboards", "--out", str(tmp_path), "--force"]) == 0
     assert changed.read_bytes() == (root / "dashboards" / "json" / "fleet.json").read_bytes()
-
-
-def test_the_form_of_grafana_com(tmp_path: Path) -> None:
-    """Each dashboard lists the panels that it needs, and a variable asks for the data source."""
-    assert main(["manifests", "dashboards", "--out", str(tmp_path), "--grafana-com"]) == 0
-
-    for name in BOARDS:
-        board = json.loads((tmp_path / f"{name}.json").read_text())
-        panels = {entry["id"] for entry in board["__requires"] if entry["type"] == "panel"}
-        sources = [v for v in board["templating"]["list"] if v["type"] == "datasource"]
-
-        assert (board["__inputs"], board["id"]) == ([], None)
-        assert panels == {panel["type"] for panel in every_panel(board)} - {"row"}
-        assert [source["query"] for source in sources] == ["prometheus"]
-
-
-def every_panel(board: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the panels, also those of folded rows."""
-    return [p for panel in board["panels"] for p in (panel, *panel.get("panels", []))]

@@ -18,13 +18,10 @@ import pytest
 from support.stubborn_rank import stubborn_rank
 from support.waiting import until
 
-from torchmem.allocator.sizes import GIB
 from torchmem.cli.main import command_line, main
 from torchmem.demo.ending import next_steps
 from torchmem.demo.ranks import DemoPlan, RankProcesses
-from torchmem.demo.screen import plain, show
-from torchmem.explain.parts import PartBytes
-from torchmem.node.state import GpuState, NodeState, RankState
+from torchmem.demo.screen import show
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.errors import OutOfMemoryError
@@ -97,7 +94,7 @@ def test_a_failing_scrape_is_skipped(capsys: pytest.CaptureFixture[str]) -> None
     It goes on until all ranks have ended, also after its duration.
     """
     alive = iter([True, True, True, False])
-    ranks = cast("RankProcesses", SimpleNamespace(alive=lambda: next(alive), pids=[]))
+    ranks = cast("RankProcesses", SimpleNamespace(alive=lambda: next(alive)))
     show(DemoPlan("fragmentation", 1, 0.001, 0), ranks, "http://127.0.0.1:1")
 
     assert capsys.readouterr() == ("", "")
@@ -158,7 +155,6 @@ def test_the_list_fits_the_terminal(
     ("arguments", "sentence"),
     [
         (["--scenario", "fragmentaton"], "did you mean 'fragmentation'"),
-        (["--scenario", "neighbor", "--real"], "without --real"),
         (["--ranks", "0"], "--ranks"),
         (["--listen", "nowhere"], "HOST:PORT"),
     ],
@@ -178,7 +174,6 @@ def test_bad_flags_are_one_sentence(
         (["--scenario", "x"], "make demo ARGS='--list'"),
         (["--ranks", "0"], "make demo ARGS='--ranks 4'"),
         (["--duration", "-1"], "make demo ARGS='--duration 300'"),
-        (["--scenario", "neighbor", "--real"], "make demo ARGS='--scenario neighbor'"),
     ],
 )
 def test_make_demo_names_its_own_lines(
@@ -221,29 +216,3 @@ def test_what_to_do_after_the_end(tmp_path: Path, has_oom: bool) -> None:
     assert any(line.endswith("top --exporter http://127.0.0.1:9847") for line in lines)
     assert lines[-1] == "and in a browser: http://127.0.0.1:9847"
     assert any(f"oom --run-dir {tmp_path}" in line for line in lines) is has_oom
-
-
-def test_without_a_terminal_each_rank_has_a_line() -> None:
-    """A line has the state and sizes of a rank; unknown values are dashes."""
-    parts = (PartBytes("parameters", 20 * GIB), PartBytes("stranded", 3 * GIB))
-    known = RankState(
-        rank=1,
-        pid=12,
-        state="running",
-        parts=parts,
-        tensor_bytes=20 * GIB,
-        reserved_bytes=24 * GIB,
-        headroom_flush_bytes=GIB,
-        fragmentation_ratio=0.999,
-        alloc_retries=2,
-        ooms={"capacity": 1},
-    )
-    unknown = RankState(rank=0, pid=11, state="exited")
-    node = NodeState(gpus=(GpuState(ranks=(known, unknown, RankState(rank=7, pid=99))),))
-
-    assert plain(5.0, node, [11, 12]) == (
-        "    5 s  rank 0 exited   tensors     – GiB  reserved     – GiB  stranded     – GiB  "
-        "headroom     – GiB  fragmentation index –  retries –  OOMs –\n"
-        "    5 s  rank 1 running  tensors  20.0 GiB  reserved  24.0 GiB  stranded   3.0 GiB  "
-        "headroom   1.0 GiB  fragmentation index 0.99  retries 2  OOMs 1"
-    )

@@ -47,12 +47,6 @@ def _strands(first: Look, look: Look) -> bool:
     return is_much and _retries(first, look)
 
 
-def _has_little_left(_: Look, look: Look) -> bool:
-    layout = look.device.layout
-    headroom = layout.headroom_bytes if layout else None
-    return headroom is not None and headroom < LIMITS.headroom_ratio * _total(look)
-
-
 def _driver_is_empty(_: Look, look: Look) -> bool:
     return (look.device.driver_free_bytes or 0) < LIMITS.gpu_library_bytes
 
@@ -71,9 +65,6 @@ def _half_is_gone(first: Look, look: Look) -> bool:
 
 SUBJECTS: Mapping[str, Subject] = {
     "fragmentation": Subject(frozenset({"fragmentation"}), _strands),
-    "interleaved": Subject(frozenset({"fragmentation", "capacity"}), _has_little_left),
-    "multitask": Subject(frozenset({"fragmentation", "retries"}), _retries),
-    "qkv": Subject(frozenset({"fragmentation", "retries"}), _retries),
     "retry-storm": Subject(frozenset({"retries", "library", "capacity"}), _retries),
     "phase-change": Subject(frozenset({"retries", "fragmentation"}), _retries),
     "neighbor": Subject(frozenset({"library", "capacity", "external"}), _driver_is_empty),
@@ -86,7 +77,6 @@ EARLIER = {
     "fragmentation": {"fragmentation", "retries", "larger_step"},
     "leak": {"kept"},
     "neighbor": {"capacity"},
-    "qkv": {"fragmentation"},
 }
 """What may be said before it is worth it, beside the subject's own sentence."""
 RUNS = [(name, rank) for name in SCENARIOS for rank in (0, RANKS - 1)]

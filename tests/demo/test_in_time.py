@@ -16,7 +16,7 @@ from torchmem.sample.sample import LIVE_STATES
 from torchmem.simulator.scenarios import SCENARIOS
 
 RUNS = [(name, rank) for name in SCENARIOS for rank in (0, RANKS - 1)]
-STRANDS = {"fragmentation", "interleaved", "qkv", "phase-change", "multitask"}
+STRANDS = {"fragmentation", "phase-change"}
 """Scenarios of stranded memory."""
 GROWS = {
     "leak": "leak",

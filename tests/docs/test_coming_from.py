@@ -21,7 +21,7 @@ SPANS = re.findall(r"`([^`\n]+)`", TEXT)
 THIS, OTHER = "0a7c03e1-5f42-9d08-b3c6-0d41e80f2a90", "1a7c03e1-5f42-9d08-b3c6-1d41e80f2a91"
 MIB = 1 << 20
 # The value that each command's flag needs to be complete.
-FLAG_VALUES = {"--plot": "memory.svg", "--at": "peak"}
+FLAG_VALUES = {"--at": "peak"}
 FILES = {"snapshot": 1, "whatif": 1, "compare": 2}
 
 

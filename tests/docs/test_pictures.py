@@ -95,32 +95,3 @@ def test_a_picture_of_a_page_shows_its_texts(
     file.write_text(SCRIPT.replace(old, new))
 
     assert (shown.page([file]) != before) == is_seen
-
-
-def test_a_plot_shows_what_its_code_draws(tmp_path: Path) -> None:
-    """Comments, docstrings, imports and formatting are not in the picture; a label is."""
-    file = tmp_path / "plot.py"
-    texts = (
-        'def draw(axes):\n    """Draw."""\n    axes.set_xlabel("steps")\n',
-        'import os\ndef draw(axes):\n    """Draw one."""\n    axes.set_xlabel(\n  "steps")  # x\n',
-        'def draw(axes):\n    """Draw."""\n    axes.set_xlabel("seconds")\n',
-    )
-    programs = []
-    for text in texts:
-        file.write_text(text)
-        programs.append(shown.program(file))
-
-    assert programs[0] == programs[1] != programs[2]
-
-
-def test_the_commands_of_a_picture_stand_on_its_page(tmp_path: Path) -> None:
-    """The commands of the example with the picture are found, without their output."""
-    page = tmp_path / "plot.md"
-    page.write_text(
-        "Text.\n\n    $ torchmem other --plot b.png\n\nMore.\n\n"
-        "    $ torchmem one\n    $ torchmem two --plot a.png \\\n        --more\n\n    Output.\n"
-    )
-
-    assert shown.commands(page, "a.png") == ["torchmem one", "torchmem two --plot a.png --more"]
-    with pytest.raises(ValueError, match=r"no command with --plot c\.png"):
-        shown.commands(page, "c.png")

@@ -11,9 +11,9 @@ from pathlib import Path
 from support.exporter_process import ExporterProcess, exporter_process
 from support.fake_nvml import FakeNode
 from support.publishing import own_sample
+from support.scrape_limits import NODE_LIMITS
 from support.users import as_user, needs_root
 
-from torchmem.exporter.scrape_limits import NODE_LIMITS
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Process, Sample, encode
 from torchmem.sdk.publish.sample_file import make_user_directory

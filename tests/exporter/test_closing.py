@@ -15,9 +15,10 @@ from support.waiting import until
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
+from torchmem.node.published import Published
 
 OpenExporter = Callable[..., Exporter]
 

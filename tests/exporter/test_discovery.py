@@ -21,8 +21,8 @@ from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.discovery import target_groups
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.server import serve
+from torchmem.node.published import Published
 from torchmem.sdk.publish.endpoint import Endpoint
 from torchmem.sdk.publish.outputs import registry
 from torchmem.sdk.publish.page import Page

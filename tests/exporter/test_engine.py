@@ -15,11 +15,11 @@ from support.samples import UUID, full_sample
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.headroom import bounded, taken_by_others
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.engine import engine_families
 from torchmem.exporter.subjects.outside_allocator import ProcessUse
 from torchmem.host.process_table import process_key
 from torchmem.metrics.families import ProcessView, families
+from torchmem.node.published import Published
 from torchmem.sample.engine import Engine
 from torchmem.sample.sample import DeviceSample, Layout
 

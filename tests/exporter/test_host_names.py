@@ -18,7 +18,7 @@ from support.waiting import until
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.web.host_names import is_rebound
 
-PATHS = ("/", "/metrics", "/api/v1/state", "/api/v1/events", "/api/v1/rank", "/api/v1/map", "/sd")
+PATHS = ("/", "/metrics", "/api/v1/state", "/api/v1/rank", "/api/v1/map", "/sd")
 BROWSER = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64)", "Accept-Language": "en-US,en;q=0.9"}
 PROMETHEUS = {"User-Agent": "Prometheus/3.5.0", "X-Prometheus-Scrape-Timeout-Seconds": "10"}
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]", "10.1.2.3", "demo.localhost", platform.node())

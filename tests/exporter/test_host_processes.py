@@ -17,10 +17,10 @@ from support.publishing import own_process, own_sample, publish
 from support.waiting import until
 
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.host_processes import HostProcesses
-from torchmem.exporter.sample_files import Published
 from torchmem.host.host_memory import MemoryGroup
 from torchmem.host.procfs import start_ticks
+from torchmem.node.host_processes import HostProcesses
+from torchmem.node.published import Published
 from torchmem.sample.sample import HostMemory, Process, State
 
 OpenExporter = Callable[..., Exporter]

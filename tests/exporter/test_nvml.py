@@ -355,30 +355,24 @@ def test_node_without_gpus(open_exporter: OpenExporter, tmp_path: Path) -> None:
 
 
 def test_missing_values_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    """Calls that return no value are logged once, grouped by reason and by GPU."""
+    """Calls that return no value are logged once, grouped by reason."""
     caplog.set_level(logging.INFO)
     missing = NvmlLibrary(SimpleNamespace()).missing_values
 
-    for gpus, name, code in [(range(8), "A", 13), ([0, 1, 5], "B", 13), ([2], "C", 3)]:
-        for gpu in gpus:
-            missing.set_gpu(gpu)
-            missing.note(logging.INFO, name, code)
-    missing.set_gpu(None)
-    missing.note(logging.INFO, "A", 13)
-    missing.note(logging.INFO, "Versions", 4)
+    for name, code in [("A", 13), ("B", 13), ("C", 3), ("A", 13), ("Versions", 4)]:
+        missing.note(logging.INFO, name, code)
     for _ in range(2):
         missing.log()
-    missing.set_gpu(9)
+    missing.note(logging.INFO, "A", 13)
     missing.note(logging.WARNING, "C", 999)
     missing.log()
 
     assert caplog.messages == [
         (
-            "NVML returns no value: not supported (code 3) on GPU 2: C; no permission (code 4): "
-            "Versions; function not found (code 13) on GPUs 0-7: A; function not found (code 13) "
-            "on GPUs 0-1, 5: B"
+            "NVML returns no value: not supported (code 3): C; no permission (code 4): Versions; "
+            "function not found (code 13): A, B"
         ),
-        "NVML returns no value: unknown error (code 999) on GPU 9: C",
+        "NVML returns no value: unknown error (code 999): C",
     ]
 
 

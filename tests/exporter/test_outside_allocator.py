@@ -21,7 +21,6 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.nvml import NvmlDevice, NvmlLibrary
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.outside_allocator import (
     OutsideAllocator,
@@ -29,6 +28,7 @@ from torchmem.exporter.subjects.outside_allocator import (
     outside_families,
 )
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
+from torchmem.node.published import Published
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import (
     Allocator,

@@ -40,6 +40,11 @@ def scraped_until(
     )
 
 
+def both_read(exposition: Exposition) -> bool:
+    """Return whether a scrape has read both GPUs before its deadline."""
+    return len(exposition.matching("nvml_utilization_ratio", engine="gpu")) == 2
+
+
 def test_gpu_is_lost_and_comes_back(node: FakeNode, run_dir: Path) -> None:
     """A lost GPU costs its own values, which are back in the scrape after it responds again."""
     heal(node)
@@ -66,19 +71,14 @@ def test_gpu_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
     """While a call on one GPU hangs, the other one is complete; when it returns, both are."""
     heal(node)
     with exporter_process(node, run_dir, scrape_deadline_seconds=3) as exporter:
-        exporter.scrape()  # so that the collection of the exporter's start is over
+        scraped_until(exporter, both_read)  # so that the collection of its start is over
         before = node.calls("nvmlDeviceGetUtilizationRates")
         node.change("gpu 1", nvmlDeviceGetUtilizationRates="hang")
         first = exporter.scrape()
         hung = [exporter.scrape() for _ in range(5)]
         calls = node.calls("nvmlDeviceGetUtilizationRates") - before
         heal(node)
-        scraped_until(
-            exporter,
-            lambda exposition: (
-                len(exposition.matching("nvml_utilization_ratio", engine="gpu")) == 2
-            ),
-        )
+        scraped_until(exporter, both_read)
         messages = [line for line in exporter.messages.splitlines() if "GPU 1 (" in line]
 
     assert first.value("nvml_up", reason="timeout") == 0.0
@@ -105,19 +105,14 @@ def test_driver_hangs_and_is_released(node: FakeNode, run_dir: Path) -> None:
     """While a call on NVML as a whole hangs, scrapes are served, and nothing else is called."""
     heal(node)
     with exporter_process(node, run_dir, scrape_deadline_seconds=3) as exporter:
-        exporter.scrape()
+        scraped_until(exporter, both_read)
         node.change("node", nvmlDeviceGetCount_v2="hang")
         exporter.scrape()
         calls = len(re.findall("nvmlDeviceGet", node.log.read_text()))
         hung = [exporter.scrape() for _ in range(5)]
         later_calls = len(re.findall("nvmlDeviceGet", node.log.read_text()))
         node.change("node", nvmlDeviceGetCount_v2="success")
-        scraped_until(
-            exporter,
-            lambda exposition: (
-                len(exposition.matching("nvml_utilization_ratio", engine="gpu")) == 2
-            ),
-        )
+        scraped_until(exporter, both_read)
 
     assert calls == later_calls
     for exposition in hung:

@@ -12,8 +12,7 @@ import yaml
 from support import promtool
 from support.h100_node import h100_node, series
 from support.needs import needs
-
-from torchmem.exporter.scrape_limits import MAX_OTHER_SERIES, NODE_LIMITS, RANK_LIMITS, as_yaml
+from support.scrape_limits import MAX_OTHER_SERIES, NODE_LIMITS, RANK_LIMITS
 
 ROOT = Path(__file__).resolve().parents[2]
 OTHER_JOBS = {"prometheus", "alertmanager", "vllm"}  # they serve no series of torchmem
@@ -51,7 +50,7 @@ SHIPPED = {name: job for name, job in (*jobs(), *monitors()) if job["job_name"] 
 @pytest.mark.parametrize("job", SHIPPED.values(), ids=SHIPPED)
 def test_every_configuration_has_the_limits(job: Mapping[str, Any]) -> None:
     """No shipped configuration lets one target fill Prometheus' memory in one scrape."""
-    is_of_ranks = job["job_name"] in {"torchmem-ranks", "torchmem-leaders"}
+    is_of_ranks = job["job_name"] in {"torchmem-ranks", "torchmem-sidecars"}
     limits = RANK_LIMITS if is_of_ranks else NODE_LIMITS
     assert limits == {name: job.get(name) for name in limits}
 
@@ -66,7 +65,7 @@ def test_there_are_configurations() -> None:
 def test_prometheus_accepts_the_limits(tmp_path: Path, limits: Mapping[str, int | str]) -> None:
     """promtool accepts the limits as part of a scrape configuration."""
     file = tmp_path / "prometheus.yml"
-    file.write_text(f"scrape_configs:\n  - job_name: torchmem\n{as_yaml(limits, '    ')}")
+    file.write_text(yaml.safe_dump({"scrape_configs": [{"job_name": "torchmem", **limits}]}))
     promtool.accepts("check", "config", file)
 
 

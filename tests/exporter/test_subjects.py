@@ -180,7 +180,7 @@ def test_value_that_no_version_returns_is_logged(
         assert gpu.read(MemoryInfo) is None
         gpu.nvml.end_reading()
     assert caplog.messages == [
-        "NVML returns no value: function not found (code 13) on GPU 0: nvmlDeviceGetMemoryInfo"
+        "NVML returns no value: function not found (code 13): nvmlDeviceGetMemoryInfo"
     ]
 
 
@@ -202,7 +202,7 @@ def test_impossible_memory(
         gpu.nvml.end_reading()
     (message,) = caplog.messages
     assert message == (
-        "NVML returns an impossible value on GPU 0, which is not used: nvmlDeviceGetMemoryInfo: "
+        "NVML returns an impossible value, which is not used: nvmlDeviceGetMemoryInfo: "
         f"{used} bytes used, {free} free and {GIB} reserved of {total}"
     )
 

@@ -26,9 +26,9 @@ from torchmem.explain.threats import ThreatKind
 from torchmem.explain.thresholds import Limits, changed, defaults
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.state import node_state
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.threats import RankThreats
 from torchmem.metrics.families import ProcessView
+from torchmem.node.published import Published
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.run_history import Growth
 from torchmem.sample.sample import (

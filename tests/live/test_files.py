@@ -23,6 +23,7 @@ from support.fuzz import TEXTS_FILE, make_input
 from support.played_script import PlayedScript
 from support.recordings import RecordedJob, varying_lengths
 from support.snapshots import REAL_GPUS, load_snapshot, of_real_gpu, segments
+from support.words import oom_text
 
 from torchmem import trace as recordings
 from torchmem.allocator.fragmentation import measure
@@ -38,7 +39,6 @@ from torchmem.exporter.live.page import files
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.node.why import oom_why
-from torchmem.node.words import oom_page
 from torchmem.whatif.engine import what_if
 from torchmem.whatif.result import document
 from torchmem.why.text import explain_stream
@@ -332,7 +332,7 @@ def test_an_oom_report(opened: Page, tmp_path: Path) -> None:
     choose(opened, path)
     opened.wait("document.querySelector('.oom .uplot')")
     words = " ".join(shown(opened).split())
-    command = " ".join(oom_page(path, reports.STRANDED, {}).split())
+    command = " ".join(oom_text(reports.STRANDED).split())
     said = oom_why(reports.STRANDED, None, may_look=True)
     sentences = (
         said.summary,

@@ -14,8 +14,8 @@ from support.browser import Page
 from support.publishing import own_process, own_sample, publish
 
 from torchmem.demo.node import SimulatedNode, uuid
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.server import serve
+from torchmem.node.published import Published
 from torchmem.simulator.scenarios import SCENARIOS
 
 ROWS = "[...document.querySelectorAll('.rank .row .who')].map((who) => who.textContent)"

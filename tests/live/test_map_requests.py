@@ -12,7 +12,7 @@ from support.publishing import own_sample
 from support.users import as_user, needs_root
 
 from torchmem.exporter.live.memory_map import CannotAskError, Requests
-from torchmem.exporter.sample_files import Published
+from torchmem.node.published import Published
 from torchmem.sample.memory_map import request_directory
 from torchmem.sdk.publish.memory_map import MapPublisher
 from torchmem.sdk.publish.sample_file import make_user_directory

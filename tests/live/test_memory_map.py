@@ -31,8 +31,9 @@ from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.map_file import MAX_OBJECTS, MapFiles, checked
 from torchmem.exporter.live.memory_map import Requests
-from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
+from torchmem.node.published import Published
 from torchmem.sample.memory_map import (
     LEASE_SECONDS,
     MAP_SUFFIX,

@@ -18,20 +18,20 @@ from support import reports
 from support.browser import PACKAGES, Page
 from support.collectors import EmptyCollector
 from support.publishing import own_process, own_sample, publish
+from support.words import rank_text
 
 from torchmem.allocator.sizes import format_index
 from torchmem.demo.node import SimulatedNode, cuda_bytes, uuid
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.explain.oom_report import encode
-from torchmem.explain.thresholds import defaults
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.page import files
 from torchmem.exporter.node_reading import NodeReading
-from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.node import words as report_text
+from torchmem.node.published import Published
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Process
 from torchmem.simulator.gpu import GpuUse, SimulatedGpu
@@ -255,7 +255,7 @@ def test_every_screen_has_the_same_fragmentation(page: Page, run_dir: Path) -> N
     publish(run_dir, sample)
     assert layout.fragmentation_ratio is not None
     assert layout.fragmentation_ratio > 0.997
-    shown = {"report": report_text.rank_page(sample, time.time(), {}, defaults().limits("", ""))}
+    shown = {"report": rank_text(sample, time.time())}
     with node_of(run_dir) as server:
         page.goto(server.url)
         page.wait(f"document.querySelector('{RANK}')")
@@ -313,7 +313,7 @@ def test_devices_that_do_not_exist(page: Page, run_dir: Path) -> None:
 
 
 def test_the_page_asks_for_a_password(page: Page, run_dir: Path, tmp_path: Path) -> None:
-    """Page, files, state and stream are all behind the passwords of --web.config.file."""
+    """Page, files and state are all behind the passwords of --web.config.file."""
     import bcrypt
 
     from torchmem.exporter.web.config import LiveConfig
@@ -323,7 +323,7 @@ def test_the_page_asks_for_a_password(page: Page, run_dir: Path, tmp_path: Path)
     config.write_text(f"basic_auth_users:\n  ann: {hashed}\n")
     exporter = Exporter(FakeNvml.of(), RunDirectory(run_dir))
     with closing(exporter), closing(serve(exporter, web=LiveConfig(config))) as server:
-        for path in ("/", f"/static/{files().digest}/page.js", "/api/v1/state", "/api/v1/events"):
+        for path in ("/", f"/static/{files().digest}/page.js", "/api/v1/state"):
             assert httpx.get(server.url + path, trust_env=False, timeout=60).status_code == 401
         page.authenticate("ann", "secret")
         page.goto(server.url)

@@ -9,11 +9,11 @@ import pytest
 from support.browser import Page
 from support.maps import map_of, varied_segments
 from support.reports import BY_NAME, NOW, STRANDED
+from support.words import oom_html
 
 from torchmem.allocator.sizes import GIB
 from torchmem.explain.call_stack import CallStack, Frame, Origin
 from torchmem.explain.oom_report import OomReport
-from torchmem.pages.oom import page as oom_page
 from torchmem.sample.memory_map import MAP_SUFFIX, encode
 from torchmem.sample.run_history import RunHistory
 
@@ -49,7 +49,7 @@ def show(page: Page, folder: Path, report: OomReport) -> None:
     memory_map = map_of(varied_segments(), timestamp=NOW)
     source.with_name(f"1-2-3{MAP_SUFFIX}").write_bytes(encode(memory_map))
     file = folder / "oom.html"
-    file.write_bytes(oom_page(source, report, {}))
+    file.write_bytes(oom_html(source, report))
     page.goto(file.as_uri())
     page.wait("!document.querySelector('#text').open")
 
@@ -119,7 +119,7 @@ def test_text_of_others_stays_text(page: Page, tmp_path: Path) -> None:
 
 def test_without_javascript_the_text_is_there(tmp_path: Path) -> None:
     """The text is open in the markup; it is the page's code that folds it."""
-    content = oom_page(tmp_path / "report", STRANDED, {}).decode()
+    content = oom_html(tmp_path / "report", STRANDED).decode()
 
     assert '<details id="text" class="card" open>' in content
     assert "export PYTORCH_ALLOC_CONF=expandable_segments:True" in content

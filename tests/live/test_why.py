@@ -19,14 +19,14 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.state import node_state
-from torchmem.exporter.live.why import rank_why
 from torchmem.exporter.main import reload
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
+from torchmem.node.published import Published
 from torchmem.node.state import OomWhy, RankWhy
 from torchmem.node.state import encode as encode_document
-from torchmem.node.why import oom_why
+from torchmem.node.why import oom_why, rank_why
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Ending, Sample
 
@@ -47,7 +47,7 @@ def ask(run_dir: Path, nvml: FakeNvml | None = None, *, may_look: bool = False) 
     exporter.collect()
     exporter.close()
     (item,) = exporter.found().published
-    return rank_why(exporter.found(), run_dir, item, item.sample.devices[0], may_look=may_look)
+    return rank_why(exporter.found(), item, item.sample.devices[0], may_look=may_look)
 
 
 @pytest.mark.parametrize("may_look", [False, True])
@@ -98,7 +98,7 @@ def test_the_thresholds_of_the_user(tmp_path: Path) -> None:
     found = exporter.found()
     (rank,) = node_state(found).gpus[0].ranks
     (item,) = found.published
-    why = rank_why(found, tmp_path / "run", item, item.sample.devices[0], may_look=False)
+    why = rank_why(found, item, item.sample.devices[0], may_look=False)
 
     assert rank.fragmentation_ratio is not None
     assert 0.7 < rank.fragmentation_ratio < 0.9
@@ -199,7 +199,7 @@ def test_the_gpu_has_nvmls_index(tmp_path: Path) -> None:
 def test_every_valid_sample_has_a_state(sample: Sample) -> None:
     """Whatever samples say, parts add up and the document can be encoded."""
     item = Published(sample, sample.process.pid, "running", attributed=True)
-    state = node_state(NodeReading(0.0, Reading(FakeNvml.of()), [item]))
+    state = node_state(NodeReading(0.0, [item], reading=Reading(FakeNvml.of())))
 
     assert encode_document(state)
     for gpu in state.gpus:

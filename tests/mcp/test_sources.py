@@ -1,4 +1,4 @@
-"""An assistant gets the same answer from a run directory and from the exporter that reads it."""
+"""A run directory and the exporter that reads it give one answer, to commands and assistants."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from itertools import cycle, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from support.publishing import own_process, own_sample, publish
@@ -27,14 +28,14 @@ from torchmem.exporter.server import serve
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.host.procfs import start_ticks
 from torchmem.mcp.worker import Reply, reply
-from torchmem.sample.run_directory import report_name, sample_name
-from torchmem.sample.sample import Process, Sample
+from torchmem.sample.run_directory import SAMPLE_SUFFIX, report_name, sample_name
+from torchmem.sample.sample import Ending, Process, Sample, State
 
 AGO = re.compile(r"(?<![\w.])[\d,.]+ (ms|s|min|h)( [\d.]+ (s|min))? ago")
 HOST_MEMORY = re.compile(r"(host memory  +).*")
 """What is left of the host's memory changes between two answers."""
-FILES = {"file", "recordings"}
-"""Only a run directory has files."""
+FILES = {"file", "recordings", "leaks"}
+"""Only a run directory has files. What only NVML tells is absent here: no GPU of it is listed."""
 PLACES = ("", ".reports.*", ".devices.*")
 GIB = 1 << 30
 Question = tuple[str, dict[str, object]]
@@ -160,6 +161,7 @@ def words(text: str, node: Node) -> str:
         text = text.replace(name, "SOURCE")
     text = re.sub(rf"\n +{re.escape(node.run_dir)}\S+", "", text)
     text = re.sub(rf"\n\nReport: {re.escape(node.run_dir)}\S+", "", text)
+    text = re.sub(r"name another [^.\n]*\.", "name another one.", text)
     return HOST_MEMORY.sub(r"\1…", AGO.sub("… ago", text))
 
 
@@ -231,17 +233,86 @@ def test_the_command_asks_an_exporter(
     def why(url: str, *flags: str) -> tuple[int, str]:
         return main(["why", "--exporter", url, *flags]), "".join(capsys.readouterr())
 
-    of_rank = node.replies(*about("rank_report", 1, "nightly"))[1]
-    code, shown = why(node.url, "--rank", "1", "--run", "nightly")
-    assert code == 0
-    assert words(shown, node) in words(of_rank.text, node)
+    for tool, rank in (("rank_report", 0), ("explain_oom", 1)):  # rank 1 has died
+        answered = node.replies(*about(tool, rank, "nightly"))[1]
+        code, shown = why(node.url, "--rank", str(rank), "--run", "nightly")
+        assert code == 0
+        assert words(shown, node) in words(answered.text, node)
     listed = node.replies("oom_reports", {"run": None})[1]
     assert words(why(node.url, "--list")[1], node) in words(listed.text, node)
     newest = node.replies(*about("explain_oom", None, None))[1]
     assert words(why(node.url)[1], node) in words(newest.text, node)
     assert json.loads(why(node.url, "--json")[1])["run"] == "nightly"
-    assert why(empty.url) == (2, f"torchmem: {empty.url} has no OOM report and no running rank.\n")
-    assert why(empty.url, "--html", "-")[0] == 2
+    assert why(empty.url)[0] == why(empty.url, "--html", "-")[0] == 2
+    assert why(empty.url)[1] == (
+        f"torchmem: {empty.url} has no OOM report and no rank: start a process with `torchmem run "
+        "-- COMMAND`, or name another exporter with --exporter.\n"
+    )
+
+
+def changed(**changes: Any) -> Sample:
+    """Return a sample with changes of its device."""
+    sample = own_sample()
+    return replace(sample, devices=(replace(sample.devices[0], **changes),))
+
+
+SAMPLES = {
+    "full": own_sample(),
+    "without a threat": changed(growth=None, last_oom=None),
+    "bare": changed(allocator=None, layout=None, components={}),
+    "asleep": changed(driver_free_bytes=70 * GIB),
+    "library": changed(driver_free_bytes=GIB // 4),
+}
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
+STATES: list[State] = ["running", "killed", *ENDINGS]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    """Each sample as that of a living rank, of one that was killed, and of each other ending."""
+    run_dir = tmp_path_factory.mktemp("ranks")
+    kinds = cycle(BY_NAME.values())
+    for rank, (sample, state) in enumerate(product(SAMPLES.values(), STATES)):
+        ids = {} if state == "running" else {"pid": (1 << 22) - 1 - rank, "start_ticks": 1}
+        process = own_process(rank=rank, run=state, **ids)
+        ended = next((each for each in ENDINGS if each == state), None)
+        shown = replace(sample, process=process, ended=ended, oom_pending=False)
+        name = f"1-{process.pid}-{rank + 1}{SAMPLE_SUFFIX}"
+        if ended == "oom" and rank % 2:  # the others have left no report
+            report = replace(next(kinds), process=process)
+            device = replace(sample.devices[0], last_oom=report.oom)
+            shown = replace(shown, devices=(device,))
+            publish(run_dir, encode(report), report_name(name, 1))
+        publish(run_dir, shown, name)
+    with serving(run_dir) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *((), ("--list",)),
+        *(
+            ("--run", state, "--rank", str(rank))
+            for rank, (_, state) in enumerate(product(SAMPLES, STATES))
+        ),
+        *(("--run", state) for state in STATES),
+        ("--rank", "999"),
+    ],
+    ids=" ".join,
+)
+def test_the_command_has_one_answer(
+    flags: tuple[str, ...], ranks: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Text, JSON and errors of `torchmem why` are the same from both; only FILES may differ."""
+    answers = []
+    for where in (("--run-dir", ranks.run_dir), ("--exporter", ranks.url)):
+        codes = main(["why", *where, *flags]), main(["why", *where, *flags, "--json"])
+        text, _, data = capsys.readouterr().out.rpartition("\n{")
+        shown = facts(json.loads(f"{{{data}"), ranks) if data else None
+        answers.append((codes, words(text, ranks), shown))
+
+    assert answers[0] == answers[1]
 
 
 def test_the_command_finds_the_rank_that_is_worst_off(

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import yaml
 from support.operator_objects import OPERATOR, kept
+from support.scrape_limits import NODE_LIMITS
 
 from torchmem.explain.thresholds import changed, defaults
 from torchmem.exporter.pod_names import CONTAINER_LOGS
 from torchmem.exporter.pod_resources import KUBELET_SOCKET
-from torchmem.exporter.scrape_limits import NODE_LIMITS
 from torchmem.manifests.render import render
 
 helm = pytest.importorskip("helm_python", reason="Helm's engine has no package for this platform")

@@ -14,7 +14,6 @@ import yaml
 from support.operator_objects import OPERATOR, kept
 
 from torchmem.exporter.pod_names import CONTAINER_LOGS
-from torchmem.sdk.settings import PREFIX, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -167,7 +166,7 @@ def test_a_training_pod_never_waits_for_the_exporter() -> None:
     assert {"POD_NAME", "POD_NAMESPACE"} <= set(environment)
 
 
-@pytest.mark.parametrize("name", ["training-job", "training-job-leader"])
+@pytest.mark.parametrize("name", ["training-job", "training-job-sidecar"])
 def test_a_training_pod_is_not_root(name: str) -> None:
     """The examples run as a user of their own, as the exporter tells tenants apart by user ID."""
     job = manifest_of(FOLDER / "examples" / f"{name}.yaml", "Job")["spec"]["template"]["spec"]
@@ -210,25 +209,27 @@ def test_the_exporter_sees_the_names_of_containers_only() -> None:
     assert (mount["mountPath"], mount["readOnly"]) == (str(CONTAINER_LOGS), True)
 
 
-def test_the_pod_monitor_finds_the_leader() -> None:
-    """Job and PodMonitor of the example without an exporter agree on label, port and address.
+def test_the_pod_monitor_finds_the_sidecar() -> None:
+    """Job and PodMonitor of the example without a DaemonSet agree on label, port and volume.
 
-    The job name is not that of the exporters, whose absence is an alert.
+    The job name is not that of the nodes' exporters, whose absence is an alert.
     """
-    template = manifest_of(FOLDER / "examples" / "training-job-leader.yaml", "Job")["spec"][
-        "template"
-    ]
-    monitor = manifest_of(FOLDER / "examples" / "podmonitor-leader.yaml", "PodMonitor")["spec"]
+    job = manifest_of(FOLDER / "examples" / "training-job-sidecar.yaml", "Job")
+    monitor = manifest_of(FOLDER / "examples" / "podmonitor-sidecar.yaml", "PodMonitor")["spec"]
+    template = job["spec"]["template"]
+    (exporter,) = template["spec"]["initContainers"]
     (container,) = template["spec"]["containers"]
-    (port,) = container["ports"]
+    (port,) = exporter["ports"]
     (endpoint,) = monitor["podMetricsEndpoints"]
-    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
-    settings = resolve({}, {k: v for k, v in environment.items() if k.startswith(PREFIX)})
 
     assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-    assert (port["name"], port["containerPort"]) == (endpoint["port"], settings.leader_port)
-    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(settings.leader_port)
-    assert settings.address == "0.0.0.0"  # noqa: S104 - reached from outside of the pod
+    assert port["name"] == endpoint["port"]
+    assert f"--listen=0.0.0.0:{port['containerPort']}" in exporter["args"]
+    assert template["metadata"]["annotations"]["prometheus.io/port"] == str(port["containerPort"])
+    for each in (exporter, container):
+        (mount,) = each["volumeMounts"]
+        environment = {entry["name"]: entry.get("value") for entry in each["env"]}
+        assert environment["TORCHMEM_RUN_DIR"] == mount["mountPath"]
     replaced = {rule.get("targetLabel"): rule for rule in endpoint["relabelings"]}
     assert replaced["job"]["replacement"] not in {"torchmem", ""}
     assert replaced["instance"]["sourceLabels"] == ["__meta_kubernetes_pod_name"]
@@ -265,7 +266,7 @@ def test_kustomize_builds_it(folder: Path, kinds: set[str]) -> None:
     assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
 
 
-@pytest.mark.parametrize("source", ["base", "overlay", "training-job", "training-job-leader"])
+@pytest.mark.parametrize("source", ["base", "overlay", "training-job", "training-job-sidecar"])
 def test_the_schemas_of_kubernetes_accept_it(source: str, tmp_path: Path) -> None:
     """The OpenAPI schemas of Kubernetes accept every field of the built-in kinds."""
     file = FOLDER / "examples" / f"{source}.yaml"

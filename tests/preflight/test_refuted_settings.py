@@ -36,7 +36,7 @@ def test_a_setting_that_fails_in_every_replay_is_refuted(
     replays: list[ReplayResult], refuted: set[str]
 ) -> None:
     """A setting is refuted if the run also fails with each of its values that was tried."""
-    comparison = PreflightComparison("replayed", replace(KEEP, outcomes=tuple(replays)), ())
+    comparison = PreflightComparison(replace(KEEP, outcomes=tuple(replays)), ())
     unused = cast("Any", None)
     report = PreflightReport(unused, unused, FitVerdict(False, ""), comparison=comparison)
 

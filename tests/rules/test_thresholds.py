@@ -13,8 +13,8 @@ import yaml
 from support import promtool
 from support.promql import ROOT
 
+from torchmem.explain.chosen_thresholds import chosen as load
 from torchmem.explain.thresholds import Limits, changed, defaults, defaults_text, scope
-from torchmem.exporter.thresholds import load
 from torchmem.manifests.render import render, templates
 from torchmem.sample.errors import UsageError
 from torchmem.sample.xids import APPLICATION_XIDS

@@ -17,11 +17,12 @@ import pytest
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import decode, failure_reason
 from torchmem.explain.remedies import remedies
+from torchmem.explain.serving import engine_advice
 from torchmem.integrations.vllm_terms import VLLM
 from torchmem.sample.engine import Engine
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sdk import EngineAllocation, EnginePlan, EngineTerms, ServedEngine
-from torchmem.sdk.engine import MIN_STEPS, divided, kv_cache_advice
+from torchmem.sdk.engine import MIN_STEPS, divided, kv_cache_advice, residual_growth
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -235,7 +236,7 @@ def test_peaks_count_from_ready_on(open_session: Opener, published: Published) -
 
 
 def test_what_each_sleep_leaves(open_session: Opener, published: Published) -> None:
-    """It grows if every sleep leaves more than the one before, and not if one does not."""
+    """It grows if every sleep leaves more than the one before."""
     server = Server(open_session)
     server.engine.held = []
     leaks = []
@@ -247,18 +248,22 @@ def test_what_each_sleep_leaves(open_session: Opener, published: Published) -> N
         left = engine_in(published)["residual_bytes"]
         assert left[-1] == (600 + 64 * (cycle + 1)) * MIB - MIB
 
-    assert Engine("vllm", residual_bytes=tuple(left)).residual_growth == 64 * MIB
-    assert Engine("vllm", residual_bytes=(1, 2, 2, 3)).residual_growth == 0
-    assert Engine("vllm", residual_bytes=(1, 2, 3)).residual_growth is None
+    assert engine_in(published)["residual_growth_bytes"] == 64 * MIB
 
 
-def test_what_stays_may_begin_to_grow_later() -> None:
-    """After steady sleeps, growth counts only once enough sleeps in a row have grown."""
-    steady = (50, 50)
-
-    assert Engine("vllm", residual_bytes=(*steady, *range(51, 57))).residual_growth == 0
-    assert Engine("vllm", residual_bytes=(*steady, *range(52, 66, 2))).residual_growth == 2
-    assert Engine("vllm", residual_bytes=(*range(10), 9, 9)).residual_growth == 0
+@pytest.mark.parametrize(
+    ("left", "growth"),
+    [
+        ((1, 2, 3), None),
+        ((1, 2, 2, 3), 0),
+        ((50, 50, *range(51, 57)), 1),
+        ((50, 50, *range(52, 66, 2)), 2),
+        ((*range(10), 9, 9, 9, 9), 0),
+    ],
+)
+def test_what_stays_may_begin_to_grow_later(left: tuple[int, ...], growth: float | None) -> None:
+    """Growth that has begun counts from its beginning, and growth that has ended does not."""
+    assert residual_growth([size * MIB for size in left]) == (growth and growth * MIB)
 
 
 def test_nothing_is_released_while_the_engine_moves(
@@ -338,3 +343,14 @@ def test_another_process_s_broken_sample_ends_no_wait(
 
     assert not server.session.wait_for_memory(90_000 * MIB, timeout=0, take=False)
     assert caplog.messages == []
+
+
+def test_an_unknown_engine_gets_no_arguments_of_another() -> None:
+    """The advice is the same in words, and has no line to type that the engine may not have."""
+    resident = {"kv_cache": 8 << 30, "cudagraph": 1 << 30, "lora": 1 << 30}
+    known = list(engine_advice(Engine("vllm", resident), 1 << 30))
+    unknown = list(engine_advice(Engine("other", resident), 1 << 30))
+
+    assert [each.text for each in known] == [each.text for each in unknown]
+    assert all(each.lines for each in known)
+    assert not any(each.lines for each in unknown)

@@ -37,7 +37,7 @@ def test_a_process_that_only_initialized_cuda_is_no_rank(
 ) -> None:
     """However long it lives, it leaves no file and opens no port, and inherits its RANK in vain."""
     backend = Watched([allocator])
-    ports = {"port": 0, "textfile": tmp_path / "text", "leader_port": 1}
+    ports = {"port": 0, "textfile": tmp_path / "text"}
     session = open_session(backend, {"RANK": "0"}, interval=0.01, **ports)
     until(lambda: backend.reads > 5)
     url = session.url

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -535,61 +535,6 @@ def test_an_oom_in_a_hook_calls_no_hooks(counting: CountingBackend, open_session
     counting.step()
 
     assert asked == [8192 * MIB]
-
-
-class CollectingBackend(CountingBackend):
-    """Keeps the shares above which the allocator was told to collect."""
-
-    shares: tuple[dict[int, float], ...] = ()
-    is_able = True
-
-    def collect_above(self, shares: Mapping[int, float]) -> bool:
-        self.shares = (*self.shares, dict(shares))
-        return self.is_able
-
-
-def test_the_gradual_tier_follows_the_shortage(gpu: SimulatedGpu, open_session: Opener) -> None:
-    """While memory is short the allocator may keep its reserved bytes less what is missing."""
-    backend = CollectingBackend(gpu)
-    open_session(backend, interval=1e-9, release="gradual=0.5")
-    train(backend, 100)
-    neighbor = DeviceCachingAllocator(gpu)
-    held = neighbor.malloc(2400 * MIB)
-    train(backend, 100, 1600)
-    neighbor.free(held)
-    neighbor.empty_cache()
-    train(backend, 100)
-
-    # 1,700 MiB reserved and nearly none free: 2,048 MiB are wanted, more than there are.
-    assert [shares[0] for shares in backend.shares] == [0.999, 0.01, 0.999]
-
-
-def test_what_the_allocator_collects_is_counted(
-    gpu: SimulatedGpu, open_session: Opener, published: Published
-) -> None:
-    """Segments that go back to the driver while the gradual tier acts are its releases."""
-    backend = CollectingBackend(gpu)
-    session = open_session(backend, interval=1e-9, release="gradual=0.9")
-    train(backend, 1000, 1000)
-    backend.allocator.empty_cache()
-    train(backend, 10)
-    session.close()
-
-    done = releases(published)["gradual"]
-    assert (done["times"], done["released_bytes"], done["seconds"]) == (1, 1000 * MIB, None)
-
-
-def test_a_gradual_tier_that_cannot_act_says_so(
-    gpu: SimulatedGpu, open_session: Opener, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Where PyTorch cannot collect at run time, that is logged once and never tried again."""
-    backend = CollectingBackend(gpu)
-    backend.is_able = False
-    session = open_session(backend, interval=1e-9, release="gradual=0.9")
-    train(backend, 1000, 100, 1000)
-    session.close()
-
-    assert (len(backend.shares), caplog.text.count("the tier gradual of release is off")) == (1, 1)
 
 
 def test_a_tier_that_never_pays_is_given_up(

@@ -109,8 +109,8 @@ def test_type_checkers_know_every_setting() -> None:
 
 def test_release_names_tiers_with_thresholds() -> None:
     """The setting `release` is a share for the cache, or tiers with or without a share."""
-    named = resolve({}, {"TORCHMEM_RELEASE": "gradual=0.3, hooks,emergency"}).release
+    named = resolve({}, {"TORCHMEM_RELEASE": "cache=0.3, hooks,emergency"}).release
 
     assert resolve({"release": 0.1}, {}).release == {"cache": 0.1}
-    assert named == {"gradual": 0.3, "hooks": 0.1, "emergency": 0.0}
+    assert named == {"cache": 0.3, "hooks": 0.1, "emergency": 0.0}
     assert resolve({}, {}).release is None

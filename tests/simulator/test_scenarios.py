@@ -29,9 +29,6 @@ RANKS = 2
 FIRST, LAST = 0, 1
 CAUSES = {
     ("fragmentation", LAST): "fragmentation",
-    ("interleaved", LAST): "fragmentation",
-    ("qkv", LAST): "fragmentation",
-    ("multitask", LAST): "fragmentation",
     ("leak", FIRST): "capacity",
     ("leak", LAST): "capacity",
     ("imbalanced-ranks", FIRST): "capacity",
@@ -41,11 +38,8 @@ CAUSES = {
 }
 """The ranks that run out of memory, and why."""
 RANDOM = {
-    "checkpointing",
     "fragmentation",
     "healthy-slack",
-    "multitask",
-    "qkv",
     "retry-storm",
     "variable-length",
 }
@@ -127,13 +121,6 @@ def play(
     except OutOfMemoryError as error:
         run.oom = error.details
     return run
-
-
-def oom_of(name: str, rank: int, steps: int = 60) -> OutOfMemoryDetails:
-    """Return how a rank ran out of memory."""
-    oom = play(name, rank, steps).oom
-    assert oom is not None
-    return oom
 
 
 def test_every_scenario_describes_itself() -> None:
@@ -239,44 +226,6 @@ def test_healthy_slack(rank: int) -> None:
     assert (at_step_end[-1].fragmentation_ratio or 0) > 0.9
 
 
-def test_interleaved() -> None:
-    """52 MiB fail on a GPU of 32 GiB with 13 GiB free, because no piece is larger than 48 MiB."""
-    run = play("interleaved", LAST, 60)
-    assert run.oom is not None
-    blocks = [block for segment in run.allocator.memory_snapshot() for block in segment["blocks"]]
-
-    assert run.oom.requested == 52 * MIB
-    assert pytest.approx(13 * GIB, rel=0.02) == run.oom.unallocated
-    assert max(block["size"] for block in blocks if block["state"] == "inactive") == 48 * MIB
-
-
-def test_qkv() -> None:
-    """The last rank fails with 55 to 65 % of the GPU allocated and hundreds of requests unused."""
-    oom = oom_of("qkv", LAST)
-
-    assert 0.55 <= oom.allocated / oom.total <= 0.65
-    assert oom.unallocated > 300 * oom.requested
-    assert 0.3 < oom.unallocated / (oom.allocated + oom.unallocated) < 0.43
-
-
-def test_multitask() -> None:
-    """7.31 GiB fail with 0.3 GiB allocated, 6.8 GiB cached and 4.36 GiB free."""
-    oom = oom_of("multitask", LAST)
-
-    gigabytes = [oom.requested, oom.allocated, oom.unallocated, oom.free]
-    assert pytest.approx([7.31, 0.30, 6.80, 4.36], rel=0.02) == [size / GIB for size in gigabytes]
-
-
-def test_checkpointing() -> None:
-    """Slack at the peak grows from 0 to 30 % without a retry; allocated memory hardly grows."""
-    run = play("checkpointing", FIRST, 60)
-
-    assert pytest.approx(0.30, abs=0.01) == run.slack_at_peak
-    assert run.steps[0].allocated_peak > 0.99 * run.steps[0].reserved_peak
-    assert run.steps[-1].allocated_peak < 1.05 * run.steps[0].allocated_peak
-    assert run.steps[-1].retries == 0
-
-
 def test_variable_length() -> None:
     """16.39 GiB are reserved at the peak for 10.83 GiB allocated: 34 % slack."""
     run = play("variable-length", FIRST, 60)
@@ -379,11 +328,3 @@ def test_phase_change() -> None:
     assert pytest.approx(39) == len(run.steps) / (390 * TRAINED / EPOCHS)
     assert run.oom is not None
     assert run.oom.requested < run.oom.unallocated
-
-
-def test_amp_accumulate_checkpoint() -> None:
-    """The peak of a step falls from 10.2 to 6.2, 5.8 and 4.1 GB, each within 3 %."""
-    steps = play("amp-accumulate-checkpoint", FIRST, 8, length=1).steps
-
-    peaks = [step.allocated_peak / GB for step in steps]
-    assert pytest.approx([10.2, 10.2, 6.2, 6.2, 5.8, 5.8, 4.1, 4.1], rel=0.03) == peaks

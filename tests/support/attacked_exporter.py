@@ -24,9 +24,10 @@ from support.waiting import until
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.live.memory_map import CannotAskError, Requests
-from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import serve
 from torchmem.exporter.web.connections import ConnectionLimits
+from torchmem.node.published import Published
 from torchmem.sample.memory_map import request_directory
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sample.sample import Sample, encode

@@ -28,7 +28,7 @@ from support.publishing import own_sample
 from support.raw_http import status
 
 from torchmem.explain.oom_report import encode as encode_report
-from torchmem.exporter.sample_files import Published
+from torchmem.node.published import Published
 from torchmem.sample.memory_map import MAP_SUFFIX, MAX_JSON_BYTES
 from torchmem.sample.memory_map import encode as encode_map
 from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
@@ -75,7 +75,6 @@ def attacks() -> Mapping[str, Attack]:
         "unread": Attack(request("/metrics"), reads=False),
         "scrapes": Attack(request("/metrics")),
         "state": Attack(request("/api/v1/state"), reads=False),
-        "events": Attack(request("/api/v1/events"), reads=False),
         "rank": Attack(request(why)),
         "map": Attack(request(f"/api/v1/map?id={rank_id(USERS[0])}")),
         "sd": Attack(request("/sd")),

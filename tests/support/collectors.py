@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.sample_files import Published
+from torchmem.node.published import Published
 
 
 class EmptyCollector:
@@ -28,7 +28,7 @@ class EmptyCollector:
 
     def found(self) -> NodeReading:
         """Return that nothing is known."""
-        return NodeReading(0.0, Reading(FakeNvml.of()))
+        return NodeReading(0.0, reading=Reading(FakeNvml.of()))
 
     def published(self) -> Sequence[Published]:
         """Return no process."""

@@ -23,9 +23,10 @@ from torchmem.explain.thresholds import defaults
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import Nvml
 from torchmem.exporter.live.state import node_state
-from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.host.process_table import process_key
+from torchmem.node.published import Published
 from torchmem.node.state import NodeState
 from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample, State
 from torchmem.sdk.reading.run_history import EARLY_STEPS

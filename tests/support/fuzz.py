@@ -29,6 +29,7 @@ from support.maps import full_map
 from support.publishing import own_sample
 from support.recordings import varying_lengths
 from support.samples import UUID, full_sample
+from support.words import oom_text, rank_text
 
 from torchmem.allocator.settings import AllocatorConfig, rejection_reason
 from torchmem.cli.main import main
@@ -36,25 +37,25 @@ from torchmem.compare import page as compare_page
 from torchmem.compare.reading import read_side
 from torchmem.compare.verdict import compare
 from torchmem.explain import oom_report, run_summary
+from torchmem.explain.chosen_thresholds import chosen as load_thresholds
 from torchmem.explain.run_summary import SUMMARY_SUFFIX, summarize
 from torchmem.explain.thresholds import defaults, defaults_text
-from torchmem.exporter import config, strict_yaml
+from torchmem.exporter import config
 from torchmem.exporter.collect import sample_families
 from torchmem.exporter.discovery import target_groups
 from torchmem.exporter.live import map_file
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.rejections import RejectedSampleError
-from torchmem.exporter.sample_files import Published, decode
+from torchmem.exporter.sample_files import decode
 from torchmem.exporter.scrapes import accepts_gzip, answer_seconds, choose_format
 from torchmem.exporter.subjects.threats import RankThreats
-from torchmem.exporter.thresholds import load as load_thresholds
 from torchmem.exporter.web import config as web_config
 from torchmem.exporter.web.access import credentials
 from torchmem.host.procfs import start_ticks
-from torchmem.node import words
+from torchmem.node.published import Published
 from torchmem.node.summaries import summaries
 from torchmem.preflight.result import ProcessReport, read_result
-from torchmem.sample import capture_messages, process_messages, release_messages
+from torchmem.sample import capture_messages, process_messages, release_messages, strict_yaml
 from torchmem.sample.errors import UsageError
 from torchmem.sample.memory_map import MemoryMap
 from torchmem.sample.memory_map import encode as encode_map
@@ -63,9 +64,11 @@ from torchmem.sample.sample import decode as decode_sample
 from torchmem.sample.sample import encode
 from torchmem.sdk.publish.request_files import RequestFile
 from torchmem.sdk.release.neighbors import offering_neighbors
-from torchmem.trace.content import InvalidSnapshotError, check
+from torchmem.trace.checked_values import InvalidSnapshotError
+from torchmem.trace.content import check
 from torchmem.trace.worker import load
-from torchmem.why.oom import OomList
+from torchmem.why.node_words import oom_table
+from torchmem.why.ooms import of_report
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -161,9 +164,9 @@ def oom_report_file(content: bytes) -> bool:
     except UsageError as error:
         _check_sentence(str(error))
         return False
-    page = words.oom_page(Path("1-2-3-0.oom.json"), report, {})
+    page = oom_text(report, Path("1-2-3-0.oom.json"))
     assert page.replace("\n", "").isprintable(), page
-    assert OomList([(Path("1-2-3-0.oom.json"), report)]).words()
+    assert oom_table([of_report(Path("1-2-3-0.oom.json"), report)])
     assert oom_report.decode(oom_report.encode(report)) == report
     return True
 
@@ -302,7 +305,7 @@ def rank_report(content: bytes) -> bool:
         sample = decode_sample(content)
     except (ValueError, RecursionError):
         return False
-    page = words.rank_page(sample, 1.8e9, {}, defaults().limits("", ""))
+    page = rank_text(sample, 1.8e9)
     assert all(map(str.isprintable, page.splitlines())), page
     return True
 

@@ -123,7 +123,7 @@ counters = st.builds(
     *[_optional(count)] * 5,
     ooms=_optional(st.dictionaries(st.sampled_from(OOM_CAUSES), count, max_size=4)),
 )
-releases = st.builds(Releases, count, size, _optional(seconds), st.booleans())
+releases = st.builds(Releases, count, size, seconds, st.booleans())
 devices = st.builds(
     DeviceSample,
     index=st.integers(0, 15),
@@ -262,7 +262,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         component_peak_timestamp=1_700_000_001.0,
         first_read=FirstRead(1_699_996_400.0, 2 << 20, 79 * gib),
         releases={
-            "gradual": Releases(3, gib, None, given_up=True),
+            "hooks": Releases(3, gib, 0.5, given_up=True),
             "cache": Releases(2, 5 * gib, 0.25),
         },
         run_history=RunHistory(

@@ -21,13 +21,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recordings import RecordedJob, varying_lengths, write
+from support.snapshot_versions import LATER_KEYS, as_20, older
 from support.snapshots import REAL_GPUS, of_real_gpu
 
 from torchmem.allocator.sizes import MIB
 from torchmem.sample.capture_messages import FACTS_KEY
 from torchmem.sample.errors import UsageError
 from torchmem.trace import read, reading
-from torchmem.trace.content import InvalidSnapshotError, check
+from torchmem.trace.checked_values import InvalidSnapshotError
+from torchmem.trace.content import check
 from torchmem.trace.reading import MAX_PLACES
 from torchmem.trace.recording import CaptureFacts
 from torchmem.trace.worker import load
@@ -156,28 +158,34 @@ def test_each_device_with_a_trace_is_a_recording(path: Path) -> None:
     ] == [(0, 1, MIB), (2, 1, 3 * MIB)]
 
 
-def as_21(snapshot: Snapshot) -> None:
-    """Remove what PyTorch 2.1 does not write: settings, and times and pools of events."""
-    del snapshot["allocator_settings"], snapshot["external_annotations"]
-    for entry in snapshot["device_traces"][0]:
-        for key in ("time_us", "pool_id", "compile_context", "user_metadata"):
-            del entry[key]
+@pytest.mark.parametrize("removed", range(len(LATER_KEYS) + 1))
+def test_snapshots_of_older_versions_are_read(job: RecordedJob, path: Path, removed: int) -> None:
+    """Without the keys that were added since 2.1, the recording is equal but for the settings."""
+    (new,) = read(write(job.snapshot(), path))
+    (old,) = read(write(older(job.snapshot(), removed), path))
+
+    assert (new.events, new.segments) == (old.events, old.segments)
+    assert bool(old.settings) is (removed < len(LATER_KEYS))
 
 
-def test_snapshots_of_pytorch_2_1_are_read(job: RecordedJob, path: Path) -> None:
-    """Without the keys that were added later, the recording is equal except for the settings."""
-    snapshot = copy.deepcopy(job.snapshot())
-    (new,) = read(write(snapshot, path))
-    as_21(snapshot)
-    (old,) = read(write(snapshot, path))
+def test_snapshots_of_pytorch_2_0_are_read(job: RecordedJob, path: Path) -> None:
+    """Addresses follow from the sizes, and requests from the newest allocation of a block."""
+    (new,) = read(write(job.snapshot(), path))
+    (old,) = read(write(as_20(job.snapshot()), path))
 
-    assert (new.events, new.segments, {}) == (old.events, old.segments, old.settings)
+    assert new.events == old.events
+    for segment, other in zip(new.segments, old.segments, strict=True):
+        known = [
+            replace(block, requested_size=None) if block.state == "inactive" else block
+            for block in segment.blocks
+        ]
+        assert (segment.address, known) == (other.address, list(other.blocks))
 
 
 def test_without_pools_an_event_is_in_the_pool_of_its_segment(job: RecordedJob, path: Path) -> None:
     """Before PyTorch 2.12 the pool of an event is that of the final segment at its address."""
     snapshot = copy.deepcopy(job.snapshot())
-    as_21(snapshot)
+    snapshot = older(snapshot, len(LATER_KEYS))
     private = snapshot["segments"][0]
     private["segment_pool_id"] = (0, 7)
     (recording,) = read(write(snapshot, path))
@@ -309,7 +317,7 @@ def only(*actions: str) -> Change:
     return keep
 
 
-NOT_AS_WRITTEN = "is not a snapshot as PyTorch 2.1 and newer write it"
+NOT_AS_WRITTEN = "is not a snapshot as PyTorch 2.0 and newer write it"
 
 
 @pytest.mark.parametrize(
@@ -357,10 +365,9 @@ NOT_AS_WRITTEN = "is not a snapshot as PyTorch 2.1 and newer write it"
         (first_block(state="lost"), "block 0 of segment 0 has an unknown state"),
         (first_block(address=5), "does not follow the one before it"),
         (first_block(requested_size="9"), "block 0 of segment 0 has an invalid requested_size"),
-        (
-            lambda s: s["segments"][0]["blocks"][0].pop("address"),
-            "was written by a PyTorch older than 2.1",
-        ),
+        (first_block(history=5), "the history of block 0 of segment 0 is not a list"),
+        (first_block(history=[5]), "the history of block 0 of segment 0 is not a dict"),
+        (lambda s: s.update(external_annotations=[5]), "annotation 0 is not a dict"),
     ],
 )
 def test_a_snapshot_that_cannot_be_replayed_is_one_sentence(
@@ -433,7 +440,7 @@ def make_large(path: Path) -> None:
         (lambda path: None, "does not exist"),
         (Path.mkdir, "is a directory: name a file"),
         (make_fifo, "is not a regular file"),
-        (make_large, "is larger than 1 GiB"),
+        (make_large, "is larger than 16 GiB"),
         (lambda path: path.symlink_to(path), "is not a regular file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`torchmem whatif` as a process: its page, JSON, plot, and one sentence per error."""
+"""`torchmem whatif` as a process: its page, JSON, and one sentence per error."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 from support.recordings import RecordedJob, varying_lengths, write
@@ -143,41 +142,16 @@ def test_a_device_is_chosen(tmp_path: Path) -> None:
 
 
 def test_no_recommendation_without_fidelity(snapshot: Path, tmp_path: Path) -> None:
-    """A trace that is not reproduced gets a reason, no plot, and exit code 1."""
-    pytest.importorskip("matplotlib")
+    """A trace that is not reproduced gets a reason, and exit code 1."""
     content = varying_lengths(steps=6).snapshot()
     for entry in content["device_traces"][0]:
         if entry["action"] in {"alloc", "free_requested", "free_completed"}:
             entry["addr"] ^= 1 << 40
-    plot = tmp_path / "plot.png"
-    done = whatif(write(content, tmp_path / "odd.pickle"), "--plot", plot)
+    done = whatif(write(content, tmp_path / "odd.pickle"))
 
-    assert done.returncode == 1
-    assert (
-        done.stderr == "torchmem: no plot is drawn: the replay does not reproduce the recording.\n"
-    )
-    assert not plot.exists()
+    assert (done.returncode, done.stderr) == (1, "")
     assert "No recommendation" in done.stdout
     assert "ALLOC_CONF" not in done.stdout
-
-
-@pytest.mark.parametrize("suffix", [".png", ".svg"])
-def test_a_plot_is_drawn(snapshot: Path, tmp_path: Path, suffix: str) -> None:
-    """The format follows from the suffix; the plot names the snapshot and each setting."""
-    pytest.importorskip("matplotlib")
-    path = tmp_path / f"plot{suffix}"
-    done = whatif(snapshot, "--gpu-model", "1.5GiB", "--plot", path, "--json")
-
-    assert (done.returncode, done.stderr) == (0, "")
-    if suffix == ".png":
-        assert path.read_bytes().startswith(b"\x89PNG")
-        return
-    root = ET.parse(path).getroot()  # noqa: S314 - drawn by this test
-    text = path.read_text()
-    assert root.tag.endswith("svg")
-    for outcome in json.loads(done.stdout)["outcomes"]:
-        assert outcome["name"] in text
-    assert "rank0.pickle, cuda:0" in text
 
 
 def test_the_gpus_of_a_preflight_are_known(
@@ -208,8 +182,6 @@ def test_the_gpus_of_a_preflight_are_known(
             ("--setting", "max_split_size_mb:many"),
             "--setting: max_split_size_mb must be a whole number, 20 or more.",
         ),
-        (("--plot", "plot.pdf"), "--plot draws png and svg"),
-        (("--plot", "nowhere/plot.png"), "--plot: there is no directory nowhere"),
     ],
 )
 def test_an_invalid_flag_is_one_sentence(
@@ -220,25 +192,6 @@ def test_an_invalid_flag_is_one_sentence(
 
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
     assert sentence in done.stderr
-
-
-def test_without_matplotlib_the_extra_is_named(snapshot: Path, tmp_path: Path) -> None:
-    """The base install answers without `--plot`; with it, the error names the extra."""
-    program = (
-        "import sys; "
-        "sys.modules.update(dict.fromkeys(['matplotlib', 'rich', 'msgspec', 'numpy'])); "
-        "from torchmem.cli.main import main; sys.exit(main())"
-    )
-    command = [sys.executable, "-c", program, "whatif", str(snapshot)]
-    plain = subprocess.run(command, capture_output=True, text=True, check=False)
-    drawn = subprocess.run(
-        [*command, "--plot", "a.png"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-
-    assert (plain.returncode, plain.stderr) == (0, "")
-    assert (drawn.returncode, drawn.stdout) == (2, "")
-    assert "needs the Python package 'matplotlib'" in drawn.stderr
-    assert "run pip install 'torchmem[plot]'" in drawn.stderr
 
 
 def test_a_terminal_without_unicode_gets_the_page(snapshot: Path) -> None:

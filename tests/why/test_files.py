@@ -85,12 +85,29 @@ def test_the_other_files_are_answered(tmp_path: Path, capsys: pytest.CaptureFixt
     assert out.lstrip().startswith("The run needed more memory than the GPU has.")
 
 
+def test_the_output_of_the_command_is_no_input(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JSON that `torchmem why` has printed is known, and the error says what to name instead."""
+    publish(tmp_path / "run", own_sample())
+    report, path = tmp_path / "report", tmp_path / "printed.json"
+    report.write_bytes(encode(CAPACITY))
+    for arguments, noun in (
+        ((report,), "OOM report"),
+        (("--run-dir", tmp_path / "run"), "process"),
+    ):
+        path.write_text(why(capsys, *arguments, "--json")[1])
+        code, _, err = why(capsys, path)
+        assert code == 2
+        assert "is the JSON output of `torchmem why --json`, not an OOM report, " in err
+        assert f"name the {noun} from which it was made" in err
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
         (("--leaks",), "look into a memory snapshot"),
         (("--rank", "3"), "name files, or choose with"),
-        (("--plot", "out.png"), "--plot draws a memory snapshot"),
         (("--top", "0"), "--top must be at least 1"),
         (("--exporter", "http://127.0.0.1:1"), "an exporter shows no files"),
     ],

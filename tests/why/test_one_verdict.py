@@ -15,6 +15,7 @@ import pytest
 from support.reports import BARE, BY_NAME, STRANDED
 from support.samples import full_sample
 from support.threatened import LIMITS, LIVING
+from support.words import oom_html, oom_text, rank_html, rank_text
 
 from torchmem.demo.simulated_nvml import FakeNvml
 from torchmem.explain.headline import headline
@@ -26,24 +27,18 @@ from torchmem.explain.threat_series import judgment
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.traceback_note import note_lines
 from torchmem.exporter.collect import Exporter
-from torchmem.exporter.live.why import rank_why
-from torchmem.exporter.sample_files import Published, RunDirectory
-from torchmem.mcp.local import LocalNode
-from torchmem.node import words
-from torchmem.node.ranks import TrainingProcess
+from torchmem.exporter.sample_files import RunDirectory
+from torchmem.node.published import Published
 from torchmem.node.state import GpuState, RankState, RankWhy
 from torchmem.node.summaries import steps_since
-from torchmem.node.why import oom_why
-from torchmem.pages import oom as page
-from torchmem.pages import rank as rank_html
-from torchmem.pages.rank import ReportedProcess
+from torchmem.node.why import oom_why, rank_why
 from torchmem.run.closing_lines import lines as closing_lines
 from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
 from torchmem.sample.sample import Steps
 from torchmem.sample.sample import encode as encode_sample
 from torchmem.top.reading import rank_lines, verdict_lines
+from torchmem.why.local import LocalNode
 from torchmem.why.node_answers import NodeTools
-from torchmem.why.oom import OomList, document
 
 DIED, RUNS = RankState(state="oom"), RankState(state="running")
 
@@ -67,10 +62,10 @@ def test_all_screens_say_that_the_process_went_on(tmp_path: Path, *, is_over: bo
         (folder / f"1-2-3{SAMPLE_SUFFIX}").write_bytes(encode_sample(sample))
     said = "went on: 7 steps ended after it."
 
-    assert said in _words(words.oom_page(path, report, {}))
-    assert said in _words(html.unescape(page.page(path, report, {}).decode()))
+    assert said in _words(oom_text(report, path))
+    assert said in _words(html.unescape(oom_html(path, report).decode()))
     assert said in LocalNode(tmp_path).explain(str(path)).oom.reason
-    assert said not in _words(words.oom_page(path, STRANDED, {}))
+    assert said not in _words(oom_text(STRANDED, path))
 
 
 def test_a_sample_of_another_process_tells_nothing(tmp_path: Path) -> None:
@@ -93,10 +88,9 @@ def test_the_verdict_is_the_same_on_all_screens(name: str, tmp_path: Path) -> No
     listed = NodeTools(LocalNode(tmp_path)).oom_reports()
     said = headline(report)
 
-    assert f"{said}." in _words(OomList([(path, report)]).words())
-    assert _words(words.oom_page(path, report, {})).startswith(f"{said}.")
-    assert said in _words(html.unescape(page.page(path, report, {}).decode()))
-    assert said == document(report)["verdict"]["headline"]
+    assert _words(oom_text(report, path)).startswith(f"{said}.")
+    assert said in _words(html.unescape(oom_html(path, report).decode()))
+    assert said == NodeTools(LocalNode(tmp_path)).most_urgent().data["headline"]
     assert said == oom_why(report, None, may_look=True).summary
     assert f"{said}." in _words(listed.text)
     assert [said] == [each["headline"] for each in listed.data["reports"]]
@@ -118,8 +112,8 @@ def test_the_first_advice_is_the_same_on_all_screens(name: str, tmp_path: Path) 
         return
     text = _words(first.text)
 
-    assert f"1. {text}" in _words(words.oom_page(path, report, {}))
-    shown = _words(html.unescape(page.page(path, report, {}).decode()))
+    assert f"1. {text}" in _words(oom_text(report, path))
+    shown = _words(html.unescape(oom_html(path, report).decode()))
     advised = [shown.find(_words(each.text)) for each in remedies(report)]
     assert advised[0] >= 0
     assert advised[0] == min(place for place in advised if place >= 0)
@@ -145,19 +139,17 @@ def test_what_threatens_a_rank_is_the_same_on_all_screens(kind: str, tmp_path: P
     (device,) = sample.devices
     threat, first = threats(sample, device, LIMITS)[0], advice(sample, device, LIMITS)[0]
     item = Published(sample, 1000, "running", attributed=True)
-    process = TrainingProcess(tmp_path / "1-2-3.json", 1000, sample.process, 4242, alive=True)
     with closing(Exporter(FakeNvml.of(), RunDirectory(tmp_path))) as exporter:
         exporter.collect()
         found = exporter.found()
-    why = rank_why(found, tmp_path, item, device, may_look=True)
+    why = rank_why(found, item, device, may_look=True)
     survivor = replace(why, oom=oom_why(STRANDED, None, may_look=True))
     text, advised = _words(threat.text), _words(first.text)
 
-    explained = _words(words.rank_page(sample, time.time(), {}, LIMITS))
+    explained = _words(rank_text(sample, time.time()))
     assert f"- {text}" in explained
     assert f"1. {advised}" in explained
-    subject = ReportedProcess(process, sample, time.time(), {})
-    shown = _words(html.unescape(rank_html.page(subject, LIMITS).decode()))
+    shown = _words(html.unescape(rank_html(sample, time.time()).decode()))
     assert shown.index(text) < shown.index(advised)
     for answer in (why, survivor):
         assert answer.threats[0].text == threat.text

@@ -14,10 +14,10 @@ from hypothesis import given
 from support.publishing import user_directory
 from support.reports import BY_NAME, CAPACITY, LEAK, LIMIT, STRANDED, reports
 from support.users import as_user, needs_root
+from support.words import oom_text
 
 from torchmem.explain.oom_report import OomReport, decode, encode
 from torchmem.node.reports import load_all
-from torchmem.node.words import oom_page as page
 from torchmem.sample.run_directory import MAX_REPORT_BYTES, REPORT_SUFFIX
 
 GOLDEN = Path(__file__).parent / "golden" / "oom"
@@ -68,7 +68,7 @@ def test_the_text_for_each_kind(tmp_path: Path, name: str) -> None:
 @given(reports)
 def test_every_report_has_a_page(report: OomReport) -> None:
     """Any report that can be read has a page, without characters that control a terminal."""
-    shown = page(Path("report"), decode(encode(report)), {})
+    shown = oom_text(decode(encode(report)), Path("report"))
 
     assert all(line.isprintable() for line in shown.splitlines())
 
@@ -96,18 +96,18 @@ def test_the_list_is_newest_first_and_skips_junk(tmp_path: Path, put: Put) -> No
     assert files == [f"1-{pid}-3-1{REPORT_SUFFIX}" for pid in (2, 9)]
 
 
-def test_json_is_the_report_with_the_verdict_in_words(tmp_path: Path, put: Put) -> None:
-    """`--json` prints the reports as the SDK wrote them, one per line, with a headline."""
+def test_json_has_the_verdict_and_the_words(tmp_path: Path, put: Put) -> None:
+    """`--json` prints cause and onset, the headline, and what each change would have freed."""
     path = put(LEAK)
-    written, printed = json.loads(path.read_bytes()), json.loads(oom("--json", path).stdout)
-    verdict = printed.pop("verdict")
-    del written["verdict"]
+    printed = json.loads(oom("--json", path).stdout)
+    listed = json.loads(oom("--json", "--list", "--run-dir", tmp_path).stdout)["reports"]
 
-    assert written == printed
-    assert (verdict["cause"], verdict["onset"]) == ("capacity", "leak")
-    assert oom(path).stdout.replace("\n", " ").startswith(f"{verdict['headline']}. ")
-    assert verdict["gains"][0]["change"] == "compaction"
-    assert len(oom("--json", "--list", "--run-dir", tmp_path).stdout.splitlines()) == 1
+    assert (printed["cause"], printed["onset"]) == ("capacity", "leak")
+    assert oom(path).stdout.replace("\n", " ").startswith(f"{printed['headline']}. ")
+    assert printed["oom"]["gains"][0]["change"] == "compaction"
+    assert [(each["headline"], each["file"]) for each in listed] == [
+        (printed["headline"], str(path))
+    ]
 
 
 def test_an_encoding_without_bars(put: Put) -> None:
@@ -123,8 +123,12 @@ def test_an_encoding_without_bars(put: Put) -> None:
     [
         (None, "does not exist: run `torchmem why --list` for a list of reports."),
         (b"", "is empty: name an OOM report, a memory snapshot, or the summary or sample"),
-        (b"hello", "is not an OOM report, a memory snapshot, or the summary or sample of a run"),
-        (b'{"schema": 1, "process": 5}', "is not a valid OOM report"),
+        (
+            b"hello",
+            "is text, not an OOM report, a memory snapshot, or the summary or sample of a run",
+        ),
+        (b'{"a": 1}', "is JSON of another program, not an OOM report, "),
+        (b'{"schema": 1, "process": 5}', "is not a valid OOM report (timestamp is missing): run "),
         (b'{"schema": 9}', "was written by a newer torchmem: run pip install --upgrade torchmem."),
         (b" " * (MAX_REPORT_BYTES + 1), f"is larger than {MAX_REPORT_BYTES} bytes"),
     ],
@@ -133,7 +137,8 @@ def test_an_unusable_file_is_one_sentence(
     tmp_path: Path, content: bytes | None, sentence: str
 ) -> None:
     """The error is one line with the file and the reason, and the exit code is 2."""
-    path = tmp_path / ("report" if content == b"hello" else "report.oom.json")
+    is_other = content in {b"hello", b'{"a": 1}'}
+    path = tmp_path / ("report" if is_other else "report.oom.json")
     if content is not None:
         path.write_bytes(content)
     done = oom(path)
@@ -168,7 +173,9 @@ def test_a_directory_in_place_of_a_report_is_one_sentence(tmp_path: Path) -> Non
     done = oom(tmp_path)
 
     assert done.returncode == 2
-    assert done.stderr.startswith(f"torchmem: {tmp_path} is a directory: name an OOM report, ")
+    assert done.stderr.startswith(
+        f"torchmem: {tmp_path} is a directory: pass a run directory with --run-dir, or name an OOM "
+    )
 
 
 @pytest.mark.parametrize("directory", [".", "missing"])
@@ -177,13 +184,14 @@ def test_a_directory_without_a_report_is_named(tmp_path: Path, directory: str) -
     done = oom("--list", "--run-dir", tmp_path / directory)
 
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-    assert f"no OOM report in {tmp_path}" in done.stderr
-    assert "sdk.instrument()" in done.stderr
+    assert done.stderr.startswith(f"torchmem: the run directory {tmp_path}")
+    assert "a process with " in done.stderr
+    assert "another directory with --run-dir" in done.stderr
 
 
 def test_the_sparkline_of_a_run_is_even_in_steps() -> None:
     """A leak that grows evenly looks so, although its first steps were read more often."""
-    rows = page(Path("report"), LEAK, {}).splitlines()
+    rows = oom_text(LEAK).splitlines()
     row = next(row for row in rows if row.startswith("  allocated"))
 
     assert row.split()[1][:15].count("▄") >= 2

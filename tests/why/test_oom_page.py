@@ -18,11 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from support.maps import USED, device_of, map_of, varied_segments
 from support.reports import CAPACITY, NOW, STRANDED, reports
 from support.snapshots import segment
+from support.words import oom_html, oom_text
 
 from torchmem.allocator.sizes import GIB, MIB
 from torchmem.explain.oom_report import OomReport, decode, encode
-from torchmem.node.words import oom_page as text_page
-from torchmem.pages.oom import page
 from torchmem.pages.page import MAX_PAGE_BYTES
 from torchmem.sample.memory_map import MAP_SUFFIX, MemoryMap
 from torchmem.sample.memory_map import encode as encode_map
@@ -156,7 +155,7 @@ def test_errors_are_one_sentence(
 
 def test_the_page_loads_nothing(source: Path) -> None:
     """No element names another file, and the policy allows its own script and style alone."""
-    content = page(source, decode(source.read_bytes()), {})
+    content = oom_html(source, decode(source.read_bytes()))
     found = Page(content)
     policy = next(values["content"] for tag, values in found.elements if "http-equiv" in values)
     code, style = re.findall(r"'sha256-([^']*)'", policy or "")
@@ -180,7 +179,7 @@ def digest(text: str) -> str:
 def test_the_chart_is_of_the_whole_run(source: Path) -> None:
     """The chart has the history, with the OOM in the step that failed as its last point."""
     report = decode(source.read_bytes())
-    chart = Page(page(source, report, {})).device["chart"]
+    chart = Page(oom_html(source, report)).device["chart"]
     values = {line["label"]: line["values"] for line in chart["lines"]}
 
     assert (chart["unit"], chart["x"]) == ("steps", [1, 2, 4, 8, 391])
@@ -201,7 +200,7 @@ def test_the_chart_is_of_the_whole_run(source: Path) -> None:
 )
 def test_the_chart_without_steps(history: RunHistory | None, unit: str) -> None:
     """Without steps it is over seconds; without a usable history it has the minutes before."""
-    device = Page(page(Path("report"), with_history(STRANDED, history), {})).device
+    device = Page(oom_html(Path("report"), with_history(STRANDED, history))).device
 
     assert unit == device["chart"]["unit"]
     assert sorted(device["chart"]["x"]) == device["chart"]["x"]
@@ -210,7 +209,7 @@ def test_the_chart_without_steps(history: RunHistory | None, unit: str) -> None:
 def test_no_chart_without_numbers() -> None:
     """A report of a process that was read once has no chart."""
     bare = replace(CAPACITY, trend=replace(CAPACITY.trend, **dict.fromkeys(TREND, ())))
-    assert Page(page(Path("report"), with_history(bare, None), {})).device["chart"] is None
+    assert Page(oom_html(Path("report"), with_history(bare, None))).device["chart"] is None
 
 
 TREND = tuple(CAPACITY.trend.__slots__)
@@ -219,13 +218,13 @@ TREND = tuple(CAPACITY.trend.__slots__)
 def test_the_map_is_of_the_same_moment(source: Path) -> None:
     """A map of another snapshot of the process is left out, and so is one that is damaged."""
     report = decode(source.read_bytes())
-    assert len(Page(page(source, report, {})).device["map"]["device"]["segments"]) == 5
+    assert len(Page(oom_html(source, report)).device["map"]["device"]["segments"]) == 5
 
     put_map(source, map_of(varied_segments(), timestamp=NOW + 1))
-    assert Page(page(source, report, {})).device["map"] is None
+    assert Page(oom_html(source, report)).device["map"] is None
     source.with_name(f"1-2-3{MAP_SUFFIX}").write_bytes(b"junk")
-    assert Page(page(source, report, {})).device["map"] is None
-    assert Page(page(Path("elsewhere"), report, {})).device["map"] is None
+    assert Page(oom_html(source, report)).device["map"] is None
+    assert Page(oom_html(Path("elsewhere"), report)).device["map"] is None
 
 
 def test_a_full_map_fits_the_page(source: Path) -> None:
@@ -233,7 +232,7 @@ def test_a_full_map_fits_the_page(source: Path) -> None:
     blocks = [((64 << 10) + 512 * (number % 7), USED) for number in range(500)]
     full = device_of([segment(n << 40, "large", blocks) for n in range(1, 201)], timestamp=NOW)
     put_map(source, MemoryMap(NOW, [full]))
-    content = page(source, decode(source.read_bytes()), {})
+    content = oom_html(source, decode(source.read_bytes()))
 
     assert len(content) < MAX_PAGE_BYTES
     assert Page(content).device["map"]["device"]["merged_blocks"] > 50_000
@@ -244,13 +243,13 @@ def test_a_full_map_fits_the_page(source: Path) -> None:
 def test_every_report_has_a_page(report: OomReport) -> None:
     """Any report that can be read has a page below the limit, with the elements of every other."""
     read = decode(encode(report))
-    content = page(Path("report"), read, {})
+    content = oom_html(Path("report"), read)
     found = Page(content)
 
     assert len(content) < MAX_PAGE_BYTES
     assert found.content["script"][1].startswith("/*")
     assert {tag for tag, _ in found.elements} == ELEMENTS
-    assert found.content["pre"] == [text_page(Path("report"), read, {})]
+    assert found.content["pre"] == [oom_text(read, Path("report"))]
 
 
 ELEMENTS = {
@@ -265,7 +264,7 @@ def test_text_is_no_markup(tmp_path: Path) -> None:
     process = replace(
         STRANDED.process, run=evil, script=evil, hostname=evil, versions={"torch": evil}
     )
-    found = Page(page(tmp_path / evil, replace(STRANDED, process=process), {}))
+    found = Page(oom_html(tmp_path / evil, replace(STRANDED, process=process)))
 
     assert {tag for tag, _ in found.elements} == ELEMENTS
     assert evil in found.content["title"][0]

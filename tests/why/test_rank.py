@@ -17,22 +17,20 @@ from support.publishing import own_process, own_sample, publish
 from support.reports import STRANDED
 from support.samples import full_sample, samples
 from support.users import as_user, needs_root
+from support.words import rank_html, rank_text
 
 from torchmem.allocator.sizes import GIB
 from torchmem.explain.oom_report import encode
-from torchmem.explain.thresholds import THRESHOLDS_VARIABLE, defaults
-from torchmem.node.ranks import ProcessFilter, TrainingProcess, find_process
-from torchmem.node.words import RANK_WIDTH as WIDTH
-from torchmem.node.words import rank_page as page
-from torchmem.pages import rank as html
+from torchmem.explain.thresholds import THRESHOLDS_VARIABLE
+from torchmem.node.ranks import ProcessFilter, find_process
+from torchmem.node.words import WIDTH
 from torchmem.pages.page import MAX_PAGE_BYTES
 from torchmem.sample.errors import UsageError
-from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX
+from torchmem.sample.run_directory import REPORT_SUFFIX, SAMPLE_SUFFIX, report_name
 from torchmem.sample.sample import Sample, Steps
 
 GOLDEN = Path(__file__).parent / "golden" / "rank"
 NOW = 1_700_000_203.0
-LIMITS = defaults().limits("night", "node1")
 UUID = "GPU-3a7c03e1-5f42-9d08-b3c6-3d41e80f2a93"
 FULL = full_sample()
 (DEVICE,) = FULL.devices
@@ -90,8 +88,8 @@ BY_NAME = {
 
 @pytest.mark.parametrize("name", sorted(BY_NAME))
 def test_the_text(name: str) -> None:
-    """The text is the golden one, and no line but those to type is longer than 80 columns."""
-    output, golden = page(BY_NAME[name], NOW, {}, LIMITS), GOLDEN / f"{name}.txt"
+    """The text is the golden one, and no line but those to type is longer than 88 columns."""
+    output, golden = rank_text(BY_NAME[name], NOW), GOLDEN / f"{name}.txt"
     if "WRITE_GOLDEN" in os.environ:
         golden.write_text(output)
 
@@ -103,7 +101,7 @@ def test_the_text(name: str) -> None:
 @given(samples)
 def test_every_sample_has_a_report(sample: Sample) -> None:
     """Whatever a sample lacks, it can be shown."""
-    assert sample.devices == () or page(sample, NOW, {}, LIMITS)
+    assert sample.devices == () or rank_text(sample, NOW)
 
 
 def test_the_rank_of_a_directory(tmp_path: Path) -> None:
@@ -132,16 +130,16 @@ def test_the_gpu_has_nvmls_index(tmp_path: Path, listed: str, name: str) -> None
 
 
 def test_json(tmp_path: Path) -> None:
-    """`--json` has the sample as published, the threats and the advice."""
+    """`--json` has the numbers, the threats and the advice for each device."""
     sample = own_sample(oom_pending=True)
     publish(tmp_path, sample)
     document = json.loads(report("--json", "--run-dir", tmp_path).stdout)
 
-    assert sample.timestamp == document["sample"]["timestamp"]
     (device,) = document["devices"]
-    assert device["threats"][0]["cause"] == "fragmentation"
-    assert "model.py:88" in device["threats"][0]["text"]
-    assert device["advice"][0]["setting"] == "expandable_segments"
+    assert sample.timestamp == device["sample_time"]
+    assert device["why"]["threats"][0]["cause"] == "fragmentation"
+    assert "model.py:88" in device["why"]["threats"][0]["text"]
+    assert "expandable_segments:True" in str(device["why"]["advice"][0]["lines"])
 
 
 def test_a_rank_that_has_ended_is_shown_if_none_is_running(tmp_path: Path) -> None:
@@ -174,7 +172,7 @@ def test_the_thresholds_of_the_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "arguments", "sentence"),
     [
-        (own_sample(), ["--rank", "5"], "matches; running processes: rank 0 of run night"),
+        (own_sample(), ["--rank", "5"], "matches; ranks: rank 0 of run night"),
         (own_sample(devices=()), [], "has not used a GPU yet."),
         (
             replace(own_sample(), steps=5),  # type: ignore[arg-type]
@@ -235,17 +233,13 @@ def test_the_page(tmp_path: Path) -> None:
 @given(samples)
 def test_every_sample_has_a_page(sample: Sample) -> None:
     """Whatever a sample lacks, its page is below the limit."""
-    process = TrainingProcess(Path("/nowhere"), 0, sample.process, 1, alive=True)
-    content = html.page(html.ReportedProcess(process, sample, NOW, {}), LIMITS)
-
-    assert len(content) < MAX_PAGE_BYTES
+    assert len(rank_html(sample, NOW)) < MAX_PAGE_BYTES
 
 
 def test_a_page_of_many_devices_stays_small() -> None:
     """More devices than a node has are cut, and the page says so."""
     sample = replace(FULL, devices=(DEVICE,) * 64)
-    process = TrainingProcess(Path("/nowhere"), 0, sample.process, 1, alive=True)
-    content = html.page(html.ReportedProcess(process, sample, NOW, {}), LIMITS)
+    content = rank_html(sample, NOW)
 
     assert len(content) < MAX_PAGE_BYTES
     assert b"<li>16 of 64 devices are shown</li>" in content
@@ -279,19 +273,17 @@ def test_the_newest_oom_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_process_that_runs_leads_to_its_oom(tmp_path: Path) -> None:
-    """An OOM that it caught, or that a later process died of, comes first; not an earlier one."""
+    """The OOM that it caught is a part of its report; that of an earlier process is none."""
     running = own_sample()
-    publish(tmp_path, running)
-    start, where = running.process.start_timestamp, ("--run-dir", tmp_path, "--rank", "0")
-    assert start is not None
-    write_oom(tmp_path, ended_at(start - 9, "aaa", 7), start - 1)
-    assert report(*where).stdout.startswith("run night (train.py), rank 0")
-    path = write_oom(tmp_path, ended_at(start + 1, "bbb", 8), start + 2)
-    first, command, _, shown, *_ = report(*where).stdout.splitlines()
-    assert first.startswith("rank 0 of run bbb (pid 8) ran out of memory ")
-    assert command == f"  torchmem why {path}"
+    path = publish(tmp_path, running)
+    write_oom(tmp_path, ended_at(NOW, "aaa", 7), NOW)
+    where = ("--run-dir", tmp_path, "--rank", "0", "--run", "night")
+    assert "Verdict: " not in report(*where).stdout
+    caught = replace(STRANDED, process=running.process, survived=True)
+    path.with_name(report_name(path.name, 1)).write_bytes(encode(caught))
+    shown = report(*where).stdout
     assert shown.startswith("run night (train.py), rank 0 of 8: running")
-    assert json.loads(report(*where, "--json").stdout)["oom_report"] == str(path)
+    assert "Verdict: Fragmentation: 14.00 GiB" in shown
 
 
 def test_a_process_that_left_only_a_report(tmp_path: Path) -> None:
@@ -314,7 +306,7 @@ def test_the_rank_that_is_worst_off(tmp_path: Path) -> None:
     done = report("--run-dir", tmp_path)
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("Of your 3 running processes, rank 1 of run night (pid ")
+    assert done.stdout.startswith("Of the 3 running ranks, rank 1 of run night (pid ")
     assert "run night (train.py), rank 1 of 8: running" in done.stdout
 
 
@@ -323,4 +315,6 @@ def test_nothing_to_explain(tmp_path: Path) -> None:
     done = report("--run-dir", tmp_path)
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"torchmem: no OOM report and no process of yours in {tmp_path}:")
+    assert done.stderr.startswith(
+        f"torchmem: the run directory {tmp_path} has no OOM report and no rank: start a process"
+    )

@@ -9,15 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.publishing import own_process, publish
 from support.recordings import RecordedJob, write
-from support.threatened import LIMITS, LIVING
+from support.threatened import LIVING
 
-from torchmem.node.ranks import TrainingProcess
+from torchmem.node.ranks import ProcessFilter
 from torchmem.sample.capture_messages import OOM_RECORDING_SUFFIX, SNAPSHOT_SUFFIX
-from torchmem.sample.run_directory import SAMPLE_SUFFIX
+from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.sample import Sample
 from torchmem.simulator.gpu import CONTEXT_BYTES
-from torchmem.why.rank import ReportedRank
+from torchmem.why.local import LocalNode
+from torchmem.why.node_answers import NodeTools
 
 MIB = 1 << 20
 GPU = 1200 * MIB + CONTEXT_BYTES
@@ -48,17 +50,19 @@ def flat() -> RecordedJob:
 @pytest.fixture
 def shown(tmp_path: Path) -> Shown:
     """Return a function that writes a recording of a rank, and returns what is said about it."""
-    file = tmp_path / f"1-2-3{SAMPLE_SUFFIX}"
 
     def say(
-        job: RecordedJob, suffix: str = OOM_RECORDING_SUFFIX, sample: Sample = FRAGMENTED
+        job: RecordedJob | None, suffix: str = OOM_RECORDING_SUFFIX, sample: Sample = FRAGMENTED
     ) -> str:
-        path = tmp_path / f"1-2-3{suffix}"
-        write(job.snapshot(), path)
-        written = sample.timestamp - AGE
-        os.utime(path, (written, written))
-        process = TrainingProcess(file, os.getuid(), sample.process, 4242, alive=True)
-        rank = ReportedRank(process, sample, time.time(), {}, LIMITS)
+        now = time.time()
+        file = publish(tmp_path, replace(sample, process=own_process(), timestamp=now))
+        path = sibling_path(file, suffix)
+        if job is None:
+            path.write_bytes(b"\x80damaged")
+        else:
+            write(job.snapshot(), path)
+        os.utime(path, (now - AGE, now - AGE))
+        rank = NodeTools(LocalNode(tmp_path)).why(ProcessFilter())
         text = " ".join(rank.words().split())
         said = text[text.index("What to do") :] if "What to do" in text else text
         for word in ("A replay", "requests that failed", "shows no gain"):
@@ -92,11 +96,6 @@ def test_other_threats_are_not_replayed(shown: Shown, kind: str) -> None:
     assert "replay" not in shown(stranding(), sample=LIVING[kind])
 
 
-def test_a_recording_that_cannot_be_read(shown: Shown, tmp_path: Path) -> None:
+def test_a_recording_that_cannot_be_read(shown: Shown) -> None:
     """A damaged file is as none."""
-    shown(stranding())
-    (tmp_path / f"1-2-3{OOM_RECORDING_SUFFIX}").write_bytes(b"\x80damaged")
-    process = TrainingProcess(
-        tmp_path / f"1-2-3{SAMPLE_SUFFIX}", os.getuid(), FRAGMENTED.process, 4242, alive=True
-    )
-    assert "replay" not in ReportedRank(process, FRAGMENTED, time.time(), {}, LIMITS).words()
+    assert "replay" not in shown(None)

@@ -18,7 +18,7 @@ from torchmem.node.reports import load
 from torchmem.sample.capture_messages import OOM_RECORDING_SUFFIX, SNAPSHOT_SUFFIX
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.trace.recorded_leaks import MAX_WRITING_SECONDS, leak_lines, recorded_leaks
-from torchmem.why.oom import document
+from torchmem.why.local import LocalNode
 
 MIB = 1 << 20
 PROCESS = "1-4242-77"
@@ -73,14 +73,15 @@ def test_the_headline_names_it(beside: Beside, tmp_path: Path) -> None:
     """The first sentence and the JSON document have the line that only the recording tells."""
     beside(job())
     path = tmp_path / f"{PROCESS}-1{REPORT_SUFFIX}"
-    report = load(path)
-    found = document(report, recorded_leaks(path, report))["verdict"]
+    found = LocalNode(tmp_path).explain(str(path))
 
-    assert found["headline"].endswith("allocated at train.py:66 in log\N{REPLACEMENT CHARACTER}[1m")
-    assert [(leak["line"], leak["blocks"], leak["bytes"]) for leak in found["leaks"]] == [
+    assert found.row.headline == found.oom.summary
+    assert found.row.headline.endswith(
+        "allocated at train.py:66 in log\N{REPLACEMENT CHARACTER}[1m"
+    )
+    assert [(leak["line"], leak["blocks"], leak["bytes"]) for leak in found.leaks] == [
         (66, 40, 1280 * MIB)
     ]
-    assert document(report)["verdict"]["leaks"] == []
 
 
 def test_a_capture_from_before_the_oom(beside: Beside) -> None:

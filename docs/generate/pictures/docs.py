@@ -6,16 +6,13 @@ import argparse
 import hashlib
 import json
 import re
-import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from os import environ, pathsep
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from os import environ
 
 from docs.generate.pictures import shown
 from docs.generate.pictures.drawing import BOARDS, RECORDING_OF, Drawing, draw
@@ -24,12 +21,10 @@ from docs.generate.pictures.recorder import BUILD, ROOT
 DOCS = ROOT / "docs"
 STAMPS = DOCS / "pictures" / "drawn.json"
 """For each picture, a hash of what it showed when it was drawn."""
-CUDA_BIN = ROOT / ".venv-cuda" / "bin"
 LIVE = ROOT / "exporter" / "src" / "torchmem" / "exporter" / "live" / "static"
 _MAP = re.compile(r"map|^file_|^memory_layout")
 _OTHERS = re.compile(rf"{_MAP.pattern}|^report_|uplot|worker|pickle")
 """Files of the page whose texts and styles are not in the pictures of the demo."""
-CORE, LAB = (ROOT / root / "src" / "torchmem" for root in ("core", "lab"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +82,6 @@ def _top() -> str:
     return (ROOT / "tests" / "top" / "golden" / "once.txt").read_text()
 
 
-def _plot(command: str) -> Subject:
-    name = f"{command}.png"
-    return Subject({name: partial(_shown_by_plot, command)}, partial(_draw_plot, command))
-
-
-def _shown_by_plot(command: str) -> str:
-    code = shown.program(LAB / command / "plot.py", CORE / "output" / "plots.py")
-    return "\n".join([code, *shown.commands(DOCS / f"{command}.md", f"{command}.png")])
-
-
-def _draw_plot(command: str) -> None:
-    """Run the commands of the documentation in a folder of their own."""
-    if not CUDA_BIN.exists():
-        raise FileNotFoundError(f"{CUDA_BIN} is missing: run `make test-allocator` first")
-    path = f"{CUDA_BIN}{pathsep}{environ['PATH']}"
-    with TemporaryDirectory() as folder:
-        (Path(folder) / "examples").symlink_to(ROOT / "examples")
-        for line in shown.commands(DOCS / f"{command}.md", f"{command}.png"):
-            arguments = [str(CUDA_BIN / "torchmem"), *shlex.split(line)[1:]]
-            subprocess.run(arguments, cwd=folder, env=environ | {"PATH": path}, check=True)
-        (DOCS / f"{command}.png").write_bytes((Path(folder) / f"{command}.png").read_bytes())
-
-
 SUBJECTS: Mapping[str, Subject] = {
     **{name: _board(name) for name in RECORDING_OF},
     "demo": Subject(
@@ -125,8 +97,6 @@ SUBJECTS: Mapping[str, Subject] = {
     "maps": Subject(
         {"pictures/live-page-map.png": _map, "pictures/live-page-file.png": _map}, _draw_maps
     ),
-    "whatif": _plot("whatif"),
-    "preflight": _plot("preflight"),
 }
 
 

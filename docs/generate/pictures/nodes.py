@@ -18,13 +18,14 @@ from torchmem.demo.node import VERSIONS, SimulatedNode, cuda_bytes, product_name
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.directory_status import DirectoryStatus
-from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
 from torchmem.metrics import catalog
+from torchmem.node.published import Published
 from torchmem.simulator.gpu import GpuUse, SimulatedGpu
 
 GIB = 1 << 30

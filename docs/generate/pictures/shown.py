@@ -5,7 +5,6 @@ Descriptions of panels, comments, formatting, and code that draws nothing are le
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -47,34 +46,3 @@ def _texts(file: Path) -> Iterator[str]:
     if file.suffix == ".js":
         code = re.sub(r"(^|\s)//.*", "", source)
         yield from (text for text in _LITERAL.findall(code) if re.search(r"[A-Z ]", text))
-
-
-def program(*files: Path) -> str:
-    """Return Python code without comments, docstrings, imports, and formatting."""
-    return "\n".join(ast.dump(_drawing_code(file)) for file in files)
-
-
-def _drawing_code(file: Path) -> ast.Module:
-    tree = ast.parse(file.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-            node.body = [each for each in node.body if _draws(each)]
-    return tree
-
-
-def _draws(node: ast.stmt) -> bool:
-    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    return not is_text and not isinstance(node, (ast.Import, ast.ImportFrom))
-
-
-def commands(documentation: Path, picture: str) -> list[str]:
-    """Return the commands of the example on a page of the documentation that writes a picture.
-
-    Raises ValueError if the page has no such example.
-    """
-    for block in re.split(r"\n(?! {4}|\n)", documentation.read_text()):
-        joined = re.sub(r"\\\n\s*", "", block)
-        found = re.findall(r"^ {4}\$ (.*)$", joined, re.MULTILINE)
-        if any(f"--plot {picture}" in command for command in found):
-            return found
-    raise ValueError(f"{documentation.name} has no command with --plot {picture}")

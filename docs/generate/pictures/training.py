@@ -14,8 +14,8 @@ from random import Random
 from torchmem.allocator.settings import ADVICE_LABEL
 from torchmem.explain.call_stack import CallStack, Frame, Origin
 from torchmem.explain.verdict import Circumstances
-from torchmem.exporter.sample_files import Published
 from torchmem.host.procfs import pid_namespace
+from torchmem.node.published import Published
 from torchmem.sample.launch import launch_of
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import (

@@ -212,15 +212,6 @@ class Backend(Protocol):
         """Return whether this thread is capturing a CUDA graph."""
         return False
 
-    def collect_above(self, shares: Mapping[int, float]) -> bool:
-        """Have the allocator free its oldest unused segments while it holds more than a share.
-
-        `shares` are of the device's memory, by torch's index; other devices are left alone. Acts
-        at the next allocation that no cached block serves. Called only with the setting `release`.
-        Return False if this is unsupported, or if the user has chosen the settings that it needs.
-        """
-        return False
-
     def call_after_oom(self, call: Callable[[], None]) -> None:
         """Run `call` in the main thread once the OutOfMemoryError is raised there.
 

@@ -32,10 +32,10 @@ class Listing:
 
 
 def program_lines(report: OomReport) -> Iterator[str]:
-    """Yield what tells about the program: its lines, its tensors, and its call stack."""
+    """Yield what tells about the program: its call stack, its lines, and its tensors."""
+    yield from where(report)
     yield from held_lines(report)
     yield from tensor_lines(report)
-    yield from where(report)
 
 
 def oom_lines(report: OomReport) -> Iterator[str]:

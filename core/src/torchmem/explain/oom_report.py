@@ -32,6 +32,7 @@ from torchmem.sample.sample import (
 from torchmem.sample.untrusted import convert, sanitize_json, strict_json
 
 SCHEMA_VERSION = 1
+LIST_THEM = "run `torchmem why --list` for a list of reports."
 MAX_TIMESTAMP = 1 << 37  # the year 6325, which all calendar functions accept
 
 
@@ -138,22 +139,20 @@ def decode(data: bytes) -> OomReport:
     Raises UsageError for anything else; its text completes a sentence that begins with the file.
     """
     if not data.strip():
-        raise UsageError("is empty: run `torchmem why --list` for a list of reports.")
+        raise UsageError(f"is empty: {LIST_THEM}")
     try:
         raw = strict_json(data)
     except ValueError:
-        raise UsageError(
-            "is not an OOM report: run `torchmem why --list` for a list of reports."
-        ) from None
+        raise UsageError(f"is not an OOM report: {LIST_THEM}") from None
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if type(schema) is int and schema > SCHEMA_VERSION:
         raise UsageError("was written by a newer torchmem: run pip install --upgrade torchmem.")
     if schema != SCHEMA_VERSION:
-        raise UsageError("is not an OOM report: run `torchmem why --list` for a list of reports.")
+        raise UsageError(f"is not an OOM report: {LIST_THEM}")
     try:
         return _checked(convert(sanitize_json(raw), OomReport))
     except ValueError as error:
-        raise UsageError(f"is not a valid OOM report: {error}.") from None
+        raise UsageError(f"is not a valid OOM report ({error}): {LIST_THEM}") from None
 
 
 def _checked(report: OomReport) -> OomReport:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torchmem.allocator.outside_memory import outside_at_start, outside_bytes, unbacked_bytes
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.allocator.sizes import format_index, format_size
+from torchmem.explain.engine_arguments import arguments_of
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.growth import room_left
 from torchmem.explain.headline import short_headline
@@ -138,11 +139,10 @@ def _engine(device: DeviceSample) -> Iterator[Fact]:
     yield Fact(f"engine {engine.name}", ", ".join(filter(None, [*held, asleep])))
     advice, planned = engine.kv_cache_advice_bytes, engine.planned.get("kv_cache")
     if advice is not None and planned is not None:
-        yield Fact(
-            "KV cache",
-            f"--kv-cache-memory={advice} fits ({format_size(advice)} instead of "
-            f"{format_size(planned)}), by the requests so far",
-        )
+        argument = arguments_of(engine.name).cache_bytes.format(advice)
+        sizes = f"{format_size(advice)} instead of {format_size(planned)}"
+        fits = f"{argument} fits ({sizes})" if argument else f"{sizes} fits"
+        yield Fact("KV cache", f"{fits}, by the requests so far")
 
 
 def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:

@@ -1,7 +1,4 @@
-"""What helps an inference engine that runs out of memory, in the words of vLLM's arguments.
-
-The arguments are those of vLLM 0.33 (vllm/engine/arg_utils.py).
-"""
+"""What helps an inference engine that runs out of memory."""
 
 from __future__ import annotations
 
@@ -9,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import MIB, format_size
+from torchmem.explain.engine_arguments import arguments_of
 from torchmem.sample.engine import Engine
 from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.sample import DeviceSample
 
 SPARE_BYTES = 150 * MIB
-"""What vLLM leaves free beside its plan (v1/worker/gpu_worker.py, `redundancy_buffer_memory`)."""
+"""What stays free beside the plan, as in vLLM (v1/worker/gpu_worker.py, redundancy_buffer_memory):
+its profile run does not see all that libraries allocate later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,7 @@ class Advice:
 
     kind: RemedyKind
     text: str
-    lines: tuple[str, ...]
+    lines: tuple[str, ...] = ()
 
 
 def awake_cache(resident: Mapping[str, int]) -> str | None:
@@ -46,29 +45,27 @@ def serves(device: DeviceSample) -> bool:
 def engine_advice(engine: Engine, requested: int | None) -> Iterator[Advice]:
     """Yield what makes room for a failed request of these bytes, which may be unknown."""
     if engine.asleep:
-        yield from waking(engine.asleep_bytes)
+        yield from waking(engine.name, engine.asleep_bytes)
         return
+    known = arguments_of(engine.name)
     yield from _smaller_cache(engine, requested or 0)
     yield Advice(
         "fewer_requests",
         "Run smaller batches: fewer requests at a time, and fewer tokens of long prompts, which "
         "chunked prefill divides.",
-        ("--max-num-seqs=128", "--max-num-batched-tokens=2048"),
+        known.smaller_batches,
     )
     graphs = engine.resident.get("cudagraph", 0)
     if graphs:
-        yield Advice(
-            "fewer_graphs",
-            f"Capture fewer CUDA graphs, which take {format_size(graphs)}, or none.",
-            ("--max-cudagraph-capture-size=64", "--enforce-eager"),
-        )
+        text = f"Capture fewer CUDA graphs, which take {format_size(graphs)}, or none."
+        yield Advice("fewer_graphs", text, known.fewer_graphs)
     lora = engine.resident.get("lora", 0)
     if lora:
         yield Advice(
             "fewer_adapters",
             f"Keep fewer or smaller LoRA adapters on the GPU: their buffers take "
             f"{format_size(lora)}.",
-            ("--max-loras=1", "--max-lora-rank=16"),
+            known.fewer_adapters,
         )
 
 
@@ -79,15 +76,14 @@ def _smaller_cache(engine: Engine, requested: int) -> Iterator[Advice]:
     smaller = cache - requested - SPARE_BYTES
     size = smaller if advised is None else min(advised, smaller)
     if cache and size > 0:
-        yield Advice(
-            "kv_cache",
-            f"Leave more memory for activations: the KV cache has {format_size(cache)}.",
-            (f"--kv-cache-memory={size}",),
-        )
+        text = f"Leave more memory for activations: the KV cache has {format_size(cache)}."
+        argument = arguments_of(engine.name).cache_bytes
+        yield Advice("kv_cache", text, (argument.format(size),) if argument else ())
 
 
-def waking(asleep: int | None) -> Iterator[Advice]:
+def waking(name: str, asleep: int | None) -> Iterator[Advice]:
     """Yield what lets an engine wake up; `asleep` is what it takes again, None if unknown."""
+    known = arguments_of(name)
     sleeps = "" if asleep is None else f": {format_size(asleep)} of the engine is asleep"
     yield Advice(
         "before_wake_up",
@@ -98,10 +94,10 @@ def waking(asleep: int | None) -> Iterator[Advice]:
     yield Advice(
         "weights_first",
         "Wake the weights first, and the KV cache only when the weights are updated.",
-        ('wake_up(tags=["weights"])', 'wake_up(tags=["kv_cache"])'),
+        known.wake_in_turn,
     )
     yield Advice(
         "smaller_engine",
         "Give the engine less of the GPU. Restart it after a failed wake-up: it is half awake.",
-        ("--gpu-memory-utilization=0.5",),
+        known.smaller_share,
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from prometheus_client.core import Metric
 
-from torchmem.explain.threats import Threat, ThreatKind, advice, iter_threats
+from torchmem.explain.threats import Threat, ThreatKind, first_advice, iter_threats
 from torchmem.explain.thresholds import Limits
 from torchmem.metrics import catalog
 from torchmem.metrics.families import Labels, ProcessView, family, info
@@ -35,7 +35,7 @@ def judgment(sample: Sample, device: DeviceSample, limits: Limits) -> Judgment |
     """Return what the page says first about the memory of a rank; None if nothing threatens it."""
     for threat in iter_threats(sample, device, limits):
         if threat.kind is not None and threat.kind not in OTHER_KINDS:
-            first = next(iter(advice(sample, device, limits)), None)
+            first = first_advice(sample, device, threat)
             remedy = first.kind if first else None
             return Judgment(threat.kind, threat.bytes, _component(device, threat), remedy)
     return None

@@ -120,7 +120,7 @@ def _compaction_gain(device: DeviceSample) -> int | None:
 
 
 def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy, ...]:
-    """Return at most MAX_REMEDIES remedies, the largest gain first, as after an OOM.
+    """Return at most MAX_REMEDIES remedies: that of the first threat, then the largest gain first.
 
     Of those whose gain is unknown, the most promising for each threat come first.
     """
@@ -129,7 +129,16 @@ def advice(sample: Sample, device: DeviceSample, limits: Limits) -> tuple[Remedy
     )
     lists = [remedies(_next_oom(sample, device, *pair)) for pair in expected]
     by_place = (remedy for place in zip_longest(*lists) for remedy in place if remedy is not None)
-    return in_order(by_place)[:MAX_REMEDIES]
+    first = next((remedy for found in lists[:1] for remedy in found), None)
+    others = (remedy for remedy in in_order(by_place) if first and remedy.text != first.text)
+    return tuple(filter(None, (first, *others)))[:MAX_REMEDIES]
+
+
+def first_advice(sample: Sample, device: DeviceSample, threat: Threat) -> Remedy | None:
+    """Return the first remedy of `advice`, if this is the first threat that has one."""
+    pair = next(_pairs(threat), None)
+    found = remedies(_next_oom(sample, device, *pair)) if pair else ()
+    return next(iter(found), None)
 
 
 def _pairs(threat: Threat) -> Iterator[tuple[OomCause, Onset | None]]:

@@ -19,7 +19,7 @@ from torchmem.allocator.sizes import parse_size
 from torchmem.sample.errors import UsageError, did_you_mean
 
 THRESHOLDS_VARIABLE = "TORCHMEM_THRESHOLDS"
-"""The environment variable with the user's file, which `torchmem why` reads."""
+"""The environment variable with the user's file, for screens, the exporter and rules."""
 _EXAMPLE = 'match: {run: "llm-.*"}'
 
 # Prometheus' durations: largest unit first, each at most once (prometheus/common, ParseDuration).

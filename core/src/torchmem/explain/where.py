@@ -13,6 +13,7 @@ MAX_PLACE = 60
 """Columns for a file and a line; longer paths show their end."""
 MAX_OWN_FRAMES = 12
 MAX_PACKAGES = 3
+TITLE = "Where the memory was requested"
 
 
 def where(report: OomReport) -> Iterator[str]:
@@ -21,7 +22,7 @@ def where(report: OomReport) -> Iterator[str]:
     if origin is None or not (origin.stack.frames or origin.main_stack):
         return
     circumstances = ", ".join(_circumstances(report, origin))
-    yield f"Where the memory was requested{circumstances and f' ({circumstances})'}"
+    yield f"{TITLE}{circumstances and f' ({circumstances})'}"
     yield from _frames(origin.stack)
     if origin.main_stack and (origin.stack.own is None or origin.backward is not None):
         yield f"  {_thread(origin)} requested it while the main thread was at"

@@ -10,10 +10,6 @@ from dataclasses import dataclass
 from functools import partialmethod
 from typing import Literal
 
-from torchmem.sample.release_tiers import TIERS
-
-_UNTIMED = ", ".join(f"`{tier.name}`" for tier in TIERS.values() if tier.in_allocator)
-
 Kind = Literal["gauge", "counter", "histogram", "gaugehistogram", "info"]
 
 
@@ -234,8 +230,7 @@ RELEASED = _group.counter(
 )
 RELEASE_SECONDS = _group.counter(
     "torchmem_release_seconds_total",
-    "Time that releases took, also of one that still lasts; absent for the tier "
-    f"{_UNTIMED}, which acts inside the allocator.",
+    "Time that releases took, also of one that still lasts.",
     "tier",
 )
 RELEASE_ENABLED = _group.gauge(
@@ -408,8 +403,8 @@ ENGINE_SLEEP_RESIDUAL = _group.gauge(
 )
 ENGINE_SLEEP_RESIDUAL_GROWTH = _group.gauge(
     "torchmem_engine_sleep_residual_growth_bytes",
-    "By how much torchmem_engine_sleep_residual_bytes grows with each sleep, on average, if each "
-    "of the latest 8 has left more than the one before, or each so far; else 0. Absent before 4.",
+    "By how much torchmem_engine_sleep_residual_bytes grows with each of the latest 16 sleeps, 0 "
+    "if it does not. Absent before 4.",
 )
 _group = _Group("Join of allocator and NVML", DEVICE)
 OUTSIDE_ALLOCATOR = _group.gauge(

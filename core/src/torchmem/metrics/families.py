@@ -253,7 +253,8 @@ def _engine_families(rows: Sequence[tuple[Labels, Engine]]) -> Iterator[Metric]:
     yield value_family(catalog.ENGINE_SLEEPS, rows, lambda e: e.sleeps)
     slept = [(labels, engine) for labels, engine in rows if engine.residual_bytes]
     yield value_family(catalog.ENGINE_SLEEP_RESIDUAL, slept, lambda e: e.residual_bytes[-1])
-    yield value_family(catalog.ENGINE_SLEEP_RESIDUAL_GROWTH, slept, lambda e: e.residual_growth)
+    growth = [(labels, engine.residual_growth_bytes) for labels, engine in slept]
+    yield value_family(catalog.ENGINE_SLEEP_RESIDUAL_GROWTH, growth, lambda known: known)
 
 
 def _about(oom: OomRecord) -> dict[str, str]:

@@ -105,16 +105,13 @@ class Conversion:
     starts: Callable[[], Mapping[Process, float]] = dict
     _known: dict[Hashable, _Start] = field(default_factory=dict)
 
-    def convert(
-        self, families: Iterable[Family], more: Iterable[Instrument] = (), now: float | None = None
-    ) -> MetricsData:
+    def convert(self, families: Iterable[Family], now: float | None = None) -> MetricsData:
         """Return the data of one collection at `now`, in Unix seconds, the current time if None."""
         moment = int((time.time() if now is None else now) * 1e9)
         seen, starts = self._known, self.starts()
         self._known = {}
         turn = _Turn(moment, seen, self._known, starts)
         metrics = [metric for family in families for metric in turn.of_family(family)]
-        metrics += map(turn.of_instrument, more)
         scope = InstrumentationScope("torchmem", version("torchmem"))
         return MetricsData([ResourceMetrics(self.resource, [ScopeMetrics(scope, metrics, "")], "")])
 

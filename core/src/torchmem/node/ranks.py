@@ -161,6 +161,7 @@ def _read(path: Path, status: os.stat_result, processes: ProcessTable) -> Traini
     except (UntrustedFileError, OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     location = processes.locate(process)
+    # Anyone can write a sample that names the pid of another user's process.
     if location.alive and processes.owner(location.pid) not in {None, uid}:
         return None
     alive = False if ended else location.alive

@@ -6,21 +6,35 @@ import os
 import re
 import stat
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
-from torchmem.explain.oom_report import OomReport, decode
+from torchmem.explain.oom_report import LIST_THEM, OomReport, decode
+from torchmem.node.published import Published
 from torchmem.sample.errors import UsageError
 from torchmem.sample.file_kinds import OOM_REPORT, check_file
-from torchmem.sample.run_directory import MAX_REPORT_BYTES, PROCESS_FORM, REPORT_SUFFIX, find_files
-from torchmem.sample.untrusted import FileProblem, UntrustedFileError, read_untrusted, sanitize_text
+from torchmem.sample.run_directory import (
+    MAX_REPORT_BYTES,
+    MAX_USER_ENTRIES,
+    PROCESS_FORM,
+    REPORT_SUFFIX,
+    SAMPLE_SUFFIX,
+    find_files,
+)
+from torchmem.sample.untrusted import (
+    FileProblem,
+    UntrustedFileError,
+    open_untrusted_directory,
+    read_untrusted,
+    sanitize_text,
+)
 
 WANTED = "an OOM report"
-_LIST = "run `torchmem why --list` for a list of reports."
 _ADVICE: dict[FileProblem, str] = {
-    "not_regular": f"name a report, whose name ends in {REPORT_SUFFIX}; {_LIST}",
+    "not_regular": f"name a report, whose name ends in {REPORT_SUFFIX}; {LIST_THEM}",
     "unreadable": "run as a user who can read it.",
     "no_descriptors": "raise the limit with ulimit -n.",
-    "too_large": f"it is not an OOM report; {_LIST}",
+    "too_large": f"it is not an OOM report; {LIST_THEM}",
 }
 REPORT_NAME = re.compile(rf"{PROCESS_FORM}-\d+{re.escape(REPORT_SUFFIX)}")
 
@@ -31,7 +45,7 @@ def load(path: Path) -> OomReport:
     try:
         return decode(read_untrusted(path, MAX_REPORT_BYTES)[0])
     except FileNotFoundError:
-        raise UsageError(f"{name} does not exist: {_LIST}") from None
+        raise UsageError(f"{name} does not exist: {LIST_THEM}") from None
     except UntrustedFileError as error:
         check_file(path, OOM_REPORT, WANTED)
         raise UsageError(f"{name} {error}: {_ADVICE[error.problem]}") from None
@@ -60,6 +74,30 @@ def load_all(
 def newest(directory: Path) -> Path | None:
     """Return the newest report of this user; None without any. Raise UsageError as `load_all`."""
     return next(iter(_report_paths(directory, os.geteuid() or None)), None)
+
+
+def newest_of(run_dir: Path, item: Published) -> OomReport | None:
+    """Return the newest OOM report that the process wrote beside its sample file, if valid."""
+    folder, _, sample = item.path.rpartition("/")
+    stem = re.escape(sample.removesuffix(SAMPLE_SUFFIX))
+    form = re.compile(rf"{stem}-(\d+){re.escape(REPORT_SUFFIX)}")
+    with (
+        suppress(OSError, UntrustedFileError, UsageError),
+        open_untrusted_directory(run_dir / folder, item.uid) as (descriptor, _),
+    ):
+        name = _last(descriptor, form)
+        if name is not None:
+            data, _ = read_untrusted(name, MAX_REPORT_BYTES, item.uid, directory=descriptor)
+            return decode(data)
+    return None
+
+
+def _last(directory: int, form: re.Pattern[str]) -> str | None:
+    """Return the name with the highest number."""
+    with os.scandir(directory) as entries:
+        matches = [form.fullmatch(entry.name) for entry in islice(entries, MAX_USER_ENTRIES)]
+    numbers = {match[0]: int(match[1]) for match in matches if match}
+    return max(numbers, key=lambda name: numbers[name], default=None)
 
 
 def _report_paths(directory: Path, user: int | None) -> list[Path]:

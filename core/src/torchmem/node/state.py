@@ -20,6 +20,7 @@ from torchmem.explain.rank_report import Fact
 from torchmem.explain.remedy import Remedy
 from torchmem.explain.run_chart import Chart, ChartLine
 from torchmem.explain.threats import Threat
+from torchmem.explain.verdict import Gain
 from torchmem.sample.sample import OomRecord
 from torchmem.sample.untrusted import convert, printable_json, strict_json
 
@@ -169,9 +170,10 @@ class OomWhy:
     """An OOM report in the words of `torchmem why`. `time` is in Unix seconds.
 
     `about`: the process, its GPU and its versions. `parts`: the use of the device at that time; its
-    sizes add up to `total_bytes`. `charts`: the whole run, and the minutes before. `listings`: the
-    lines and tensors that held the memory and the call stack, if the client may see them, and what
-    to record next time; `hidden`: whether some were left out.
+    sizes add up to `total_bytes`. `gains`: what each change would have freed; empty if none would
+    have made room. `charts`: the whole run, and the minutes before. `listings`: the call stack, the
+    lines and tensors that held the memory, if the client may see them, and what to record next
+    time; `hidden`: whether some were left out.
     """
 
     time: float | None = None
@@ -181,6 +183,7 @@ class OomWhy:
     before: str = ""
     parts: tuple[PartBytes, ...] = ()
     advice: tuple[Remedy, ...] = ()
+    gains: tuple[Gain, ...] = ()
     facts: tuple[Fact, ...] = ()
     charts: tuple[Chart, ...] = ()
     listings: tuple[Listing, ...] = ()

@@ -1,10 +1,14 @@
-"""Explain the memory of one rank, and an OutOfMemoryError, in the words of the reports."""
+"""Explain the memory of one rank, and an OutOfMemoryError, in the words of the reports.
+
+Whoever may not look gets all but what tells about the program: lines, tensors and the call stack.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import replace
 
+from torchmem.allocator.sizes import format_size
 from torchmem.explain.headline import headline
 from torchmem.explain.oom_chart import oom_charts
 from torchmem.explain.oom_listings import listings, offer, oom_lines, program_lines
@@ -16,15 +20,80 @@ from torchmem.explain.oom_report import (
     origin_lines,
     preceding_events,
 )
-from torchmem.explain.parts import component_words, device_parts, part_words, plausible
-from torchmem.explain.rank_report import heading, memory_facts, rank_facts, settings_facts
+from torchmem.explain.parts import (
+    PartBytes,
+    component_words,
+    device_parts,
+    part_words,
+    plausible,
+    rank_parts,
+)
+from torchmem.explain.rank_report import (
+    ending,
+    heading,
+    memory_facts,
+    next_request,
+    rank_facts,
+    settings_facts,
+)
 from torchmem.explain.remedies import remedies
 from torchmem.explain.remedy import Remedy, gain_sentence
 from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
+from torchmem.host.process_table import process_key
+from torchmem.node.published import NodeRanks, Published
+from torchmem.node.reports import newest_of
 from torchmem.node.state import LabeledBytes, OomWhy, RankWhy
-from torchmem.sample.sample import DeviceSample, Sample
+from torchmem.sample.remedy_words import REMEDY_WORDS
+from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample
+
+MAX_HOLDERS = 4
+
+
+def rank_why(found: NodeRanks, item: Published, device: DeviceSample, *, may_look: bool) -> RankWhy:
+    """Return the texts about a process on one of its devices.
+
+    `may_look`: whether the client may see what tells about the program. Reads the OOM report beside
+    the sample, if there is one.
+    """
+    sample, layout = item.sample, device.layout
+    outside = found.outside.get((device.uuid or "", process_key(sample.process)))
+    is_live = item.state in LIVE_STATES
+    report = newest_of(found.run_dir, item) if device.last_oom and found.run_dir else None
+    limits, index = found.limits(item), found.gpus.get(device.uuid or "")
+    since = max(0, sample.steps.count - report.steps.count) if report else None
+    words = rank_report(sample, device, found.time, index, limits)
+    return replace(
+        words,
+        id=item.id,
+        holds=_holds(rank_parts(device, outside)),
+        next_request=next_request(layout) if layout and is_live else None,
+        ending=_ending(found, item),
+        # Nothing threatens a process that is gone; how it ended is told instead.
+        threats=words.threats if is_live else (),
+        advice=words.advice if is_live else _after_kill(found, item),
+        oom=oom_why(report, index, may_look=may_look, steps_since=since) if report else None,
+    )
+
+
+def _holds(parts: Iterable[PartBytes]) -> str | None:
+    largest = sorted(parts, key=lambda part: -part.bytes)[:MAX_HOLDERS]
+    return ", ".join(f"{format_size(part.bytes)} {part_words(part)}" for part in largest) or None
+
+
+def _ending(found: NodeRanks, item: Published) -> str | None:
+    text = ending(item.sample, item.state)
+    cause = found.kill_causes.get(process_key(item.sample.process))
+    if item.state == "killed" and cause == "host_memory":
+        return f"{text} The kernel killed it because the memory of the host was full."
+    return text
+
+
+def _after_kill(found: NodeRanks, item: Published) -> tuple[Remedy, ...]:
+    cause = found.kill_causes.get(process_key(item.sample.process))
+    is_killed = item.state == "killed" and cause
+    return (Remedy(cause, f"{REMEDY_WORDS[cause]}."),) if is_killed and cause else ()
 
 
 def rank_report(
@@ -69,12 +138,18 @@ def _in_words(found: Iterable[Remedy]) -> tuple[Remedy, ...]:
 
 
 def oom_why(
-    report: OomReport, gpu: int | None, *, may_look: bool, steps_since: int | None = None
+    report: OomReport,
+    gpu: int | None,
+    *,
+    may_look: bool,
+    steps_since: int | None = None,
+    refuted: Container[str] = (),
 ) -> OomWhy:
     """Return the texts about an OOM report.
 
     `gpu`: NVML's index, None if it is unknown; `may_look`: with what tells about the program;
-    `steps_since`: steps that have ended since the error, if that is known.
+    `steps_since`: steps that have ended since the error, if that is known. `refuted`: allocator
+    settings that do not help, as a replay has shown.
     """
     reason = [*failure_reason(report, gpu), aftermath(report, steps_since)]
     device = report.device
@@ -84,11 +159,20 @@ def oom_why(
         about=tuple(origin_lines(report, gpu)),
         reason=" ".join(filter(None, reason)),
         before=" ".join(preceding_events(report)),
-        parts=tuple(part for part in memory_parts(report) if plausible(part.bytes)),
-        advice=_in_words(remedies(report)),
+        parts=tuple(_named(report)),
+        advice=_in_words(remedies(report, refuted)),
+        gains=report.verdict.gains if report.verdict else (),
         facts=(*memory_facts(device), *settings_facts(report.allocator_settings)),
         charts=oom_charts(report),
         listings=tuple(listings(oom_lines(report) if may_look else offer(report))),
         total_bytes=plausible(device.total_bytes),
         hidden=True if not may_look and any(program_lines(report)) else None,
     )
+
+
+def _named(report: OomReport) -> Iterator[PartBytes]:
+    """Yield the parts of the device; what is of more than one step is labeled so."""
+    for part in memory_parts(report):
+        words = part_words(part, report.steps.unread)
+        if plausible(part.bytes):
+            yield part if words == part_words(part) else replace(part, label=words)

@@ -2,103 +2,105 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from pathlib import Path
+from time import localtime, strftime
 
 from torchmem.allocator.sizes import format_size
+from torchmem.explain import where
 from torchmem.explain.gpu_name import gpu_name
-from torchmem.explain.headline import headline
-from torchmem.explain.oom_listings import held_lines, offer, tensor_lines
-from torchmem.explain.oom_report import (
-    OomReport,
-    failure_reason,
-    format_seconds,
-    memory_parts,
-    origin_lines,
-)
-from torchmem.explain.parts import component_words, part_words
+from torchmem.explain.oom_listings import Listing
+from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.parts import PartBytes, component_words
 from torchmem.explain.rank_report import Fact, settings_facts
-from torchmem.explain.remedies import remedies
 from torchmem.explain.remedy import Remedy, gain_sentence
 from torchmem.explain.run_chart import Chart
 from torchmem.explain.run_summary import DeviceSummary, RunSummary
-from torchmem.explain.thresholds import Limits
-from torchmem.explain.where import where
-from torchmem.node.state import RankWhy
-from torchmem.node.summaries import steps_since
-from torchmem.node.why import oom_why, rank_report, with_replay
+from torchmem.metrics.memory_parts import COMPONENTS, PARTS
+from torchmem.node.state import OomWhy, RankWhy
 from torchmem.output.terminal import joined, wrapped
-from torchmem.sample.sample import DeviceSample, Sample
 from torchmem.sample.untrusted import sanitize_text
 
 WIDTH = 88
-RANK_WIDTH = 80
 BAR = 24
 SUBJECT = 18
 SPARKS = "▁▂▃▄▅▆▇█"
 MAX_SPARKS = 30
+MAX_POINTS = 1000
+HIDDEN = "The exporter shows the program's lines only to the rank's own user."
+MAX_TIME = 1e11
+"""Later times, in Unix seconds, cannot be true."""
 
 
-def oom_page(
-    path: Path,
-    report: OomReport,
-    gpus: Mapping[str, int],
-    sentence: str | None = None,
-    leaks: Sequence[str] = (),
-) -> str:
-    """Return everything about one OOM.
-
-    `gpus` are NVML's indices by UUID, where known. `sentence` replaces the headline, and `leaks`
-    are lines about what leaks, where a recording shows more than the report.
-    """
-    gpu = gpus.get(report.device.uuid or "")
-    _, memory, advice = explanation(report, gpu=gpu)
-    about = (f"  {line}" for line in heading_lines(report, gpu))
-    heading = [*wrapped(f"{sentence or headline(report)}.", width=WIDTH), "", *about]
-    why = oom_why(report, gpu, may_look=True, steps_since=steps_since(path, report))
+def oom_page(oom: OomWhy, file: str | None = None) -> str:
+    """Return everything about one OOM. `file`: its report, if this machine has it."""
+    reason, memory, advice = explanation(oom)
+    about = (f"  {line}" for line in heading_lines(oom))
     return joined(
         [
-            heading,
-            list(where(report)),
-            wrapped(why.reason, width=WIDTH),
-            [*memory, *fact_lines(why.facts)],
-            [*leaks, *held_lines(report)],
-            list(tensor_lines(report)),
-            list(trend_lines(why.charts, why.before)),
+            [*wrapped(f"{oom.summary}.", width=WIDTH), "", *about],
+            *(_lines(each) for each in oom.listings if each.title.startswith(where.TITLE)),
+            reason,
+            [*memory, *fact_lines(oom.facts)],
+            *(_lines(each) for each in oom.listings if not each.title.startswith(where.TITLE)),
+            [HIDDEN] if oom.hidden else [],
+            list(trend_lines(filter(None, map(sound, oom.charts)), oom.before)),
             advice,
-            list(offer(report)),
-            [f"Report: {sanitize_text(str(path))}"],
+            [f"Report: {sanitize_text(file)}"] if file else [],
         ]
     )
 
 
-def explanation(
-    report: OomReport, refuted: Container[str] = (), gpu: int | None = None
-) -> tuple[list[str], list[str], list[str]]:
-    """Return why the request failed, where the memory was, and what to do.
-
-    `refuted`: allocator settings that do not help, as a replay has shown. `gpu`: NVML's index.
-    """
-    parts = [(part_words(part, report.steps.unread), part.bytes) for part in memory_parts(report)]
+def explanation(oom: OomWhy) -> tuple[list[str], list[str], list[str]]:
+    """Return why the request failed, where the memory was, and what to do."""
     return (
-        wrapped(" ".join(failure_reason(report, gpu)), width=WIDTH),
-        list(memory_lines(report.device.total_bytes, parts)),
-        list(advice_lines(remedies(report, refuted))),
+        wrapped(oom.reason, width=WIDTH),
+        list(memory_lines(oom.total_bytes, labeled(oom.parts))),
+        list(advice_lines(oom.advice)),
     )
 
 
-def local_time(timestamp: float) -> str:
-    """Return the date and time in the local time zone."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp))
+def heading_lines(oom: OomWhy) -> list[str]:
+    """Return the time, the process, and the GPU."""
+    process, *about = oom.about or ("",)
+    return [f"{local_time(oom.time)}  {process}".rstrip(), *about]
 
 
-def heading_lines(report: OomReport, index: int | None) -> list[str]:
-    """Return the time, the process, and the GPU; `index` is NVML's."""
-    process, *rest = origin_lines(report, index)
-    return [f"{local_time(report.oom.timestamp)}  {process}", *rest]
+def listing_lines(oom: OomWhy) -> Iterator[list[str]]:
+    """Yield the lists about an OOM, each with its title."""
+    yield from map(_lines, oom.listings)
+    if oom.hidden:
+        yield [HIDDEN]
+
+
+def _lines(listing: Listing) -> list[str]:
+    return [listing.title, *(f"  {line}" for line in listing.lines)]
+
+
+def labeled(parts: Iterable[PartBytes]) -> list[tuple[str, int]]:
+    """Return what texts call each part, and its bytes; an unknown part has its name."""
+    return [(part.label or _words(part.name), part.bytes) for part in parts]
+
+
+def _words(name: str) -> str:
+    known = PARTS.get(name) or COMPONENTS.get(name)
+    return known.words if known else name
+
+
+def sound(chart: Chart | None) -> Chart | None:
+    """Return a chart from the network if it can be drawn."""
+    if chart is None or not 0 < len(chart.x) <= MAX_POINTS:
+        return None
+    return chart if all(len(line.values) == len(chart.x) for line in chart.lines) else None
+
+
+def local_time(time: float | None) -> str:
+    """Return the date and time in the local time zone; "-" if it is unknown or cannot be true."""
+    if time is None or not 0 <= time < MAX_TIME:
+        return "-"
+    return strftime("%Y-%m-%d %H:%M:%S", localtime(time))
 
 
 def memory_lines(
@@ -197,38 +199,7 @@ def advice_lines(advice: Sequence[Remedy], width: int = WIDTH) -> Iterator[str]:
         yield from (f"         {line}" for line in remedy.lines)
 
 
-def rank_page(
-    sample: Sample,
-    now: float,
-    gpus: Mapping[str, int],
-    limits: Limits,
-    replays: Mapping[int, str] = {},
-) -> str:
-    """Return the report of a process: one part for each of its devices.
-
-    `gpus` are NVML's indices by UUID, as far as they are known. `replays`: what a replay shows
-    about the setting that is advised first, by torch's index.
-    """
-    reports = (
-        (device, rank_report(sample, device, now, gpus.get(device.uuid or ""), limits))
-        for device in sample.devices
-    )
-    return "\n".join(
-        _device_page(device, with_replay(report, replays.get(device.index)), now)
-        for device, report in reports
-    )
-
-
-def _device_page(device: DeviceSample, report: RankWhy, now: float) -> str:
-    read = device.stats_timestamp
-    parts = [(part.label, part.bytes) for part in report.memory]
-    age = None if read is None else max(0.0, now - read)
-    return joined(rank_sections(report, memory_lines(device.total_bytes, parts, age, RANK_WIDTH)))
-
-
-def rank_sections(
-    report: RankWhy, memory: Iterable[str], width: int = RANK_WIDTH
-) -> list[list[str]]:
+def rank_sections(report: RankWhy, memory: Iterable[str], width: int = WIDTH) -> list[list[str]]:
     """Return the sections of a report, in lines of at most `width` columns.
 
     `memory`: the lines about the device. Lines to type and the names and sizes of the memory's

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 MAX_ENGINE_PARTS = 16
 """More parts than any engine has."""
 
-MIN_RESIDUALS, ENOUGH_RESIDUALS, MAX_RESIDUALS = 4, 8, 16
-"""How many sleeps may show that what stays grows, how many show it, and how many are kept."""
+MAX_RESIDUALS = 16
+"""How many sleeps are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,8 @@ class Engine:
         sleeps: how often the engine has gone to sleep.
         residual_bytes: what stayed on the device after each of the latest sleeps, oldest first: the
             bytes that PyTorch had reserved and the engine did not give back.
+        residual_growth_bytes: by how much that grows with each sleep, 0 if it does not; None after
+            too few sleeps.
     """
 
     name: str
@@ -40,26 +41,12 @@ class Engine:
     kv_cache_advice_bytes: int | None = None
     sleeps: int = 0
     residual_bytes: tuple[int, ...] = ()
+    residual_growth_bytes: float | None = None
 
     @property
     def asleep_bytes(self) -> int:
         """What the engine takes again when it wakes up."""
         return sum(self.asleep.values())
-
-    @property
-    def residual_growth(self) -> float | None:
-        """By how much each of the latest sleeps left more than the one before, on average.
-
-        0 if one of the latest ENOUGH_RESIDUALS did not; None after too few sleeps.
-        """
-        left = self.residual_bytes
-        if len(left) < MIN_RESIDUALS:
-            return None
-        steady = [n for n, (one, later) in enumerate(pairwise(left), 1) if later <= one]
-        growing = left[steady[-1] if steady else 0 :]
-        if len(growing) < min(len(left), ENOUGH_RESIDUALS):
-            return 0.0
-        return (growing[-1] - growing[0]) / (len(growing) - 1)
 
 
 def too_long(engine: Engine) -> Mapping[str, Any]:

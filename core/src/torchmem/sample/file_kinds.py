@@ -75,7 +75,8 @@ _BEGINNINGS = {
 # By keys of which each document has all, and no document above it has all.
 _DOCUMENTS: tuple[tuple[set[bytes], FileKind], ...] = (
     ({b"phantom", b"gpu_model", b"command"}, PREFLIGHT),
-    ({b"sample", b"process", b"devices"}, _output("why --json", "process")),
+    ({b"devices", b"why", b"heading"}, _output("why --json", "process")),
+    ({b"headline", b"oom", b"leaks"}, _output("why --json", "OOM report")),
     ({b"process", b"devices", b"verdict", b"state"}, SUMMARY),
     ({b"process", b"devices", b"timestamp"}, SAMPLE),
     ({b"process", b"device", b"oom"}, OOM_REPORT),

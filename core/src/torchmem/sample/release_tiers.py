@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ReleaseTier = Literal["gradual", "hooks", "cache", "emergency", "neighbors", "request"]
+ReleaseTier = Literal["hooks", "cache", "emergency", "neighbors", "request"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,6 @@ class Tier:
     share: default share of the device; the tier acts when the driver has less than that free. None
         for a tier that responds to a need, and is therefore never given up.
     is_setting: whether the setting `release` can name it.
-    in_allocator: whether PyTorch's allocator itself releases, so that the time is not known.
     calls_hooks: whether it calls pressure hooks.
     can_be_asked: whether another process can ask for its memory in a message.
     """
@@ -27,7 +26,6 @@ class Tier:
     name: ReleaseTier
     share: float | None = None
     is_setting: bool = True
-    in_allocator: bool = False
     calls_hooks: bool = False
     can_be_asked: bool = False
 
@@ -37,7 +35,6 @@ class Tier:
 
 
 _DECLARED = (
-    Tier("gradual", 0.2, in_allocator=True),
     Tier("hooks", 0.1, calls_hooks=True),
     Tier("cache", 0.1),
     Tier("emergency", calls_hooks=True),

@@ -145,14 +145,13 @@ class Releases:
 
     The tier `request` is the command `torchmem release`; the others are of the setting `release`.
 
-    `released_bytes` were returned to the driver. `seconds` is None for a tier whose time is not
-    known; it grows while a release lasts. `given_up`: the tier no longer acts, because its releases
-    did not pay.
+    `released_bytes` were returned to the driver. `seconds` grows while a release lasts. `given_up`:
+    the tier no longer acts, because its releases did not pay.
     """
 
     times: int
     released_bytes: int
-    seconds: float | None
+    seconds: float
     given_up: bool = False
 
 

@@ -67,10 +67,6 @@ class Churn:
             record.next_shown[process] = share
         return share
 
-    def series_of(self, user: str) -> int:
-        """Return the number of the user's series in the current hour."""
-        return len(self._users[user].known) if user in self._users else 0
-
     def _record(self, user: str, now: float) -> _User | None:
         record = self._users.get(user)
         if record is None and len(self._users) >= MAX_USERS:

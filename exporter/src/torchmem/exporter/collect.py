@@ -20,7 +20,6 @@ from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStat
 from torchmem.exporter.driver import Driver, FailureLog
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
 from torchmem.exporter.headroom import bounded
-from torchmem.exporter.host_processes import HostProcesses
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.nvml import NvmlDownError
 from torchmem.exporter.pod_names import PodNames
@@ -34,7 +33,7 @@ from torchmem.exporter.reading import (
     read_and_collect,
     run_collector,
 )
-from torchmem.exporter.sample_files import Published, RunDirectory
+from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects import (
     clocks,
     ecc,
@@ -60,11 +59,17 @@ from torchmem.exporter.subjects.threats import RankThreats
 from torchmem.exporter.worker import JobThread, JobThreads
 from torchmem.metrics import catalog
 from torchmem.metrics.families import families, family, info
+from torchmem.node.host_processes import HostProcesses
+from torchmem.node.published import Published
 
 _log = logging.getLogger(__name__)
 
 DEFAULT_DEADLINE_SECONDS = 5.0
 _CLOSE_SECONDS = 1.0
+_NO_DESCRIPTORS = (
+    "Ranks are missing, because the exporter has no file descriptor left: raise its limit "
+    "(LimitNOFILE= of its unit, or ulimit -n), and restart it."
+)
 
 # In this order, the most important first: at the deadline the later ones are missing.
 COLLECTORS: Mapping[str, Callable[[Reading], Iterable[Metric]]] = {
@@ -135,7 +140,7 @@ class Exporter:
         )
         self._failure_log = FailureLog()
         self._last_reading = self._current_reading = self._new_reading()
-        self._found = NodeReading(0.0, self._current_reading)
+        self._found = NodeReading(0.0, reading=self._current_reading)
         self._is_closed = False
         self._collecting = threading.Lock()
         self._lock = threading.Lock()
@@ -290,14 +295,15 @@ class Exporter:
         published, samples = self._sample_families(published, read, outside, gpus)
         self._found = NodeReading(
             self._clock(),
-            reading,
             published,
-            gpus,
+            {uuid: gpu.index for uuid, gpu in gpus.items()},
             outside=outside.by_process,
             kill_causes=self._hosts.kill_causes,
             thresholds=self._thresholds,
             run_dir=self.run_dir,
-            lacks_descriptors=self._run_directory.lacks_descriptors,
+            missing=_NO_DESCRIPTORS if self._run_directory.lacks_descriptors else None,
+            reading=reading,
+            identities=known.values(),
         )
         is_whole = not self._run_directory.lacks_descriptors
         samples = replace(samples, success=samples.success and is_whole)

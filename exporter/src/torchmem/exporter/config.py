@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from torchmem.exporter import strict_yaml
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
 from torchmem.exporter.pod_names import CONTAINER_LOGS
 from torchmem.exporter.reading import DEFAULT_PROCESSES_PER_GPU
-from torchmem.exporter.strict_yaml import Section
+from torchmem.sample import strict_yaml
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS, run_directory
+from torchmem.sample.strict_yaml import Section
 
 DEFAULT_LISTEN = "127.0.0.1:9847"
 ALL_INTERFACES = "0.0.0.0"  # noqa: S104 - the meaning of a listen address without a host
@@ -95,27 +95,25 @@ def load(file: Path | None, flags: Mapping[str, Any]) -> ExporterSettings:
 
 def _from_file(file: Path, defaults: ExporterSettings) -> ExporterSettings:
     section = strict_yaml.read(file, [setting.name for setting in fields(ExporterSettings)])
-    return ExporterSettings(
-        listen=section.text("listen", defaults.listen),
-        systemd_socket=section.flag("systemd_socket", defaults.systemd_socket),
-        web_config_file=_path(section, "web_config_file"),
-        run_dir=_path(section, "run_dir") or defaults.run_dir,
-        ttl_seconds=section.number("ttl_seconds", defaults.ttl_seconds),
-        scrape_deadline_seconds=section.number(
-            "scrape_deadline_seconds", defaults.scrape_deadline_seconds
-        ),
-        pcie_throughput=section.flag("pcie_throughput", defaults.pcie_throughput),
-        processes_per_gpu=section.count(
-            "processes_per_gpu", defaults.processes_per_gpu, "processes"
-        ),
-        web_ui=section.flag("web_ui", defaults.web_ui),
-        allowed_hosts=section.texts("allowed_hosts"),
-        thresholds=_path(section, "thresholds"),
-        all_series=section.flag("all_series", defaults.all_series),
-        otlp=section.flag("otlp", defaults.otlp),
-        container_logs=_path(section, "container_logs") or defaults.container_logs,
-        kubelet_socket=_path(section, "kubelet_socket"),
-    )
+    given = {
+        setting.name: _value(section, setting.name, getattr(defaults, setting.name))
+        for setting in fields(ExporterSettings)
+        if setting.name in section
+    }
+    return replace(defaults, **given)
+
+
+def _value(section: Section, key: str, default: Any) -> Any:
+    """Return a setting of the file, which has the type of its default; None is that of a path."""
+    if isinstance(default, bool):
+        return section.flag(key, default)
+    if isinstance(default, int):
+        return section.count(key, default, "processes")
+    if isinstance(default, float):
+        return section.number(key, default)
+    if isinstance(default, tuple):
+        return section.texts(key)
+    return section.text(key) if isinstance(default, str) else _path(section, key) or default
 
 
 def _plain(value: Any) -> Any:

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.scrapes import Collector, SharedCall
 from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.fair_queue import BusyError, FairQueue
+from torchmem.node.published import Published
 from torchmem.sample.sample import LIVE_STATES, Process
 
 MAX_WAITING_PER_CLIENT = 8

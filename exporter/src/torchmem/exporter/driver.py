@@ -52,7 +52,6 @@ class PyNvml:
     def __init__(self, library: NvmlLibrary | None = None) -> None:
         self._library = library or NvmlLibrary()
         self._devices: dict[str, NvmlDevice] = {}
-        self._indices: dict[str, int] = {}
 
     def open(self) -> None:
         """Call nvmlInit; raise NvmlDownError if binding, library or driver are missing."""
@@ -80,15 +79,10 @@ class PyNvml:
 
     def gpu(self, index: int) -> GpuIdentity | GpuFault:
         """Return the identity of a GPU, or a fault if the GPU does not respond."""
-        self._library.missing_values.set_gpu(index)
         try:
-            gpu = identity.read_identity(self._library, index, self._device)
+            return identity.read_identity(self._library, index, self._device)
         except (GpuLostError, NvmlCallError) as error:
             return GpuFault(index, error.code)
-        finally:
-            self._library.missing_values.set_gpu(None)
-        self._indices[gpu.uuid] = index
-        return gpu
 
     def _device(self, uuid: str, handle: object) -> NvmlDevice:
         """Return the device with this UUID, with the handle that is valid now."""
@@ -115,11 +109,7 @@ class PyNvml:
 
     def read(self, kind: type[V], uuid: str) -> V | None:
         """Read one value of a GPU."""
-        self._library.missing_values.set_gpu(self._indices[uuid])
-        try:
-            return kind.read(self._devices[uuid])
-        finally:
-            self._library.missing_values.set_gpu(None)
+        return kind.read(self._devices[uuid])
 
     def end_reading(self) -> None:
         """Log the calls that returned no value."""

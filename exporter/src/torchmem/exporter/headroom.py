@@ -10,13 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torchmem.allocator.later_layout import MAX_SKEW_BYTES
-from torchmem.exporter.sample_files import Published
-from torchmem.exporter.subjects.outside_allocator import (
-    DeviceProcess,
-    ProcessUse,
-    live_devices,
-)
+from torchmem.exporter.subjects.outside_allocator import ProcessUse, live_devices
 from torchmem.host.process_table import process_key
+from torchmem.node.published import DeviceProcess, Published
 from torchmem.sample.sample import DeviceSample, Layout
 
 Uses = Mapping[tuple[str, int], ProcessUse]

@@ -21,7 +21,8 @@ from functools import partial
 
 from prometheus_client import generate_latest
 
-from torchmem.exporter import config, thresholds
+from torchmem.explain.chosen_thresholds import chosen
+from torchmem.exporter import config
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
         settings.scrape_deadline_seconds,
         processes_per_gpu=settings.processes_per_gpu,
         pcie_throughput=settings.pcie_throughput,
-        thresholds=thresholds.load(settings.thresholds),
+        thresholds=chosen(settings.thresholds),
         pods=pods,
         all_series=settings.all_series,
     )
@@ -178,7 +179,7 @@ def reload(
     """
     try:
         loaded = load()
-        loaded_thresholds = thresholds.load(loaded.thresholds)
+        loaded_thresholds = chosen(loaded.thresholds)
     except UsageError as error:
         _log.error("the configuration was not reloaded: %s", error)
         return settings

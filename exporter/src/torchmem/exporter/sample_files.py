@@ -18,7 +18,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -42,7 +41,7 @@ from torchmem.exporter.plain_files import PlainFile, texts_hash
 from torchmem.exporter.rejections import Reason, Refusals, RejectedSampleError
 from torchmem.exporter.user_directories import FileVersion, list_files
 from torchmem.host.process_table import ProcessKey, ProcessTable, process_key, process_state
-from torchmem.metrics.families import ProcessView
+from torchmem.node.published import Published
 from torchmem.sample.launch import owned_launch
 from torchmem.sample.run_directory import (
     DEFAULT_TTL_SECONDS,
@@ -53,7 +52,6 @@ from torchmem.sample.sample import (
     SCHEMA_VERSION,
     DeviceSample,
     Sample,
-    State,
     distinct_devices,
     is_consistent,
     possible,
@@ -73,34 +71,6 @@ V = TypeVar("V")
 
 MAX_USERS = 256
 MAX_TRIED_FILES = 8  # of a user, to find one that is worth a place among those users
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """One process to export, with its newest sample.
-
-    `pid` is the pid in the exporter's own pid namespace. `attributed` is True when the process
-    with that pid is certain to be the one that wrote the sample. `pid_label` is the label `pid`
-    where that number is not unique: pid, pid namespace and user. `uid` is the user who owns the
-    sample file, None if unknown; `path` is that of the file in the run directory.
-    """
-
-    sample: Sample
-    pid: int
-    state: State
-    attributed: bool
-    pid_label: str | None = None
-    uid: int | None = None
-    path: str = ""
-
-    @property
-    def id(self) -> str:
-        """16 hex digits that name the process in URLs; equal after a restart of the exporter."""
-        return blake2b(os.fsencode(self.path), digest_size=8).hexdigest()
-
-    def view(self, gpus: Mapping[str, str]) -> ProcessView:
-        """Return the process as its series show it; `gpus`: NVML indices by UUID."""
-        return ProcessView(self.sample, self.pid_label or self.pid, self.state, gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.page_text import PageText
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.web.clients import party, requester
 from torchmem.exporter.web.fair_queue import in_thread
+from torchmem.node.published import Published
 
 try:
     from isal.isal_zlib import compressobj  # takes a fifth of the time

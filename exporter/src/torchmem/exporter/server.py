@@ -122,7 +122,6 @@ class _Server:
                 accepting.cancel()
                 await asyncio.wait({accepting})
                 self._listener.close()
-                self._app.state.close_streams()
                 await self._connections.close(_CLOSE_SECONDS)
         finally:
             self._set_stop(None)

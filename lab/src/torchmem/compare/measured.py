@@ -8,7 +8,7 @@ from typing import Literal
 
 from torchmem.compare.peak_memory import PeakMemory
 
-Kind = Literal["run", "baseline", "find_batch", "sweep", "matrix", "directory"]
+Kind = Literal["run", "baseline", "find_batch", "matrix", "directory"]
 """run: one process. The other kinds have many parts, and compare only with the same kind."""
 Ending = Literal["whole", "cut_off", "oom"]
 """whole: it reached its end, or the planned steps. cut_off: it was killed, failed, or still runs.

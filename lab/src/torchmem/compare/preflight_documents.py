@@ -43,7 +43,7 @@ class _Outcome:
 
 
 def read(path: Path, name: str) -> Side:
-    """Read the document of a run, a search, a sweep or a matrix. Raises UsageError."""
+    """Read the document of a run, a search or a matrix. Raises UsageError."""
     try:
         document = printable_json(strict_json(read_untrusted(path, MAX_DOCUMENT_BYTES)[0]))
     except (OSError, UntrustedFileError) as error:
@@ -51,14 +51,12 @@ def read(path: Path, name: str) -> Side:
     except ValueError as error:
         raise UsageError(f"{name} {error}: write it again with --json.") from None
     try:
-        if document["kind"] != "bisect":
-            return _side(document, name)
+        return _side(document, name)
     except (LookupError, TypeError, ValueError, AttributeError):
         raise UsageError(
             f"{name} is not a document of schema {SCHEMA} of `torchmem preflight --json`: write it "
             "again with this version of torchmem."
         ) from None
-    raise UsageError(f"{name} is a bisection, which compares commits itself: read its verdict.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +75,6 @@ _TABLES = {
         "a search for the largest batch",
         "tries",
         lambda document, run: f"{document['option']} {run['value']}, {run['steps']} steps",
-    ),
-    "sweep": _Table(
-        "sweep",
-        "a preflight of several ranks",
-        "places",
-        lambda _, run: f"rank {run['rank']} of {run['world_size']}",
     ),
     "matrix": _Table(
         "matrix",

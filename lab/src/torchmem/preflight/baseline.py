@@ -29,7 +29,7 @@ from torchmem.sample.errors import UsageError
 MORE_RUNS = 2
 """Runs that tell growth from variation."""
 _PYTHON = re.compile(r"python[\d.]*t?")
-_TABLES = ("find_batch", "matrix", "bisect")
+_TABLES = ("find_batch", "matrix")
 _FLAGS = ("save_baseline", "baseline", "tolerance", "markdown")
 
 
@@ -93,30 +93,25 @@ def checked_options(arguments: argparse.Namespace) -> BaselineOptions | None:
 
 
 def check(
-    options: BaselineOptions, runs: Sequence[tuple[RunPlan, RunResult]], runner: Runner
+    options: BaselineOptions, plan: RunPlan, result: RunResult, runner: Runner
 ) -> BaselineResult:
-    """Compare the runs with the baseline, and save them as one, as the flags say."""
+    """Compare a run with the baseline, and save it as one, as the flags say."""
+    found = entries(plan, result)
+    compared = options.compare(found)
+    grown = {each.name: each for each in compared if each.outcome == "more"}
     problems: list[str] = []
-    compared: list[Compared] = []
-    saved: dict[str, BaselineEntry] = {}
-    for plan, result in runs:
-        found = entries(plan, result)
-        if not found:
-            problems.append(f"{run_name(plan)} has no peak to compare, because it did not fit.")
-        saved |= found
-        each = options.compare(found)
-        compared += each
-        grown = {one.name: one for one in each if one.outcome == "more"}
-        if grown:
-            more = {name: found[name] for name in grown}
-            accepted = {name: _accepted(one, options.tolerance) for name, one in grown.items()}
-            again = _again(plan, runner, MORE_RUNS)
-            problems += _variation(more, again, options.tolerance, accepted)
-        elif found and not options.baseline:
-            problems += _variation(found, _again(plan, runner, 1), options.tolerance, {})
-    if options.save and saved:
-        files.save(options.save, saved)
-        print(f"torchmem: saved {len(saved)} in {options.save}.", file=sys.stderr)
+    if not found:
+        problems.append(f"{run_name(plan)} has no peak to compare, because it did not fit.")
+    elif grown:
+        more = {name: found[name] for name in grown}
+        accepted = {name: _accepted(each, options.tolerance) for name, each in grown.items()}
+        again = _again(plan, runner, MORE_RUNS)
+        problems += _variation(more, again, options.tolerance, accepted)
+    elif not options.baseline:
+        problems += _variation(found, _again(plan, runner, 1), options.tolerance, {})
+    if options.save and found:
+        files.save(options.save, found)
+        print(f"torchmem: saved {len(found)} in {options.save}.", file=sys.stderr)
     if options.markdown:
         markdown.write(options.markdown, markdown.page(compared, phantom=True))
     return BaselineResult(tuple(compared), " ".join(problems) or None)

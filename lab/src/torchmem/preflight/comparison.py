@@ -1,33 +1,23 @@
-"""Other allocator settings and other GPUs: replayed from a run's trace if that is exact, else run.
+"""Other allocator settings and other GPUs, replayed from a run's trace.
 
-A replay is exact if it places every allocation at its recorded address.
+They are compared only if the replay is exact: it places every allocation at its recorded address.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
 
 from torchmem.phantom.gpus import CATALOG, GpuModel
 from torchmem.preflight.options import PreflightOptions
 from torchmem.preflight.result import RunResult
-from torchmem.preflight.runner import Runner
 from torchmem.sample.errors import UsageError
 from torchmem.trace import read
 from torchmem.trace.recording import Recording
 from torchmem.whatif import result as replay
-from torchmem.whatif.engine import SimulatedGpuMemory, line_to_type, on_gpus, what_if
+from torchmem.whatif.engine import SimulatedGpuMemory, on_gpus, what_if
 from torchmem.whatif.page import Progress
-from torchmem.whatif.recommendation import decide
-from torchmem.whatif.settings import (
-    COMBINED_DIVISIONS,
-    Candidate,
-    candidates,
-    recorded_settings,
-)
 
-Method = Literal["replayed", "rerun"]
 MAX_NEARBY_GPU_MODELS = 3
 """GPUs to compare in each direction, smaller and larger."""
 MIN_MEMORY_RATIO = 1.1
@@ -52,25 +42,20 @@ class GpuModelRow:
 class PreflightComparison:
     """settings: each setting on the requested GPU. GPUs: the run's settings on each GPU."""
 
-    method: Method
     settings: replay.WhatIf
     gpus: tuple[GpuModelRow, ...]
 
 
 def compare(
-    options: PreflightOptions,
-    requested: RunResult,
-    traced: RunResult,
-    traced_on: GpuModel,
-    runner: Runner,
+    options: PreflightOptions, traced: RunResult, traced_on: GpuModel
 ) -> PreflightComparison:
     """Compare settings and GPUs.
 
-    requested: the run on the requested GPU. traced, traced_on: the run whose trace is replayed and
-    its GPU; differs from `requested` only if that run ran out of memory.
+    traced, traced_on: the run whose trace is replayed and its GPU, a larger one than requested if
+    the script ran out of memory.
 
     Raises:
-        UsageError: the trace cannot be replayed.
+        UsageError: the trace cannot be replayed exactly.
     """
     recording, device, gpu = _recording(traced), traced.fullest_device, options.plan.gpu
     gpus = options.gpu_models or nearby_gpu_models(gpu)
@@ -83,14 +68,18 @@ def compare(
             versions=traced.versions,
             progress=progress,
         )
-    if replayed.fidelity.trusted and replayed.fidelity.share == 1:
-        memory = traced_on.memory_bytes
-        own = SimulatedGpuMemory(traced_on.name, memory - device.outside, memory)
-        libraries = device.outside - traced_on.context_bytes
-        rows = _replayed_gpus(recording, own, gpus, libraries, replayed)
-        return PreflightComparison("replayed", replayed, rows)
-    settings = _rerun_settings(options, recording, requested, runner, replayed.fidelity)
-    return PreflightComparison("rerun", settings, _rerun_gpus(options, gpus, runner))
+    fidelity = replayed.fidelity
+    if not (fidelity.trusted and fidelity.share == 1):
+        raise UsageError(
+            f"the replay of the trace is not exact ({fidelity.landed:,} of "
+            f"{fidelity.allocations:,} allocations get the recorded address): run each with "
+            "--matrix, such as --matrix alloc_conf=,expandable_segments:True."
+        )
+    memory = traced_on.memory_bytes
+    own = SimulatedGpuMemory(traced_on.name, memory - device.outside, memory)
+    libraries = device.outside - traced_on.context_bytes
+    rows = _replayed_gpus(recording, own, gpus, libraries, replayed)
+    return PreflightComparison(replayed, rows)
 
 
 def nearby_gpu_models(gpu: GpuModel) -> list[GpuModel]:
@@ -135,93 +124,3 @@ def _replayed_gpus(
     with Progress("replaying GPUs") as progress:
         results = on_gpus(recording, own, memories, replayed, progress)
     return tuple(GpuModelRow(*row) for row in zip(gpus, results, outside, strict=True))
-
-
-def _rerun_gpus(
-    options: PreflightOptions, gpus: Sequence[GpuModel], runner: Runner
-) -> tuple[GpuModelRow, ...]:
-    """Run the script once per GPU. Raises the error of a run that has no verdict."""
-    rows = []
-    for gpu in gpus:
-        plan = replace(options.plan, gpu=gpu)
-        result = runner.run_captured(plan, f"phantom {gpu.name}").checked()
-        outside = result.fullest_device.outside if result.devices else gpu.context_bytes
-        rows.append(GpuModelRow(gpu, _as_replay(gpu.name, "", result), outside))
-    return tuple(rows)
-
-
-def _rerun_settings(
-    options: PreflightOptions,
-    recording: Recording,
-    requested: RunResult,
-    runner: Runner,
-    fidelity: replay.Fidelity,
-) -> replay.WhatIf:
-    """Return what `what_if` would, from one run per setting. Its events are steps."""
-    recorded = recorded_settings(recording)
-    baseline = _as_replay("recorded", recorded.conf, requested)
-    given, divisions = options.settings or None, COMBINED_DIVISIONS
-    tried = candidates(recording, recorded, given, gpu_known=True, divisions=divisions)
-    others = [_rerun_setting(options, each, runner) for each in tried]
-    verdict = decide(replace(fidelity, reason=None), baseline, others)
-    best = next((other for other in others if other.name == verdict.recommended), None)
-    line = None if best is None else line_to_type(recording, best.conf, requested.versions)
-    device = requested.fullest_device
-    return replay.WhatIf(
-        recording.name,
-        recording.device,
-        options.plan.steps,
-        device.total - device.outside,
-        "given",
-        fidelity,
-        (baseline, *others),
-        replace(verdict, line=line, reasons=()),
-    )
-
-
-def _rerun_setting(
-    options: PreflightOptions, setting: Candidate, runner: Runner
-) -> replay.ReplayResult:
-    if setting.refused is not None:
-        return replay.ReplayResult(setting.name, setting.conf, setting.refused)
-    plan = replace(options.plan, alloc_conf=setting.conf)
-    result = runner.run_captured(plan, f"phantom, {setting.name}")
-    if result.error is not None:
-        refused = f"With this setting: {result.error}"
-        return replay.ReplayResult(setting.name, setting.conf, refused)
-    return _as_replay(setting.name, setting.conf, result)
-
-
-def _as_replay(name: str, conf: str, result: RunResult) -> replay.ReplayResult:
-    """Return a run as the result of a replay. Its events are steps."""
-    if not result.devices:
-        return replay.ReplayResult(name, conf, refused="It ended before the script used the GPU.")
-    device = result.fullest_device
-    return replay.ReplayResult(
-        name,
-        conf,
-        start="empty",
-        peak_reserved=device.peak_reserved,
-        peak_allocated=device.peak_allocated,
-        worst_stranded=device.stranded,
-        retries=device.retries,
-        ooms=device.ooms,
-        oom=_failed_request(result) if result.ended == "oom" else None,
-        replayed_events=result.steps,
-        device_allocs=device.device_allocs,
-        timeline=tuple(
-            replay.TimelinePoint(step.step, step.peak_reserved, step.peak_allocated, 0)
-            for step in device.steps
-        ),
-    )
-
-
-def _failed_request(result: RunResult) -> replay.FailedRequest:
-    device = result.fullest_device
-    return replay.FailedRequest(
-        result.steps,
-        result.requested_bytes or 0,
-        device.peak_reserved,
-        device.peak_allocated,
-        device.stranded,
-    )

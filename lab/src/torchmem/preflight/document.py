@@ -10,12 +10,12 @@ from torchmem.compare.peak_memory import peak_values
 from torchmem.preflight.baseline import BaselineResult
 from torchmem.preflight.comparison import GpuModelRow, PreflightComparison
 from torchmem.preflight.growth import kept_per_step, needed_per_step
-from torchmem.preflight.judged_run import JudgedRun, all_fit
-from torchmem.preflight.pages import search_sentence, sweep_sentence
+from torchmem.preflight.judged_run import JudgedRun
+from torchmem.preflight.pages import search_sentence
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import PHANTOM_NOTE, PreflightReport, estimates, growth_on, notes
 from torchmem.preflight.result import GpuMemory, RunResult, StepMemory
-from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
+from torchmem.preflight.search import SearchResult, SearchRun
 from torchmem.whatif.result import whatif_values
 
 SCHEMA = 1
@@ -55,17 +55,6 @@ def search_document(result: SearchResult) -> str:
         "notes": [PHANTOM_NOTE],
     }
     return dump_document("find_batch", result.plan, values)
-
-
-def sweep_document(result: SweepResult, against: BaselineResult | None = None) -> str:
-    """Return the document of a sweep over ranks or world sizes."""
-    values = {
-        "verdict": {"fits": all_fit(result.ranks), "sentence": sweep_sentence(result)},
-        "places": [_rank(rank) for rank in result.ranks],
-        "notes": [PHANTOM_NOTE],
-        **_against(against),
-    }
-    return dump_document("sweep", result.plan, values)
 
 
 def _against(against: BaselineResult | None) -> dict[str, Any]:
@@ -115,7 +104,6 @@ def _device(device: GpuMemory) -> dict[str, Any]:
 
 def _comparison(report: PreflightReport, comparison: PreflightComparison) -> dict[str, Any]:
     return {
-        "method": comparison.method,
         "settings": whatif_values(comparison.settings),
         "gpu_models": [_gpu(report, row) for row in comparison.gpus],
     }
@@ -143,10 +131,6 @@ def _search_run(run: SearchRun) -> dict[str, Any]:
         "fits": run.fits,
         "outcome": result_values(run.result),
     }
-
-
-def _rank(rank: RankResult) -> dict[str, Any]:
-    return asdict(rank.placement) | judged_values(rank)
 
 
 def judged_values(run: JudgedRun) -> dict[str, Any]:

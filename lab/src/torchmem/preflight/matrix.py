@@ -1,4 +1,4 @@
-"""A matrix of runs: the script under each combination of values, several at a time.
+"""A matrix of runs: the script under each combination of values.
 
 `--matrix batch=8,16 precision=bf16,fp32` has two axes and four cells.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import csv
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,6 +16,7 @@ from math import prod
 
 from torchmem.preflight.judged_run import JudgedRun
 from torchmem.preflight.plan import MAX_RUNS, VARIABLE, RunPlan
+from torchmem.preflight.runner import Runner
 from torchmem.preflight.script_options import option_of, with_value
 from torchmem.sample.errors import UsageError
 
@@ -89,10 +91,9 @@ class Matrix:
 
 @dataclass(frozen=True, slots=True)
 class CellResult(JudgedRun):
-    """The run of one cell; `is_resumed` if it is from an earlier preflight."""
+    """The run of one cell."""
 
     cell: Cell
-    is_resumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,17 @@ class MatrixResult:
     matrix: Matrix
     cells: tuple[CellResult, ...]
     seconds: float
+
+
+def run_all(matrix: Matrix, runner: Runner) -> MatrixResult:
+    """Run each cell. A cell without a verdict does not end the others."""
+    results = []
+    for cell in matrix.cells:
+        label = matrix.label(cell)
+        results.append(CellResult(runner.run_captured(cell.plan, f"phantom, {label}"), cell))
+        if results[-1].error:
+            print(f"torchmem: no verdict for {label}.", file=sys.stderr)
+    return MatrixResult(matrix, tuple(results), runner.elapsed_seconds())
 
 
 def combinations(axes: Sequence[Axis]) -> Iterator[tuple[str, ...]]:
@@ -179,8 +191,9 @@ def largest_values(result: MatrixResult) -> Mapping[tuple[str, ...], str | None]
 
 
 def number_axis(axes: Sequence[Axis]) -> int | None:
-    """Return the index of the first axis with at least two values that are all numbers."""
+    """Return the index of the first axis of sizes: at least two values that are all numbers."""
     for index, axis in enumerate(axes):
-        if len(axis.values) > 1 and all(value.isdecimal() for value in axis.values):
+        is_of_numbers = len(axis.values) > 1 and all(value.isdecimal() for value in axis.values)
+        if is_of_numbers and axis.name not in NUMBERS:
             return index
     return None

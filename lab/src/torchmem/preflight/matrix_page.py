@@ -1,11 +1,8 @@
-"""The page, the CSV and the JSON document of a matrix, described in docs/preflight-matrix.md."""
+"""The page and the JSON document of a matrix, described in docs/preflight-matrix.md."""
 
 from __future__ import annotations
 
-import csv
-import io
 import shlex
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,21 +19,16 @@ from torchmem.preflight.matrix import (
     largest_values,
     number_axis,
 )
-from torchmem.preflight.pages import TABLE_COLUMNS, table_figures, table_page, table_word
+from torchmem.preflight.pages import (
+    TABLE_COLUMNS,
+    growth_first,
+    table_figures,
+    table_page,
+    table_word,
+)
 from torchmem.preflight.report import PHANTOM_NOTE
 from torchmem.preflight.verdict import phantom_name
 from torchmem.sample.untrusted import sanitize_text
-
-CSV_FIGURES = (
-    "verdict",
-    "peak_allocated_bytes",
-    "peak_reserved_bytes",
-    "headroom_bytes",
-    "retries",
-    "steps",
-    "seconds",
-    "error",
-)
 
 
 def page(result: MatrixResult) -> str:
@@ -55,16 +47,9 @@ def sentence(result: MatrixResult) -> str:
     unknown = sum(cell.fits is None for cell in result.cells)
     count = f"All {number:,}" if fitting == number else f"{fitting:,} of {number:,}"
     verb = "fits" if fitting == 1 else "fit"
-    return f"{count} {verb}.{_unknown(unknown)}{_largest(result)}"
-
-
-def table(result: MatrixResult) -> str:
-    """Return the table as CSV with a header, sizes in bytes; unknown values are empty."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*(axis.name for axis in _axes(result)), *CSV_FIGURES])
-    writer.writerows([*cell.cell.values, *_csv_figures(cell)] for cell in result.cells)
-    return text.getvalue()
+    grows = next(filter(None, (growth_first(cell.result) for cell in result.cells)), "")
+    rest = f"{_unknown(unknown)}{_largest(result)}{_fullest(result)}"
+    return f"{grows}{count} {verb}.{rest}"
 
 
 def document(result: MatrixResult) -> str:
@@ -96,12 +81,10 @@ def _title(matrix: Matrix) -> str:
 
 def _runs(result: MatrixResult) -> str:
     steps = counted(result.matrix.cells[0].plan.steps, "optimizer step")
-    resumed = sum(cell.is_resumed for cell in result.cells)
-    earlier = f", and {counted(resumed, 'result')} from an earlier preflight" if resumed else ""
-    runs = counted(len(result.cells) - resumed, "run")
+    runs = counted(len(result.cells), "run")
     return (
         f"Each run is stopped after {steps}. It took {format_seconds(result.seconds)} in all, with "
-        f"{runs} of the script{earlier}."
+        f"{runs} of the script."
     )
 
 
@@ -123,6 +106,15 @@ def _largest(result: MatrixResult) -> str:
     return f" The largest {name} that fits: {parts}."
 
 
+def _fullest(result: MatrixResult) -> str:
+    """Return which combination leaves least, if all fit."""
+    if not all(cell.fits for cell in result.cells):
+        return ""
+    fullest = min(result.cells, key=lambda cell: cell.result.fullest_device.headroom)
+    headroom = format_size(fullest.result.fullest_device.headroom)
+    return f" The fullest is {result.matrix.label(fullest.cell)}, with {headroom} of headroom."
+
+
 def _unknown(number: int) -> str:
     if not number:
         return ""
@@ -132,19 +124,6 @@ def _unknown(number: int) -> str:
 
 def _with(others: tuple[str, ...]) -> str:
     return f" with {' '.join(others)}" if others else ""
-
-
-def _csv_figures(cell: CellResult) -> Iterator[object]:
-    result = cell.result
-    yield table_word(cell.fits, result)
-    if result.devices:
-        device = result.fullest_device
-        yield from (device.peak_allocated, device.peak_reserved)
-        yield "" if result.ended == "oom" else device.headroom
-        yield device.retries
-    else:
-        yield from ("", "", "", "")
-    yield from (result.steps, round(result.seconds, 3), cell.error or "")
 
 
 def _cell_values(cell: CellResult, matrix: Matrix) -> dict[str, Any]:
@@ -159,6 +138,5 @@ def _cell_values(cell: CellResult, matrix: Matrix) -> dict[str, Any]:
         "placement": asdict(plan.placement) if plan.placement else None,
         "fits": cell.fits,
         "error": str(cell.error) if cell.error else None,
-        "resumed": cell.is_resumed,
         "outcome": result_values(cell.result),
     }

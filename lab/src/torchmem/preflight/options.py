@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path, PurePath
 
-from torchmem.output import plots
 from torchmem.phantom.build import LIBRARY
 from torchmem.phantom.gpus import MAX_GPUS, GpuModel, parse_usable_gpu_model
-from torchmem.preflight.bisect import parse_range
 from torchmem.preflight.matrix import Axis, Cell, Matrix, applied, check_axes, combinations
-from torchmem.preflight.plan import MAX_RUNS, Placement, RunPlan
+from torchmem.preflight.plan import Placement, RunPlan
 from torchmem.preflight.search import SearchRange
 from torchmem.sample.errors import UsageError, program_advice
 from torchmem.sample.untrusted import sanitize_text
@@ -39,21 +36,18 @@ DEFAULT_RANKS_PER_NODE = 8
 class PreflightOptions:
     """The checked flags.
 
-    plan: the run, or the first one of several. search, sweep, matrix, bisect: several runs
+    plan: the run, or the first one of several. search, matrix: several runs
     instead of one; at most one of them is set. settings, gpu_models: what to compare; empty for
     the default choice.
     """
 
     plan: RunPlan
     search: SearchRange | None
-    sweep: tuple[Placement, ...]
     matrix: Matrix | None
-    bisect: str | None
     settings: tuple[str, ...]
     gpu_models: tuple[GpuModel, ...]
     snapshot: Path | None
     json: bool
-    plot: Path | None
 
 
 def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
@@ -61,28 +55,22 @@ def checked_options(arguments: argparse.Namespace) -> PreflightOptions:
     _check_combination(arguments)
     _check_files(arguments)
     check_settings(arguments.setting)
-    if arguments.bisect:
-        parse_range(arguments.bisect)
     matrix = _checked_matrix(arguments) if arguments.matrix else None
-    plan, sweep = _checked_plan(arguments) if matrix is None else (matrix.cells[0].plan, ())
+    plan = matrix.cells[0].plan if matrix else _checked_plan(arguments)
     gpu_models = (text for text in (arguments.gpu_models or "").split(",") if text.strip())
     find = arguments.find_batch
     return PreflightOptions(
         plan=plan,
         search=SearchRange.parse(find, plan.command) if find else None,
-        sweep=sweep,
         matrix=matrix,
-        bisect=arguments.bisect,
         settings=tuple(arguments.setting),
         gpu_models=tuple(map(parse_usable_gpu_model, gpu_models)),
         snapshot=arguments.snapshot,
         json=arguments.json,
-        plot=arguments.plot,
     )
 
 
-def _checked_plan(arguments: argparse.Namespace) -> tuple[RunPlan, tuple[Placement, ...]]:
-    """Return the run, or the first one of a sweep, and the placements of a sweep."""
+def _checked_plan(arguments: argparse.Namespace) -> RunPlan:
     if not arguments.gpu_model:
         raise UsageError(
             "--gpu-model is missing: choose one from torchmem preflight --list-gpu-models, or give "
@@ -91,11 +79,10 @@ def _checked_plan(arguments: argparse.Namespace) -> tuple[RunPlan, tuple[Placeme
     command = _checked_command(arguments.command)
     if arguments.steps < 1:
         raise UsageError(f"--steps {arguments.steps} is invalid: it must be at least 1.")
-    placement, sweep = _checked_placements(arguments)
+    placement = _checked_placement(arguments)
     gpu = parse_usable_gpu_model(arguments.gpu_model)
-    devices = _devices(arguments.gpus, placement, sweep)
-    plan = RunPlan(command, gpu, devices, arguments.steps, arguments.alloc_conf, placement)
-    return plan, sweep
+    devices = _devices(arguments.gpus, placement)
+    return RunPlan(command, gpu, devices, arguments.steps, arguments.alloc_conf, placement)
 
 
 def _checked_matrix(arguments: argparse.Namespace) -> Matrix:
@@ -106,7 +93,7 @@ def _checked_matrix(arguments: argparse.Namespace) -> Matrix:
     def plan_of(values: Sequence[str]) -> RunPlan:
         own, environment, command = applied(axes, values, arguments.command)
         changed = argparse.Namespace(**vars(arguments) | own | {"command": list(command)})
-        return replace(_checked_plan(changed)[0], environment=environment)
+        return replace(_checked_plan(changed), environment=environment)
 
     cells = (Cell(values, plan_of(values)) for values in combinations(axes))
     return Matrix(_without_dashes(arguments.command), axes, tuple(cells))
@@ -167,26 +154,13 @@ def _launcher(command: Sequence[str]) -> str | None:
     return None
 
 
-def _checked_placements(
-    arguments: argparse.Namespace,
-) -> tuple[Placement | None, tuple[Placement, ...]]:
-    """Return the placement of a single run, and those of a sweep."""
+def _checked_placement(arguments: argparse.Namespace) -> Placement | None:
     rank, world, local = arguments.rank, arguments.world_size, arguments.local_world_size
-    if arguments.world_sizes:
-        if world is not None:
-            raise UsageError("--world-size and --world-sizes are mutually exclusive: use only one.")
-        sizes = _numbers("--world-sizes", arguments.world_sizes)
-        return None, tuple(_placement(rank or 0, size, local) for size in sizes)
-    if world is None:
-        if rank is not None or local is not None or arguments.ranks:
-            raise UsageError("the number of ranks is missing: set --world-size.")
-        return None, ()
-    if not arguments.ranks:
-        return _placement(rank or 0, world, local), ()
-    if rank is not None:
-        raise UsageError("--rank and --ranks are mutually exclusive: use only one.")
-    ranks = _numbers("--ranks", arguments.ranks)
-    return None, tuple(_placement(number, world, local) for number in ranks)
+    if world is not None:
+        return _placement(rank or 0, world, local)
+    if rank is not None or local is not None:
+        raise UsageError("the number of ranks is missing: set --world-size.")
+    return None
 
 
 def _placement(rank: int, world: int, local: int | None) -> Placement:
@@ -203,30 +177,9 @@ def _placement(rank: int, world: int, local: int | None) -> Placement:
     return Placement(rank, world, node)
 
 
-def _numbers(flag: str, text: str) -> tuple[int, ...]:
-    """Return the distinct numbers of a list such as "0..3,7"."""
-    numbers: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*([0-9]{1,9})(?:\.\.([0-9]{1,9}))?\s*", part)
-        if not match:
-            raise UsageError(f"{flag} {text[:60]!r} is not a list of numbers such as 0..3,7.")
-        first, last = int(match[1]), int(match[2] or match[1])
-        numbers.extend(range(first, min(last, first + MAX_RUNS) + 1))
-    if not numbers or len(numbers) > MAX_RUNS:
-        raise UsageError(
-            f"{flag} {text[:60]!r} asks for {'no' if not numbers else 'too many'} runs: give 1 to "
-            f"{MAX_RUNS} numbers."
-        )
-    return tuple(dict.fromkeys(numbers))
-
-
-def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Placement]) -> int:
-    """Return the number of GPUs of the node, which is the same in all runs.
-
-    Each rank of a node has a GPU of its own.
-    """
-    placements = [*sweep, *([placement] if placement else [])]
-    minimum = max((each.local_world_size for each in placements), default=1)
+def _devices(gpus: int | None, placement: Placement | None) -> int:
+    """Return the number of GPUs of the node. Each rank of a node has a GPU of its own."""
+    minimum = placement.local_world_size if placement else 1
     if minimum > MAX_GPUS:
         raise UsageError(
             f"a node has at most {MAX_GPUS} phantom GPUs: use a smaller --local-world-size."
@@ -239,11 +192,9 @@ def _devices(gpus: int | None, placement: Placement | None, sweep: Sequence[Plac
 
 
 def _check_combination(arguments: argparse.Namespace) -> None:
-    names = ("find_batch", "ranks", "world_sizes", "matrix", "bisect")
+    names = ("find_batch", "matrix")
     tables = [flag for flag in names if getattr(arguments, flag)]
-    single = [
-        flag for flag in ("setting", "gpu_models", "snapshot", "plot") if getattr(arguments, flag)
-    ]
+    single = [flag for flag in ("setting", "gpu_models", "snapshot") if getattr(arguments, flag)]
     if len(tables) > 1:
         raise UsageError(
             f"{_flag(tables[0])} and {_flag(tables[1])} are mutually exclusive: use only one."
@@ -253,13 +204,6 @@ def _check_combination(arguments: argparse.Namespace) -> None:
             f"{_flag(single[0])} applies to a single run: do not combine it with "
             f"{_flag(tables[0])}."
         )
-    of_matrix = [flag for flag in ("jobs", "resume", "csv") if getattr(arguments, flag)]
-    if of_matrix and not arguments.matrix:
-        raise UsageError(f"{_flag(of_matrix[0])} applies to a matrix: add --matrix NAME=VALUES.")
-    if arguments.csv and arguments.json:
-        raise UsageError("--csv and --json are mutually exclusive: use only one.")
-    if arguments.jobs is not None and arguments.jobs < 1:
-        raise UsageError(f"--jobs {arguments.jobs} is invalid: it must be at least 1.")
 
 
 def _flag(name: str) -> str:
@@ -267,11 +211,6 @@ def _flag(name: str) -> str:
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
-    if arguments.plot:
-        plots.check(arguments.plot, "preflight")
-    for flag in ("snapshot", "resume"):
-        path = getattr(arguments, flag)
-        if path and not path.parent.is_dir():
-            raise UsageError(
-                f"{_flag(flag)}: there is no directory {path.parent}; create it first."
-            )
+    snapshot = arguments.snapshot
+    if snapshot and not snapshot.parent.is_dir():
+        raise UsageError(f"--snapshot: there is no directory {snapshot.parent}; create it first.")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from torchmem.allocator.sizes import format_size
-from torchmem.explain.oom_report import format_seconds
+from torchmem.explain.oom_report import OomReport, format_seconds
+from torchmem.node.why import oom_why
 from torchmem.node.words import explanation
 from torchmem.output.terminal import aligned, counted, joined, wrapped
 from torchmem.phantom.gpus import CATALOG, GpuModel
 from torchmem.preflight.comparison import GpuModelRow, PreflightComparison
 from torchmem.preflight.growth import deciding_growth, kept_per_step, needed_per_step
-from torchmem.preflight.judged_run import JudgedRun
 from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.report import (
     PHANTOM_NOTE,
@@ -22,7 +22,7 @@ from torchmem.preflight.report import (
     refuted_settings,
 )
 from torchmem.preflight.result import GpuMemory, Phase, RunResult
-from torchmem.preflight.search import RankResult, SearchResult, SearchRun, SweepResult
+from torchmem.preflight.search import SearchResult, SearchRun
 from torchmem.preflight.verdict import growth_sentence, phantom_name
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.whatif.page import recommendation, table
@@ -46,11 +46,15 @@ def run_page(report: PreflightReport) -> str:
             [*wrapped(_title(report.plan)), *wrapped(_ending(report))],
             wrapped(report.verdict.sentence),
             list(aligned(_figures(report.result))) if report.result.devices else [],
-            *(explanation(report.oom, refuted_settings(report)) if report.oom else ()),
+            *(_explanation(report.oom, refuted_settings(report)) if report.oom else ()),
             *_comparison(report),
             ["Notes", *(line for note in notes(report) for line in wrapped(note, "  - "))],
         ]
     )
+
+
+def _explanation(oom: OomReport, refuted: Container[str]) -> tuple[list[str], ...]:
+    return explanation(oom_why(oom, None, may_look=True, refuted=refuted))
 
 
 def search_page(result: SearchResult) -> str:
@@ -64,14 +68,6 @@ def search_page(result: SearchResult) -> str:
     longer = ", and the largest value that fits is confirmed in a longer one"
     steps = steps_of_each(result.plan, longer, result.runs)
     return table_page(table_title(result.plan, what), steps, rows, search_sentence(result))
-
-
-def sweep_page(result: SweepResult) -> str:
-    """Return the table of a sweep."""
-    rows = [("  rank", "of", *TABLE_COLUMNS), *map(_rank_row, result.ranks)]
-    steps = steps_of_each(result.plan, "", result.ranks)
-    title = table_title(result.plan, "one run per rank")
-    return table_page(title, steps, rows, sweep_sentence(result))
 
 
 def search_sentence(result: SearchResult) -> str:
@@ -89,32 +85,16 @@ def search_sentence(result: SearchResult) -> str:
     )
     tried = f"tried for {counted(best.result.steps, 'optimizer step')}"
     return (
-        f"{_grows(best.result)}The largest value that fits is {option} {best.value:,}, {tried}, "
-        f"with {headroom}{retries}; {limit}.{_without_retries(result)}{_bytes_per_unit(result)}"
+        f"{growth_first(best.result)}The largest value that fits is {option} {best.value:,}, "
+        f"{tried}, with {headroom}{retries}; {limit}.{_without_retries(result)}"
+        f"{_bytes_per_unit(result)}"
     )
 
 
-def _grows(result: RunResult) -> str:
+def growth_first(result: RunResult) -> str:
+    """Return the sentence about growth that decides, to stand before another; else empty."""
     found = deciding_growth(result)
     return f"{growth_sentence(found, result)} " if found else ""
-
-
-def sweep_sentence(result: SweepResult) -> str:
-    """Return the conclusion of a sweep."""
-    number, misses = len(result.ranks), sum(rank.fits is False for rank in result.ranks)
-    unknown = sum(rank.fits is None for rank in result.ranks)
-    if misses:
-        grows = next((each for rank in result.ranks if (each := _grows(rank.result))), "")
-        return f"{grows}{misses:,} of {number:,} do not fit a {phantom_name(result.plan.gpu)}."
-    if unknown:
-        return f"{unknown:,} of {number:,} have no verdict; their errors are shown above."
-    fullest = min(result.ranks, key=lambda rank: rank.result.fullest_device.headroom)
-    headroom = format_size(fullest.result.fullest_device.headroom)
-    rank = f"rank {fullest.placement.rank:,} of {fullest.placement.world_size:,}"
-    return (
-        f"All {number:,} fit a {phantom_name(result.plan.gpu)}; the fullest is {rank}, with "
-        f"{headroom} of headroom."
-    )
 
 
 def _gpu_row(gpu: GpuModel) -> tuple[str, ...]:
@@ -202,7 +182,7 @@ def _comparison(report: PreflightReport) -> Iterator[list[str]]:
     yield [*wrapped(heading), "", *table(comparison.settings)]
     yield list(recommendation(comparison.settings))
     yield [
-        f"Other GPUs{gpu} with this run's settings, {_gpus_source(comparison)}",
+        f"Other GPUs{gpu} with this run's settings, replayed from the same trace",
         "",
         *aligned(_gpus(report, comparison)),
     ]
@@ -211,19 +191,8 @@ def _comparison(report: PreflightReport) -> Iterator[list[str]]:
 def _settings_source(comparison: PreflightComparison, report: PreflightReport) -> str:
     fidelity = comparison.settings.fidelity
     allocations = f"{fidelity.landed:,} of {fidelity.allocations:,} allocations"
-    if comparison.method == "rerun":
-        return (
-            "each from a run of its own, because the replay of the trace is not exact (only "
-            f"{allocations} get the recorded address)"
-        )
     where = " of a run on a larger phantom" if report.larger_run else ""
     return f"replayed from the trace{where} ({allocations} get the recorded address: exact)"
-
-
-def _gpus_source(comparison: PreflightComparison) -> str:
-    if comparison.method == "rerun":
-        return "each from a run of its own"
-    return "replayed from the same trace"
 
 
 def _gpus(report: PreflightReport, comparison: PreflightComparison) -> list[list[str]]:
@@ -257,7 +226,7 @@ def table_title(plan: RunPlan, what: str) -> str:
     return f"Preflight on a {gpu}, {what}: {sanitize_text(shlex.join(plan.command))}"
 
 
-def steps_of_each(plan: RunPlan, end: str, runs: Sequence[JudgedRun | SearchRun]) -> str:
+def steps_of_each(plan: RunPlan, end: str, runs: Sequence[SearchRun]) -> str:
     """Return after which steps each run is stopped, and how long all took; `end` is between."""
     seconds = format_seconds(sum(run.result.seconds for run in runs))
     return (
@@ -285,12 +254,6 @@ def _search_row(run: SearchRun, result: SearchResult) -> tuple[str, ...]:
     mark = "* " if run is result.best else "  "
     word = table_word(run.fits, run.result)
     return f"{mark}{run.value:,}", f"{run.result.steps:,}", *table_figures(run.result, word)
-
-
-def _rank_row(rank: RankResult) -> tuple[str, ...]:
-    word = table_word(rank.fits, rank.result)
-    numbers = f"  {rank.placement.rank:,}", f"{rank.placement.world_size:,}"
-    return (*numbers, *table_figures(rank.result, word))
 
 
 def table_word(fits: bool | None, result: RunResult) -> str:

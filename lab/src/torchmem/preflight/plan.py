@@ -63,8 +63,7 @@ class RunPlan:
     command: program and arguments, run unchanged. devices: number of GPUs on the node. steps: the
     script is stopped after this many optimizer steps. alloc_conf: PYTORCH_CUDA_ALLOC_CONF, or None
     to keep the one in the environment. placement: None if the script is not distributed.
-    environment: variables that are added to those of the caller. folder: where the command starts,
-    None for the caller's own.
+    environment: variables that are added to those of the caller.
     """
 
     command: tuple[str, ...]
@@ -74,7 +73,6 @@ class RunPlan:
     alloc_conf: str | None = None
     placement: Placement | None = None
     environment: tuple[tuple[str, str], ...] = ()
-    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

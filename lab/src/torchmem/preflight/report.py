@@ -62,12 +62,12 @@ def make_report(options: PreflightOptions, runner: Runner) -> PreflightReport:
     larger_run, traced_on = _run_on_larger_gpu(plan, result, runner)
     verdict = judge(plan.gpu, result, oom, larger_run)
     report = PreflightReport(plan, result, verdict, oom, larger_run)
-    report = _with_remedy(_compared(options, report, traced_on, runner))
+    report = _with_remedy(_compared(options, report, traced_on))
     return replace(report, runs=runner.runs, seconds=runner.elapsed_seconds())
 
 
 def _compared(
-    options: PreflightOptions, report: PreflightReport, traced_on: GpuModel, runner: Runner
+    options: PreflightOptions, report: PreflightReport, traced_on: GpuModel
 ) -> PreflightReport:
     """Return the report with other settings and GPUs, or with why there are none."""
     result, larger_run = report.result, report.larger_run
@@ -75,7 +75,7 @@ def _compared(
         reason = f"the script also runs out of memory with {LARGER_FACTOR} times this GPU's memory."
         return replace(report, no_comparison=reason)
     try:
-        comparison = compare(options, result, larger_run or result, traced_on, runner)
+        comparison = compare(options, larger_run or result, traced_on)
     except UsageError as reason:
         return replace(report, no_comparison=str(reason))
     return _with_replayed_figures(replace(report, comparison=comparison))
@@ -84,7 +84,7 @@ def _compared(
 def _with_replayed_figures(report: PreflightReport) -> PreflightReport:
     """Replace what the run's statistics do not show exactly by an exact replay."""
     result, comparison = report.result, report.comparison
-    if comparison is None or comparison.method == "rerun" or report.larger_run is not None:
+    if comparison is None or report.larger_run is not None:
         return report
     stranded = comparison.settings.outcomes[0].worst_stranded
     devices = tuple(
@@ -147,7 +147,7 @@ def notes(report: PreflightReport) -> Iterator[str]:
             f"The memory that the script needs was measured in a second run, on a phantom GPU with "
             f"{LARGER_FACTOR} times the memory. The replays use the trace of that run."
         )
-    if report.comparison and report.comparison.method == "replayed":
+    if report.comparison:
         yield (
             "Replays assume that the script requests the same sizes in the same order and, on "
             "other GPUs, that kernels and workspaces are the same as on this one."

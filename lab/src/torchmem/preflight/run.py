@@ -37,7 +37,6 @@ REMOVED_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES")
 """Variables of the caller that would hide the phantom GPUs."""
 OUTPUT_VARIABLES = (
     "TORCHMEM_PORT",
-    "TORCHMEM_LEADER_PORT",
     "TORCHMEM_TEXTFILE",
     "TORCHMEM_OTLP",
 )
@@ -62,29 +61,41 @@ def run(
     Raises:
         UsageError: the phantom GPU cannot be built, or the command cannot be started.
     """
-    running = RunningScript(plan, folder, progress)
+    started = time.monotonic()
+    script = ScriptProcess(plan.command, child_environment(plan, folder, os.environ))
+    reported = 0
     try:
-        running.start(stdout, stderr)
-        while (result := running.poll()) is None:
+        script.start(stdout, stderr)
+        while (exit_code := script.exit_code()) is None:
+            reported = _report(folder / PROGRESS_FILE, reported, plan.steps, progress)
             time.sleep(POLL_SECONDS)
     finally:
-        running.end()
-    return result
+        script.end()
+    _report(folder / PROGRESS_FILE, reported, plan.steps, progress)
+    return read_result(folder, exit_code, time.monotonic() - started)
+
+
+def _report(
+    path: Path, reported: int, total_steps: int, progress: Callable[[RunProgress], None]
+) -> int:
+    """Report the steps that were not reported yet; return how many have been."""
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    for line in lines[reported:]:
+        step, allocated, reserved = map(int, line.split())
+        progress(RunProgress(step, total_steps, allocated, reserved))
+    return len(lines)
 
 
 class ScriptProcess:
     """A command in a session of its own, so that the terminal's Ctrl-C does not reach it.
 
     environment: contains the child configuration, which also identifies processes that have left
-    the session. folder: where the command starts, None for the folder of this process.
+    the session.
     """
 
-    def __init__(
-        self, command: Sequence[str], environment: Mapping[str, str], folder: Path | None = None
-    ) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._command = command
         self._environment = environment
-        self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._has_ended = False
 
@@ -98,7 +109,6 @@ class ScriptProcess:
                 self._process = subprocess.Popen(
                     self._command,
                     env=self._environment,
-                    cwd=self._folder,
                     stdout=stdout,
                     stderr=stderr,
                     start_new_session=True,
@@ -115,14 +125,6 @@ class ScriptProcess:
         """
         with DeferredSignals():
             return self._process.poll() if self._process else None
-
-    def ask_to_end(self) -> None:
-        """Send SIGTERM and do not wait, so that several can end at the same time.
-
-        Does nothing if the process was never started or has ended.
-        """
-        if self.exit_code() is None and self._process is not None:
-            _signal_group(self._process.pid, signal.SIGTERM)
 
     def end(self) -> None:
         """End the process and all that it has started: SIGTERM, a grace period, SIGKILL.
@@ -146,43 +148,6 @@ class ScriptProcess:
                 print("torchmem: the script ignores SIGTERM and is killed.", file=sys.stderr)
                 return
             time.sleep(POLL_SECONDS)
-
-
-class RunningScript(ScriptProcess):
-    """One run of a plan, for a caller that waits for several at once.
-
-    folder, progress: as for `run`.
-
-    Raises:
-        UsageError: the phantom GPU cannot be built.
-    """
-
-    def __init__(
-        self, plan: RunPlan, folder: Path, progress: Callable[[RunProgress], None]
-    ) -> None:
-        self._started = time.monotonic()
-        super().__init__(plan.command, child_environment(plan, folder, os.environ), plan.folder)
-        self._scratch = folder
-        self._progress = progress
-        self._total_steps = plan.steps
-        self._reported = 0
-
-    def poll(self) -> RunResult | None:
-        """Report progress; return the result once the command and its processes have ended."""
-        exit_code = self.exit_code()
-        self._report()
-        if exit_code is None:
-            return None
-        self.end()
-        return read_result(self._scratch, exit_code, time.monotonic() - self._started)
-
-    def _report(self) -> None:
-        path = self._scratch / PROGRESS_FILE
-        lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        for line in lines[self._reported :]:
-            step, allocated, reserved = map(int, line.split())
-            self._progress(RunProgress(step, self._total_steps, allocated, reserved))
-        self._reported = len(lines)
 
 
 def child_environment(plan: RunPlan, folder: Path, base: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Several runs of one script: a search for the largest value that fits, a sweep over ranks."""
+"""Several runs of one script: a search for the largest value that fits."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchmem.preflight.growth import deciding_growth
-from torchmem.preflight.judged_run import JudgedRun
-from torchmem.preflight.plan import Placement, RunPlan
+from torchmem.preflight.plan import RunPlan
 from torchmem.preflight.result import RunResult
 from torchmem.preflight.runner import Runner
 from torchmem.preflight.script_options import option_of, with_value
@@ -96,21 +95,6 @@ class SearchResult:
         return (last_peak - first_peak) // (last.value - first.value)
 
 
-@dataclass(frozen=True, slots=True)
-class RankResult(JudgedRun):
-    """The run of one rank."""
-
-    placement: Placement
-
-
-@dataclass(frozen=True, slots=True)
-class SweepResult:
-    """The runs of several ranks, in the requested order."""
-
-    plan: RunPlan
-    ranks: tuple[RankResult, ...]
-
-
 def find_batch(plan: RunPlan, search: SearchRange, runner: Runner) -> SearchResult:
     """Find the largest value that fits by bisection, which assumes that larger values need more.
 
@@ -157,16 +141,6 @@ class _Runs:
         planned = replace(self._plan, command=command, steps=steps)
         result = self._runner.run_captured(planned, f"phantom, {self._search.option} {value}")
         return SearchRun(value, steps, result.checked())
-
-
-def sweep(plan: RunPlan, placements: Sequence[Placement], runner: Runner) -> SweepResult:
-    """Run each placement. A rank without a verdict does not end the sweep."""
-    ranks = []
-    for placement in placements:
-        label = f"phantom, rank {placement.rank} of {placement.world_size:,}"
-        result = runner.run_captured(replace(plan, placement=placement), label)
-        ranks.append(RankResult(result, placement))
-    return SweepResult(plan, tuple(ranks))
 
 
 def _bisect(low: int, high: int, fits: Callable[[int], bool]) -> None:

@@ -87,6 +87,7 @@ class DeviceCachingAllocator:
         """
         with self._mutex:
             self.current_stream = stream
+            # As in PyTorch, a block that waited for a stream becomes free at the next request.
             if self._cuda_events:
                 self._events.process_events()
             size = self._round_size(orig_size)
@@ -104,6 +105,7 @@ class DeviceCachingAllocator:
                 )
             self._stats.num_ooms += 1
             details = self._memory.oom_details(self.config.get_allocation_size(size))
+        # Without the mutex, as in PyTorch: observers ask the allocator for its state.
         self._notify_oom_observers(details)
         raise OutOfMemoryError(details)
 
@@ -146,6 +148,7 @@ class DeviceCachingAllocator:
             split_blocks += 1
             split_size += block.size
         block.pool.stats.block_freed(size, block.requested_size)
+        # PyTorch does not count the splits of expandable segments as inactive.
         if split_size and block.expandable_segment is None:
             block.pool.inactive_split_changed(split_blocks, split_size)
 
@@ -196,6 +199,7 @@ class DeviceCachingAllocator:
         """Limit reserved memory to `limit` bytes; None removes the limit."""
         memory, config = self._memory, self.config
         memory.allowed_memory_maximum = limit
+        # With any of these, PyTorch's search is more than the best fit of one set of blocks.
         self.takes_best_fit = not (
             config.expandable_segments
             or config.max_split_size is not None

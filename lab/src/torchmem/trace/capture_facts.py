@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torchmem.trace.content import LIMIT, MAX_DEVICES, check_segments, damaged
+from torchmem.trace.checked_values import LIMIT, damaged
+from torchmem.trace.content import MAX_DEVICES, check_segments
 from torchmem.trace.recording import CaptureFacts
+from torchmem.trace.stacks import StackTable
 
 MAX_VERSION_LENGTH = 100
 SIZES = ("total_bytes", "limit_bytes", "free_bytes", "reserved_bytes", "allocated_peak_bytes")
@@ -47,7 +49,7 @@ def _block_sizes(segments: object) -> dict[int, dict[int, int]]:
             for block in segment.blocks
             if block.state != "inactive"
         }
-        for device, of_device in check_segments(segments).items()
+        for device, of_device in check_segments(segments, StackTable()).items()
     }
 
 

@@ -1,20 +1,28 @@
-"""What holds the bytes in use at one moment: grouped by line, module path, size, age, and pool."""
+"""What holds the bytes in use at one moment, in groups: by line, module path, size, age, and pool.
+
+If PyTorch wrote them, also by what the program was doing: the ranges of record_function, the
+metadata that it set, and the compiled regions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import SMALL_SIZE, format_size
 from torchmem.allocator.snapshot import DEFAULT_POOL
+from torchmem.trace.annotations import MAX_SHOWN, open_ranges
 from torchmem.trace.frames import call_stack, module_path
 from torchmem.trace.lifetimes import BEFORE, At, Lifetimes
 from torchmem.trace.recording import SegmentPools
-from torchmem.trace.stacks import NO_STACK
+from torchmem.trace.stacks import NO_STACK, NO_TEXT
 
 NO_LINE = "no Python stack"
 BEFORE_RECORDING = "before the recording"
 NO_MODULE = "outside of any forward"
+NO_RANGE = "outside of any range"
+NO_METADATA = "without metadata"
+NO_REGION = "not compiled"
 AGES: tuple[tuple[float, str], ...] = (
     (0.1, "up to 0.1 s"),
     (1, "0.1 to 1 s"),
@@ -74,6 +82,9 @@ class Holders:
     by_size: tuple[HolderGroup, ...]
     by_age: tuple[HolderGroup, ...]
     by_pool: tuple[HolderGroup, ...]
+    by_annotation: tuple[HolderGroup, ...] = ()
+    by_metadata: tuple[HolderGroup, ...] = ()
+    by_region: tuple[HolderGroup, ...] = ()
     request: HolderGroup | None = None
     has_stacks: bool = True
 
@@ -125,7 +136,7 @@ def holders(lifetimes: Lifetimes, at: At) -> Holders | None:
 
     by_age = {group.key: group for group in grouped(lambda n: _age(lifetimes, n, moment))}
     order = [*(label for _, label in AGES), BEFORE_RECORDING, UNKNOWN_AGE]
-    modules = grouped(lambda n: lines.module(lifetimes.stacks[n]))
+    labels = _Labels(lifetimes, numbers)
     return Holders(
         name=lifetimes.trace.name,
         device=lifetimes.trace.device,
@@ -137,13 +148,21 @@ def holders(lifetimes: Lifetimes, at: At) -> Holders | None:
         blocks=len(numbers),
         rounding_bytes=_allocated(lifetimes) - total if at == "end" else None,
         by_line=by_line(lifetimes, numbers, lines),
-        by_module=() if {group.key for group in modules} == {NO_MODULE} else modules,
+        by_module=_unless_all(NO_MODULE, grouped(lambda n: lines.module(lifetimes.stacks[n]))),
         by_size=grouped(lambda n: format_size(lifetimes.sizes[n])),
         by_age=tuple(by_age[label] for label in order if label in by_age),
         by_pool=grouped(_Pools(lifetimes).name),
+        by_annotation=_unless_all(NO_RANGE, grouped(labels.annotation)),
+        by_metadata=_unless_all(NO_METADATA, grouped(labels.metadata)),
+        by_region=_unless_all(NO_REGION, grouped(labels.region)),
         request=_request(lifetimes, moment, lines) if at == "oom" else None,
         has_stacks=bool(lifetimes.trace.stacks.stacks),
     )
+
+
+def _unless_all(none: str, found: tuple[HolderGroup, ...]) -> tuple[HolderGroup, ...]:
+    """Return the groups; nothing if there is none beside `none` and what was there before."""
+    return () if {group.key for group in found} <= {none, BEFORE_RECORDING} else found
 
 
 def _request(lifetimes: Lifetimes, moment: int, lines: LineFinder) -> HolderGroup:
@@ -219,3 +238,38 @@ class _Pools:
         if pool != DEFAULT_POOL:
             return f"private pool {pool[0]}, {pool[1]}"
         return "small" if self._lifetimes.sizes[number] <= SMALL_SIZE else "large"
+
+
+class _Labels:
+    """Finds what the program was doing when it made an allocation."""
+
+    def __init__(self, lifetimes: Lifetimes, numbers: Iterable[int]) -> None:
+        trace = lifetimes.trace
+        self._starts, self._texts, self._events = lifetimes.starts, trace.texts, trace.events
+        wanted = {lifetimes.starts[number] for number in numbers} if trace.annotations else set()
+        self._ranges = {
+            event: path
+            for event, path in enumerate(open_ranges(trace.annotations, trace.events.times))
+            if event in wanted
+        }
+
+    def annotation(self, number: int) -> str:
+        """Return the path of record_function's ranges, from the outermost one inwards."""
+        if self._starts[number] == BEFORE:
+            return BEFORE_RECORDING
+        path = self._ranges.get(self._starts[number], ())
+        return " > ".join(self._texts[name] for name in path[-MAX_SHOWN:]) or NO_RANGE
+
+    def metadata(self, number: int) -> str:
+        """Return the text of torch.cuda.memory._set_memory_metadata."""
+        return self._text(number, self._events.metadata, NO_METADATA)
+
+    def region(self, number: int) -> str:
+        """Return the region of torch.compile."""
+        return self._text(number, self._events.regions, NO_REGION)
+
+    def _text(self, number: int, column: Sequence[int], none: str) -> str:
+        start = self._starts[number]
+        if start == BEFORE:
+            return BEFORE_RECORDING
+        return none if column[start] == NO_TEXT else self._texts[column[start]]

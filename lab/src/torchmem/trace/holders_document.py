@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from torchmem.trace.holders import HolderGroup, Holders
 from torchmem.trace.leaks import Leak
 
-TABLES = ("by_line", "by_module", "by_size", "by_age", "by_pool")
+TABLES = (
+    *("by_line", "by_module", "by_size", "by_age", "by_pool"),
+    *("by_annotation", "by_metadata", "by_region"),
+)
 
 
-def document(found: Holders) -> str:
-    """Return what is in use at one moment; sizes are requested bytes."""
-    return _line({**_heading(found), **{name: _groups(getattr(found, name)) for name in TABLES}})
+def document(found: Holders, more: Mapping[str, Any]) -> str:
+    """Return what is in use at one moment, and more; sizes are requested bytes."""
+    tables = {name: groups(getattr(found, name)) for name in TABLES}
+    return _line({**_heading(found), **tables, **more})
 
 
 def leaks_document(found: Holders, leaks: Sequence[Leak] | None) -> str:
     """Return the lines whose memory grows; null if the recording is too short to tell."""
-    rows = None
-    if leaks is not None:
-        rows = [
-            {**asdict(leak.line), "bytes_by_part": leak.parts, "blocks": leak.blocks}
-            for leak in leaks
-        ]
-    return _line({**_heading(found), "leaks": rows})
+    return _line({**_heading(found), "leaks": leak_rows(leaks)})
+
+
+def leak_rows(leaks: Sequence[Leak] | None) -> list[dict[str, Any]] | None:
+    """Return a row for each line."""
+    if leaks is None:
+        return None
+    return [
+        {**asdict(leak.line), "bytes_by_part": leak.parts, "blocks": leak.blocks} for leak in leaks
+    ]
 
 
 def _heading(found: Holders) -> dict[str, Any]:
@@ -40,18 +47,19 @@ def _heading(found: Holders) -> dict[str, Any]:
         "bytes": found.size_bytes,
         "blocks": found.blocks,
         "rounding_bytes": found.rounding_bytes,
-        "request": _groups([found.request])[0] if found.request else None,
+        "request": groups([found.request])[0] if found.request else None,
     }
 
 
-def _groups(groups: Sequence[HolderGroup]) -> list[dict[str, Any]]:
+def groups(found: Sequence[HolderGroup]) -> list[dict[str, Any]]:
+    """Return a row for each group."""
     return [
         {
             **(asdict(group.line) if group.line else {"key": group.key}),
             "bytes": group.size_bytes,
             "blocks": group.blocks,
         }
-        for group in groups
+        for group in found
     ]
 
 

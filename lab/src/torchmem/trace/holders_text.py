@@ -27,27 +27,29 @@ NO_STACKS = (
 )
 
 
-def page(found: Holders, rows: int) -> str:
-    """Return the page about one device at one moment, with at most `rows` rows per table."""
-    tables = (
+def tables(found: Holders, rows: int) -> list[list[str]]:
+    """Return the sections of what is in use, with at most `rows` rows per table."""
+    titled = (
         ("By line", found.by_line),
         ("By module path, from the outermost forward inwards", found.by_module),
+        ("By range of torch.profiler.record_function", found.by_annotation),
+        ("By metadata of torch.cuda.memory._set_memory_metadata", found.by_metadata),
+        ("By region of torch.compile", found.by_region),
         ("By size of the request", found.by_size),
         ("By age", found.by_age),
         ("By pool", found.by_pool),
     )
-    sections = [list(_heading(found))]
-    sections += [
-        [title, *_table(groups, found.size_bytes, rows)] for title, groups in tables if groups
+    sections = [
+        [title, *table(groups, found.size_bytes, rows)] for title, groups in titled if groups
     ]
     if not found.has_stacks:
         sections.append(wrapped(NO_STACKS))
-    return joined(sections)
+    return sections
 
 
 def leaks_page(found: Holders, leaks: Sequence[Leak] | None, rows: int) -> str:
     """Return the page about lines whose memory grows; None if the recording is too short."""
-    sections = [list(_heading(found))]
+    sections = [list(heading(found))]
     if leaks is None:
         text = "The recording is too short to tell: record a few hundred steps."
         sections.append(wrapped(text))
@@ -57,31 +59,35 @@ def leaks_page(found: Holders, leaks: Sequence[Leak] | None, rows: int) -> str:
         )
         sections.append(wrapped(text))
     else:
-        title = (
-            f"Lines that kept memory in each of the last {_LATER} of {PARTS} parts of the recording"
-        )
-        header = ["  line", "kept", "per part", "blocks"]
-        table = [
-            [
-                f"  {_key(leak.line.text)}",
-                format_size(leak.size_bytes),
-                format_size(sum(leak.parts[WARMUP_PARTS:]) // _LATER),
-                f"{leak.blocks:,}",
-            ]
-            for leak in leaks[:rows]
-        ]
-        sections.append([title, *aligned([header, *table]), *_more(len(leaks), rows)])
+        sections.append(grown(leaks, rows))
     return joined(sections)
 
 
-def _heading(found: Holders) -> Iterator[str]:
+def grown(leaks: Sequence[Leak], rows: int) -> list[str]:
+    """Return the section about lines whose memory grows."""
+    title = f"Lines that kept memory in each of the last {_LATER} of {PARTS} parts of the recording"
+    header = ["  line", "kept", "per part", "blocks"]
+    found = [
+        [
+            f"  {shown_line(leak.line.text)}",
+            format_size(leak.size_bytes),
+            format_size(sum(leak.parts[WARMUP_PARTS:]) // _LATER),
+            f"{leak.blocks:,}",
+        ]
+        for leak in leaks[:rows]
+    ]
+    return [title, *aligned([header, *found]), *_more(len(leaks), rows)]
+
+
+def heading(found: Holders) -> Iterator[str]:
+    """Yield the lines that say which moment it is, and how much is in use."""
     yield f"{sanitize_text(found.name)}, cuda:{found.device}, {MOMENTS[found.at]}"
     rounding = ""
     if found.rounding_bytes is not None:
         rounding = f"; rounding adds {format_size(max(0, found.rounding_bytes))}"
     yield f"  {format_size(found.size_bytes)} requested in {found.blocks:,} blocks{rounding}"
     if found.request:
-        by = f" at {_key(found.request.key)}" if found.request.line else ""
+        by = f" at {shown_line(found.request.key)}" if found.request.line else ""
         yield f"  failed: {format_size(found.request.size_bytes)}{by}"
     if found.events:
         seconds = "" if found.seconds is None else f", {found.seconds:,.1f} s after the first"
@@ -90,17 +96,18 @@ def _heading(found: Holders) -> Iterator[str]:
         yield "  without a trace of events, so neither age nor peak is known"
 
 
-def _table(groups: Sequence[HolderGroup], total: int, rows: int) -> Iterator[str]:
-    table = [
+def table(groups: Sequence[HolderGroup], total: int, rows: int) -> Iterator[str]:
+    """Yield a row for each group, with its share of `total`."""
+    cells = [
         [
-            f"  {_key(group.key)}",
+            f"  {shown_line(group.key)}",
             format_size(group.size_bytes),
             f"{group.size_bytes / total:.1%}" if total else "-",
             f"{group.blocks:,}",
         ]
         for group in groups[:rows]
     ]
-    yield from aligned([["", "requested", "share", "blocks"], *table])
+    yield from aligned([["", "requested", "share", "blocks"], *cells])
     yield from _more(len(groups), rows)
 
 
@@ -109,6 +116,7 @@ def _more(number: int, rows: int) -> Iterator[str]:
         yield f"  and {number - rows:,} more (--top {number} shows all)"
 
 
-def _key(text: str) -> str:
+def shown_line(text: str) -> str:
+    """Return a line of code, or its end if it is long."""
     text = sanitize_text(text)
     return text if len(text) <= MAX_KEY else "…" + text[1 - MAX_KEY :]

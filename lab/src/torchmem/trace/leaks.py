@@ -30,15 +30,16 @@ class Leak:
         return sum(self.parts)
 
 
-def is_long_enough(lifetimes: Lifetimes) -> bool:
-    """Return whether a recording has enough events to be divided."""
-    return lifetimes.events >= PARTS * MIN_EVENTS_PER_PART
+def is_long_enough(lifetimes: Lifetimes, moment: int | None = None) -> bool:
+    """Return whether a recording has enough events to be divided, up to a moment."""
+    return _end(lifetimes, moment) >= PARTS * MIN_EVENTS_PER_PART
 
 
-def leaks(lifetimes: Lifetimes) -> tuple[Leak, ...]:
+def leaks(lifetimes: Lifetimes, moment: int | None = None) -> tuple[Leak, ...]:
     """Return the lines that kept memory steadily in the parts after the first ones.
 
-    The largest come first.
+    The largest come first. `moment` is the number of the event before which the recording is
+    divided, by default its end.
 
     The parts have equally many events. What a step needs is freed in the step, and what the
     program keeps for good is allocated at its start, so neither is in all of these parts.
@@ -46,19 +47,22 @@ def leaks(lifetimes: Lifetimes) -> tuple[Leak, ...]:
     lines = LineFinder(lifetimes)
     parts: dict[HolderLine, list[int]] = {}
     blocks: dict[HolderLine, int] = {}
-    for number in lifetimes.in_use(lifetimes.events):
+    end = _end(lifetimes, moment)
+    for number in lifetimes.in_use(end):
         start = lifetimes.starts[number]
         if start == BEFORE:
             continue
         line = lines.line(lifetimes.stacks[number])
-        parts.setdefault(line, [0] * PARTS)[start * PARTS // lifetimes.events] += lifetimes.sizes[
-            number
-        ]
+        parts.setdefault(line, [0] * PARTS)[start * PARTS // end] += lifetimes.sizes[number]
         blocks[line] = blocks.get(line, 0) + 1
     found = (
         Leak(line, tuple(sizes), blocks[line]) for line, sizes in parts.items() if _grows(sizes)
     )
     return tuple(sorted(found, key=lambda leak: (-leak.size_bytes, leak.line.text)))
+
+
+def _end(lifetimes: Lifetimes, moment: int | None) -> int:
+    return lifetimes.events if moment is None else moment
 
 
 def _grows(sizes: Sequence[int]) -> bool:

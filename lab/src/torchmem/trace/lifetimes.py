@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Literal, get_args
 
 from torchmem.trace import StackedTrace
-from torchmem.trace.content import ACTIONS
+from torchmem.trace.events import ACTIONS
 from torchmem.trace.stacks import NO_STACK, UNKNOWN_TIME
 
 At = Literal["end", "peak", "oom"]

@@ -7,7 +7,7 @@ import select
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, repeat
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +21,8 @@ from torchmem.sample.untrusted import (
     open_untrusted,
     sanitize_text,
 )
-from torchmem.trace.content import ACTIONS, EventColumns
+from torchmem.trace.annotations import Annotation
+from torchmem.trace.events import ACTIONS, EventColumns
 from torchmem.trace.recording import (
     CaptureFacts,
     Event,
@@ -33,7 +34,8 @@ from torchmem.trace.recording import (
 from torchmem.trace.stacks import EventStacks, SnapshotFrame, Stacks
 from torchmem.trace.worker_process import started
 
-MAX_FILE_BYTES = 1 << 30
+MAX_FILE_BYTES = 16 << 30
+MAX_REPLAYED_EVENTS = 10_000_000
 MAX_PLACES = 1024
 """Combinations of device, stream and pool. A replay takes about 3 ms for each; jobs have dozens."""
 _ADVICE: dict[FileProblem, str] = {
@@ -51,8 +53,11 @@ class StackedTrace:
 
     Attributes:
         columns: the events.
-        events: stack and time of each event.
+        events: stack and time of each event, and what was written on it.
         blocks: the stack of a block in use by its address.
+        texts: the names of annotations, metadata and compiled regions, by their numbers.
+        annotations: starts and ends of the program's ranges.
+        settings: as in `Recording`.
     """
 
     name: str
@@ -62,12 +67,29 @@ class StackedTrace:
     events: EventStacks
     blocks: Mapping[int, int]
     stacks: Stacks
+    texts: Sequence[str] = ()
+    annotations: Sequence[Annotation] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    facts: CaptureFacts = field(default_factory=CaptureFacts)
+
+    def recording(self, since: int = 0) -> Recording:
+        """Return what a replay needs, with the events from the number `since` on."""
+        return Recording(
+            name=self.name,
+            device=self.device,
+            segments=self.segments,
+            events=_events(self.columns, self.segments, since),
+            settings=self.settings,
+            truncated=self.columns.truncated,
+            ignored=self.columns.ignored,
+            facts=self.facts,
+        )
 
 
 def read(path: Path) -> tuple[Recording, ...]:
     """Return a recording for each device of a snapshot that has a trace with allocations.
 
-    Reads the files of `torch.cuda.memory._dump_snapshot`, PyTorch 2.1 and newer. Nothing in the
+    Reads the files of `torch.cuda.memory._dump_snapshot`, PyTorch 2.0 and newer. Nothing in the
     file is executed: a child process unpickles it, with at most 512 MiB plus 12 bytes for each byte
     of the file, so neither a damaged nor a malicious file can use more.
 
@@ -106,11 +128,14 @@ def read_with_stacks(
 
 def _stacked_traces(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterator[StackedTrace]:
     columns = {trace["device"]: _columns(trace, answer, name) for trace in header["traces"]}
+    facts = {trace["device"]: _facts(trace["facts"]) for trace in header["traces"]}
     events = {device: EventStacks() for device in columns}
     for device, stacks in events.items():
         _fill_all(stacks.arrays(), answer, len(columns[device].codes), name)
-    table = _table(header["stacks"], answer, name)
-    rows = dict(header["segments"])
+    shared = header["stacks"]
+    table = _table(shared, answer, name)
+    annotations = [Annotation(*row) for row in shared["annotations"]]
+    rows, blocks = dict(header["segments"]), dict(shared["blocks"])
     for device in sorted({*rows, *columns}):
         yield StackedTrace(
             name=name,
@@ -118,8 +143,12 @@ def _stacked_traces(header: dict[str, Any], answer: IO[bytes], name: str) -> Ite
             segments=tuple(map(_segment, rows.get(device, ()))),
             columns=columns.get(device, EventColumns()),
             events=events.get(device, EventStacks()),
-            blocks=dict(header["stacks"]["blocks"]),
+            blocks=dict(blocks.get(device, ())),
             stacks=table,
+            texts=shared["texts"],
+            annotations=[each for each in annotations if each.device == device],
+            settings=header["settings"],
+            facts=facts.get(device, CaptureFacts()),
         )
 
 
@@ -173,6 +202,11 @@ def _recordings(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterato
     for trace in header["traces"]:
         columns = _columns(trace, answer, name)
         segments = tuple(map(_segment, rows.get(trace["device"], ())))
+        if len(columns.codes) > MAX_REPLAYED_EVENTS:
+            raise UsageError(
+                f"{sanitize_text(name)} has more than {MAX_REPLAYED_EVENTS:,} events, which is the "
+                "limit of a replay: record fewer steps."
+            )
         events = _events(columns, segments)
         places.update((trace["device"], item.stream, item.pool) for item in segments)
         places.update((trace["device"], item.stream, item.pool) for item in events)
@@ -222,18 +256,20 @@ def _segment(row: list[Any]) -> RecordedSegment:
     )
 
 
-def _events(columns: EventColumns, segments: Sequence[RecordedSegment]) -> tuple[Event, ...]:
+def _events(
+    columns: EventColumns, segments: Sequence[RecordedSegment], since: int = 0
+) -> tuple[Event, ...]:
     """Return the events. PyTorch before 2.12 records no pool: it is that of the final segment."""
     pools: Iterator[PoolId]
     if columns.pool_ids:
         pool_by_index = [*columns.pool_ids, DEFAULT_POOL]  # the index -1 is the last element
-        pools = map(pool_by_index.__getitem__, columns.pools)
+        pools = map(pool_by_index.__getitem__, columns.pools[since:])
     elif all(segment.pool == DEFAULT_POOL for segment in segments):
         pools = repeat(DEFAULT_POOL)
     else:
-        pools = map(SegmentPools(segments).at, columns.addresses)
-    actions = map(ACTIONS.__getitem__, columns.codes)
+        pools = map(SegmentPools(segments).at, columns.addresses[since:])
+    actions = map(ACTIONS.__getitem__, columns.codes[since:])
     free = columns.device_free
-    device_free = map(free.get, range(len(columns.codes))) if free else repeat(None)
-    places = columns.addresses, columns.sizes, columns.streams
+    device_free = map(free.get, range(since, len(columns.codes))) if free else repeat(None)
+    places = (each[since:] for each in (columns.addresses, columns.sizes, columns.streams))
     return tuple(map(Event, actions, *places, pools, device_free))

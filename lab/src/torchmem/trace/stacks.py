@@ -1,24 +1,26 @@
-"""The Python stacks of a snapshot: the stack and the time of each allocation.
+"""The Python stacks of a snapshot, and what else it says of each allocation.
 
-Equal stacks and frames are kept once. The worker collects them, and the reader receives them as
-flat arrays.
+Equal stacks, frames and texts are kept once. The worker collects them, and the reader receives them
+as flat arrays.
 """
 
 from __future__ import annotations
 
+import re
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from torchmem.trace.content import ACTIONS, LIMIT, damaged
+from torchmem.trace.checked_values import LIMIT, damaged
 
 MAX_FRAMES = 64
 """The number of a stack's innermost frames that are kept."""
 MAX_TEXT = 300
+MAX_TEXTS = 100_000
 NO_STACK = -1
+NO_TEXT = -1
 UNKNOWN_TIME = -1
-_WITH_STACK = {"alloc", "oom"}
+_TRACEBACK_LINE = re.compile(r'\s*File "(?P<file>.*)", line (?P<line>\d+), in (?P<name>.*)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,48 +32,92 @@ class SnapshotFrame:
     function: str
 
 
+class _Numbered:
+    """Replaces the frames of a list that was read, so that another reference to it is known."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
 class StackTable:
-    """Numbers frames and stacks in the order in which they first occur."""
+    """Numbers frames, stacks and texts in the order in which they first occur."""
 
     def __init__(self) -> None:
         self.frames: list[SnapshotFrame] = []
         self.members = array("i")
         self.lengths = array("i")
+        self.texts: dict[str, int] = {}
         self._frame_numbers: dict[SnapshotFrame, int] = {}
         self._frames_by_id: dict[int, int] = {}
-        self._stacks: dict[tuple[int, ...], int] = {}
-        self._stacks_by_id: dict[int, int] = {}
+        self._stacks: dict[tuple[int, ...], _Numbered] = {}
 
-    def number(self, frames: object) -> int:
-        """Return the number of a stack; NO_STACK if none was recorded.
+    def number(self, frames: object, forward: object = None) -> int:
+        """Return the number of a stack, and empty its list; NO_STACK if none was recorded.
 
-        Objects that were seen are recognized by their identity, so they must stay alive.
+        `forward` are the lines of the traceback of the forward pass, which PyTorch 2.13
+        writes of what autograd allocates with `detect_anomaly`. They count where there are no
+        frames. Frames are recognized by their identity, so they must stay alive.
 
         Raises:
             InvalidSnapshotError: the stack does not have the form that PyTorch writes.
         """
         if not frames:
-            return NO_STACK
-        known = self._stacks_by_id.get(id(frames))
-        if known is None:
-            known = self._stacks_by_id[id(frames)] = self._stack(frames)
-        return known
-
-    def _stack(self, frames: object) -> int:
+            return self._numbered(self._traceback(forward)).number if forward else NO_STACK
         if type(frames) is not list:
             raise damaged("a stack is not a list")
-        numbers = self._frames_by_id
-        stack = tuple(
-            [
-                numbers[id(frame)] if id(frame) in numbers else self._frame(frame)
-                for frame in frames[:MAX_FRAMES]
-            ]
-        )
-        number = self._stacks.setdefault(stack, len(self._stacks))
-        if number == len(self.lengths):
+        known = frames[0]
+        if type(known) is not _Numbered:
+            numbers = self._frames_by_id
+            known = self._numbered(
+                tuple(
+                    [
+                        numbers[id(frame)] if id(frame) in numbers else self._frame(frame)
+                        for frame in frames[:MAX_FRAMES]
+                    ]
+                )
+            )
+            frames[:] = (known,)
+        return known.number
+
+    def forget(self, frames: object) -> None:
+        """Empty a list of frames that is not needed, unless it was read."""
+        if type(frames) is list and frames and type(frames[0]) is not _Numbered:
+            frames.clear()
+
+    def text(self, value: object, absent: str = "") -> int:
+        """Return the number of a text, NO_TEXT without one."""
+        if type(value) is not str or value in {"", absent}:
+            return NO_TEXT
+        if len(self.texts) >= MAX_TEXTS:
+            value = "others"
+        return self.texts.setdefault(_shortened(value), len(self.texts))
+
+    def _numbered(self, stack: tuple[int, ...]) -> _Numbered:
+        known = self._stacks.get(stack)
+        if known is None:
+            known = self._stacks[stack] = _Numbered(len(self._stacks))
             self.members.extend(stack)
             self.lengths.append(len(stack))
-        return number
+        return known
+
+    def _traceback(self, lines: object) -> tuple[int, ...]:
+        """Return the frames of a traceback, whose innermost line is the last."""
+        if type(lines) is not list:
+            raise damaged("a traceback is not a list")
+        found = (
+            _TRACEBACK_LINE.match(line)
+            for line in reversed(lines[-MAX_FRAMES:])
+            if type(line) is str
+        )
+        return tuple(
+            self._frame_number(
+                SnapshotFrame(_shortened(each["file"]), int(each["line"][:9]), each["name"])
+            )
+            for each in found
+            if each
+        )
 
     def _frame(self, value: object) -> int:
         if type(value) is not dict:
@@ -79,10 +125,13 @@ class StackTable:
         frame = SnapshotFrame(
             _text(value.get("filename")), _line(value.get("line")), _text(value.get("name"))
         )
+        number = self._frames_by_id[id(value)] = self._frame_number(frame)
+        return number
+
+    def _frame_number(self, frame: SnapshotFrame) -> int:
         number = self._frame_numbers.setdefault(frame, len(self.frames))
         if number == len(self.frames):
             self.frames.append(frame)
-        self._frames_by_id[id(value)] = number
         return number
 
 
@@ -101,56 +150,29 @@ class Stacks:
 
 @dataclass(slots=True)
 class EventStacks:
-    """For each event of one device: the number of its stack, and its time in microseconds."""
+    """For each event of one device: its stack, time, and what was written on it.
+
+    `numbers` are those of stacks, `times` microseconds. `metadata` and `regions` are numbers of
+    texts: of torch.cuda.memory._set_memory_metadata, and of the compiled region.
+    """
 
     numbers: array[int] = field(default_factory=lambda: array("i"))
     times: array[int] = field(default_factory=lambda: array("q"))
+    metadata: array[int] = field(default_factory=lambda: array("i"))
+    regions: array[int] = field(default_factory=lambda: array("i"))
 
     def arrays(self) -> tuple[array[int], ...]:
         """Return the arrays with one element per event."""
-        return self.numbers, self.times
-
-
-def event_stacks(trace: Iterable[Mapping[str, Any]], table: StackTable) -> EventStacks:
-    """Return the stacks of the events that `content.check_trace` keeps, in the same order.
-
-    `time_us` (since 2.3) counts from an arbitrary moment. Stacks of frees are left out: they show
-    where memory was freed, not what it was for.
-    """
-    result = EventStacks()
-    for entry in trace:
-        action = entry.get("action")
-        if action not in ACTIONS:
-            continue
-        time = entry.get("time_us", UNKNOWN_TIME)
-        if type(time) is not int or not UNKNOWN_TIME <= time < LIMIT:
-            raise damaged("an event has an invalid time_us")
-        has_stack = action in _WITH_STACK
-        result.numbers.append(table.number(entry.get("frames")) if has_stack else NO_STACK)
-        result.times.append(time)
-    return result
-
-
-def block_stacks(segments: Iterable[Mapping[str, Any]], table: StackTable) -> dict[int, int]:
-    """Return the stack of each block in use that has one, by address.
-
-    Devices share addresses only in damaged files, so that one of the blocks gets the other's stack.
-    """
-    found = {}
-    for segment in segments:
-        address = segment["address"]
-        for block in segment["blocks"]:
-            if block["state"] != "inactive":
-                number = table.number(block.get("frames"))
-                if number != NO_STACK:
-                    found[address] = number
-            address += block["size"]
-    return found
+        return self.numbers, self.times, self.metadata, self.regions
 
 
 def _text(value: object) -> str:
     if type(value) is not str:
         raise damaged("a frame has no file or no name")
+    return _shortened(value)
+
+
+def _shortened(value: str) -> str:
     return value if len(value) <= MAX_TEXT else "…" + value[1 - MAX_TEXT :]
 
 

@@ -8,32 +8,31 @@ everything but the events.
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import pickle
 import resource
 import sys
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from torchmem.sample.capture_messages import FACTS_KEY
 from torchmem.trace.capture_facts import check_facts
-from torchmem.trace.content import (
-    HOW_TO_RECORD,
-    Content,
-    EventColumns,
-    InvalidSnapshotError,
-    as_dict,
-    check,
-)
+from torchmem.trace.checked_values import HOW_TO_RECORD, InvalidSnapshotError
+from torchmem.trace.content import Content, as_dict, check
+from torchmem.trace.events import EventColumns
+from torchmem.trace.open_traces import OpenTraces
 from torchmem.trace.recording import CaptureFacts
-from torchmem.trace.stacks import StackTable, block_stacks, event_stacks
+from torchmem.trace.stacks import NO_STACK
 
-# One byte of a snapshot becomes about 4 bytes of Python objects with stacks, up to 9 without.
+# A trace needs 2 bytes for each byte of the file; segments, stacks of PyTorch 2.0 up to 10.
 BASE_BYTES, BYTES_PER_BYTE = 512 << 20, 12
+WINDOW_BYTES = 4 << 20
+"""What is read of the file at once; the traces are read after each."""
 # The worker reads about 30 MB per second; a slow or busy machine gets thirty times as long.
 BASE_SECONDS, BYTES_PER_SECOND = 20, 1 << 20
 OUT_OF_MEMORY = 12
@@ -85,35 +84,55 @@ def _is_memory_strict() -> bool:
 def _answer(size: int, *, stacks: bool) -> None:
     header: dict[str, Any]
     arrays: list[array[int]] = []
+    traces = OpenTraces()
     try:
-        snapshot = load(sys.stdin.buffer)
-        content = check(snapshot, size, needs_trace=not stacks)
-        lengths = {device: len(trace.codes) for device, trace in content.traces.items()}
+        with io.BufferedReader(WatchedFile(0, traces.advance), WINDOW_BYTES) as file:
+            snapshot = load(file)
+        content = check(snapshot, size, needs_trace=not stacks, traces=traces)
+        columns = {device: trace.columns for device, trace in content.traces.items()}
+        lengths = {device: len(each.codes) for device, each in columns.items()}
         facts = check_facts(as_dict(snapshot).get(FACTS_KEY), lengths)
         header = _header(content, facts)
-        arrays = [column for trace in content.traces.values() for column in trace.arrays()]
+        arrays = [column for each in columns.values() for column in each.arrays()]
         if stacks:
-            header["stacks"] = _stacks(as_dict(snapshot), content.traces, arrays)
+            header["stacks"] = _stacks(content)
+            for trace in content.traces.values():
+                arrays.extend(trace.stacks.arrays())
+            arrays.extend((content.table.members, content.table.lengths))
     except InvalidSnapshotError as error:
-        header = {"error": str(error)}
+        header, arrays = {"error": str(error)}, []
     sys.stdout.buffer.write(json.dumps(header).encode() + b"\n")
     for column in arrays:
         column.tofile(sys.stdout.buffer)
     sys.stdout.buffer.flush()
 
 
-def _stacks(snapshot: Any, devices: Iterable[int], arrays: list[array[int]]) -> dict[str, Any]:
-    """Return the header's part about stacks, and append their arrays: events, then frames."""
-    table = StackTable()
-    for device in devices:
-        arrays.extend(event_stacks(snapshot["device_traces"][device], table).arrays())
-    blocks = block_stacks(snapshot["segments"], table)
-    arrays.extend((table.members, table.lengths))
+class WatchedFile(io.FileIO):
+    """A file that calls a function before it is read on."""
+
+    def __init__(self, descriptor: int, on_read: Callable[[], None]) -> None:
+        super().__init__(descriptor, closefd=False)
+        self._on_read = on_read
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        """Read the next bytes."""
+        self._on_read()
+        return super().readinto(buffer)
+
+
+def _stacks(content: Content) -> dict[str, Any]:
+    """Return the header's part about stacks."""
+    table = content.table
     return {
         "frames": list(map(astuple, table.frames)),
         "members": len(table.members),
         "stacks": len(table.lengths),
-        "blocks": list(blocks.items()),
+        "texts": list(table.texts),
+        "annotations": list(map(astuple, content.annotations)),
+        "blocks": [
+            [device, [pair for pair in segments.stacks.items() if pair[1] != NO_STACK]]
+            for device, segments in content.segments.items()
+        ],
     }
 
 
@@ -179,11 +198,12 @@ def _header(content: Content, facts: Mapping[int, CaptureFacts]) -> dict[str, An
     return {
         "settings": content.settings,
         "segments": [
-            [device, list(map(astuple, segments))] for device, segments in content.segments.items()
+            [device, list(map(astuple, of_device.segments))]
+            for device, of_device in content.segments.items()
         ],
         "traces": [
-            _trace_header(device, columns) | {"facts": _facts(facts.get(device))}
-            for device, columns in content.traces.items()
+            _trace_header(device, trace.columns) | {"facts": _facts(facts.get(device))}
+            for device, trace in content.traces.items()
         ],
     }
 

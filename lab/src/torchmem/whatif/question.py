@@ -23,13 +23,12 @@ MAX_REASON = 400
 class WhatIfQuestion:
     """One device or, with None, each; `gpu` is None if the trace determines its memory.
 
-    Without `settings`, the usual ones are tried. With `plotted`, only one device may be answered.
+    Without `settings`, the usual ones are tried.
     """
 
     device: int | None = None
     gpu: GpuModel | None = None
     settings: Sequence[str] = ()
-    plotted: bool = False
 
 
 def check_settings(settings: Sequence[str]) -> None:
@@ -55,7 +54,7 @@ def results(path: Path, question: WhatIfQuestion) -> Iterator[WhatIf]:
     from torchmem.trace import read
 
     for recording in _selected(read(path), path, question):
-        yield _replay(recording, question)
+        yield replayed(recording, question)
 
 
 def _selected(
@@ -69,12 +68,11 @@ def _selected(
                 f"{sanitize_text(str(path))} has no allocation trace of cuda:{question.device}: "
                 f"pass --gpu with one of {devices}."
             )
-    if question.plotted and len(recordings) > 1:
-        raise UsageError(f"--plot draws one GPU: pass --gpu with one of {devices}.")
     return recordings
 
 
-def _replay(recording: Recording, question: WhatIfQuestion) -> WhatIf:
+def replayed(recording: Recording, question: WhatIfQuestion) -> WhatIf:
+    """Return the answer for one device, and show the progress. Raise UsageError."""
     from torchmem.whatif.engine import what_if
     from torchmem.whatif.page import Progress
 

@@ -122,12 +122,10 @@ def candidates(
     given: Sequence[str] | None,
     *,
     gpu_known: bool,
-    divisions: Sequence[int] = ROUNDUP_DIVISIONS,
 ) -> list[Candidate]:
     """Return the given settings; if None, those worth trying, the simplest first.
 
-    There are no duplicates, and the recorded settings are not worth trying. `divisions` are those
-    that sizes are rounded to.
+    There are no duplicates, and the recorded settings are not worth trying.
     """
     if given is not None:
         texts = dict.fromkeys(given)
@@ -135,7 +133,7 @@ def candidates(
     requests = (event.size for event in recording.events if event.action in {"alloc", "oom"})
     largest = max(requests, default=0)
     seen, found = {recorded.config}, []
-    for name, conf in _texts(largest, recorded.config, divisions):
+    for name, conf in _texts(largest, recorded.config):
         setting = candidate(name, conf, gpu_known=gpu_known)
         if setting.refused is not None or setting.config not in seen:
             seen.add(setting.config)
@@ -143,16 +141,14 @@ def candidates(
     return found
 
 
-def _texts(
-    largest: int, recorded: AllocatorConfig, divisions: Sequence[int]
-) -> Iterator[tuple[str, str]]:
+def _texts(largest: int, recorded: AllocatorConfig) -> Iterator[tuple[str, str]]:
     expandable = "expandable_segments:True"
     yield "default", ""
     yield "expandable segments", expandable
     for size in SPLIT_SIZES_MB:
         if size * MIB <= largest:  # otherwise no block is that large, and the setting has no effect
             yield f"split up to {size} MiB", f"max_split_size_mb:{size}"
-    for count in divisions:
+    for count in ROUNDUP_DIVISIONS:
         yield f"rounded sizes, {count} divisions", f"roundup_power2_divisions:{count}"
     collection = f"garbage_collection_threshold:{GARBAGE_COLLECTION_THRESHOLD}"
     limit = f"per_process_memory_fraction:{GC_MEMORY_FRACTION}"

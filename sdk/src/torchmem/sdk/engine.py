@@ -7,10 +7,11 @@ an engine waits for requests, its process may run no bytecode, so that nothing c
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from torchmem.explain.growth import MEASURED_EXACTLY, MIN_POINTS, judge_growth
 from torchmem.explain.serving import SPARE_BYTES, awake_cache
 from torchmem.sample.engine import MAX_RESIDUALS, Engine
 from torchmem.sdk.draft import Draft
@@ -111,6 +112,7 @@ class EnginePart(Part):
         self._ready_steps = 0
         self._sleeps = 0
         self._residuals: tuple[int, ...] = ()
+        self._residual_growth: float | None = None
         self._starts: list[int] = []
         self._ends: list[int] = []
 
@@ -170,6 +172,7 @@ class EnginePart(Part):
             self._sleeps += 1
             left = max(0, record.reserved_bytes() - self.asleep_bytes)
             self._residuals = (*self._residuals, left)[-MAX_RESIDUALS:]
+            self._residual_growth = residual_growth(self._residuals)
 
     def ready(self) -> None:
         """Note that the engine serves from now on, after the statistics were read."""
@@ -216,7 +219,19 @@ class EnginePart(Part):
             advice,
             self._sleeps,
             self._residuals,
+            self._residual_growth,
         )
+
+
+def residual_growth(left: Sequence[int]) -> float | None:
+    """Return by how much each sleep leaves more than the one before, in bytes.
+
+    0 if that does not grow; None after too few sleeps.
+    """
+    if len(left) < MIN_POINTS:
+        return None
+    growth = judge_growth("kept", list(enumerate(left)), MEASURED_EXACTLY)
+    return growth.bytes_per_step if growth else 0.0
 
 
 def divided(

@@ -19,7 +19,7 @@ from torchmem.sdk.oom.garbage import GarbageMeter
 from torchmem.sdk.oom.reports import OomReports
 from torchmem.sdk.part import Part
 from torchmem.sdk.publish.memory_map import MapPublisher
-from torchmem.sdk.publish.optional import LeaderPort, OtlpOutput, OwnPort, TextfileOutput
+from torchmem.sdk.publish.optional import OtlpOutput, OwnPort, TextfileOutput
 from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.host import HostReader
 from torchmem.sdk.reading.plan import PlannedPeaks
@@ -123,8 +123,5 @@ def _outputs(context: Context, monitor: Monitor) -> Iterator[Part]:
         yield TextfileOutput(settings.textfile)
     if settings.port is not None:
         yield OwnPort(settings, monitor.process.local_rank or 0, monitor.sample, errors)
-    if settings.leader_port is not None:
-        host, port = monitor.process.hostname, settings.leader_port
-        yield LeaderPort(monitor.path.parent, host, settings.address, port, errors)
     if settings.otlp:
         yield OtlpOutput(monitor.sample, errors)

@@ -61,7 +61,6 @@ class SettingsKeywords(TypedDict, total=False):
     release: float | str | None
     release_interval: float
     port: int | None
-    leader_port: int | None
     address: str
     textfile: str | Path | None
     otlp: bool
@@ -100,13 +99,11 @@ class Settings:
         hold the memory and the lines that grew: "oom" while memory may run out soon, True always.
         See docs/sdk.md#which-lines-hold-the-memory.
     release: return memory to the driver when it is short: names of tiers, each with the share of
-        the device below which it acts, such as "gradual=0.2,hooks,cache=0.1,emergency". A number
+        the device below which it acts, such as "hooks,cache=0.1,emergency". A number
         is the share of the tier `cache`; None never releases. See docs/release.md.
     release_interval: shortest time in seconds between two releases at the end of a step.
     port: also serve /metrics in this process, on port + local rank; 0 takes any free port.
-    leader_port: one of this user's processes on this host serves the series of all of them on this
-        port; when it ends, another one takes over. See docs/kubernetes.md#without-an-exporter.
-    address: address that the ports listen on.
+    address: address that the port listens on.
     textfile: also write a node_exporter textfile: a .prom file, or a directory for one per rank.
     otlp: also send the series of this process by OTLP, as configured by OpenTelemetry's environment
         variables. See docs/integrations.md#opentelemetry.
@@ -130,7 +127,6 @@ class Settings:
     release: Mapping[ReleaseTier, float] | None = None
     release_interval: float = 10.0
     port: int | None = None
-    leader_port: int | None = None
     address: str = "127.0.0.1"
     textfile: Path | None = None
     otlp: bool = False
@@ -247,7 +243,7 @@ def _share(value: Any) -> float:
 
 
 def _release(value: Any) -> dict[ReleaseTier, float]:
-    """Return the share of each named tier, such as in "gradual=0.2,emergency".
+    """Return the share of each named tier, such as in "cache=0.2,emergency".
 
     A number is the share of the tier `cache`. A tier that has no share gets 0.
     """
@@ -267,10 +263,6 @@ def _release(value: Any) -> dict[ReleaseTier, float]:
 def _port(value: Any) -> int:
     number = int(value)
     return number if 0 <= number <= MAX_PORT else _reject(value)
-
-
-def _fixed_port(value: Any) -> int:
-    return _port(value) or _reject(value)
 
 
 def _rank(value: Any) -> int:
@@ -316,7 +308,6 @@ _PARSERS: dict[str, _Parser] = {
     ),
     "release_interval": _SECONDS,
     "port": _Parser(_port, f"an integer from 0 to {MAX_PORT}"),
-    "leader_port": _Parser(_fixed_port, f"an integer from 1 to {MAX_PORT}"),
     "address": _TEXT,
     "textfile": _PATH,
     "otlp": _BOOLEAN,

@@ -1,20 +1,17 @@
 """HTTP requests of the commands, to an exporter, Prometheus or Grafana.
 
 The servers are not trusted: one deadline and one size hold for a whole answer, from the look-up of
-the host's name to the last byte. A timeout of urllib or http.client would hold for each read, and
-not for the look-up at all.
+the host's name to the last byte. A timeout of urllib would hold for each read, and not for the
+look-up at all, so a thread asks, and is left behind at the deadline.
 """
 
 from __future__ import annotations
 
 import base64
 import http.client
-import io
 import json
 import os
-import socket
 import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -25,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import MappingProxyType
-from typing import Any
+from typing import TypeVar
 
 from torchmem.sample.errors import UsageError
 from torchmem.sample.file_kinds import check_file
@@ -37,6 +34,7 @@ MAX_REDIRECTS = 5
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+T = TypeVar("T")
 
 
 class TooLargeError(OSError):
@@ -72,13 +70,8 @@ def fetch(
         raise ValueError("it does not start with http:// or https://")
     credentials, _, host = parts.netloc.rpartition("@")
     given = {**_authorization(credentials), **headers}
-    target, deadline = parts._replace(netloc=host).geturl(), _Deadline(timeout_seconds)
-    for _ in range(MAX_REDIRECTS + 1):
-        answer = _sent(urllib.request.Request(target, headers=given), deadline)  # noqa: S310
-        if not answer.location:
-            return answer
-        target = _redirected(target, answer.location)
-    raise OSError("it redirects again and again")
+    target = parts._replace(netloc=host).geturl()
+    return _within(timeout_seconds, partial(_followed, target, given, timeout_seconds))
 
 
 def call(url: str, token: str, body: object = None) -> HttpAnswer:
@@ -96,7 +89,37 @@ def call(url: str, token: str, body: object = None) -> HttpAnswer:
             "Content-Type": "application/json",
         },
     )
-    return _sent(request, _Deadline(TIMEOUT_SECONDS))
+    return _within(TIMEOUT_SECONDS, partial(_sent, request, TIMEOUT_SECONDS))
+
+
+def _within(seconds: float, ask: Callable[[], T]) -> T:
+    """Return what `ask` returns, or raise what it raises. Raise TimeoutError after `seconds`."""
+    found: SimpleQueue[T | Exception] = SimpleQueue()
+    threading.Thread(target=_put, args=(found, ask), daemon=True).start()
+    try:
+        answer = found.get(timeout=seconds)
+    except Empty:
+        raise TimeoutError("timed out") from None
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _put(found: SimpleQueue[T | Exception], ask: Callable[[], T]) -> None:
+    try:
+        found.put(ask())
+    except Exception as error:  # noqa: BLE001 - raised where it is awaited
+        found.put(error)
+
+
+def _followed(url: str, headers: Mapping[str, str], timeout_seconds: float) -> HttpAnswer:
+    for _ in range(MAX_REDIRECTS + 1):
+        request = urllib.request.Request(url, headers=dict(headers))  # noqa: S310
+        answer = _sent(request, timeout_seconds)
+        if not answer.location:
+            return answer
+        url = _redirected(url, answer.location)
+    raise OSError("it redirects again and again")
 
 
 def _authorization(credentials: str) -> dict[str, str]:
@@ -119,120 +142,20 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
     return parts.scheme, parts.hostname, parts.port or _PORTS.get(parts.scheme)
 
 
-class _Deadline:
-    """The time until which a whole answer must have come."""
+def _sent(request: urllib.request.Request, timeout_seconds: float) -> HttpAnswer:
+    """Return the answer of the server, or of the proxy in the environment, as it is.
 
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    def left(self) -> float:
-        """Return the seconds that are left. Raise TimeoutError if there are none."""
-        seconds = self._end - time.monotonic()
-        if seconds <= 0:
-            raise TimeoutError("timed out")
-        return seconds
-
-    def connect(
-        self, address: tuple[str, int], _: float, source: tuple[str, int] | None
-    ) -> socket.socket:
-        """Return a connected socket, in the way of socket.create_connection.
-
-        A thread looks the name up, because nothing can end that. It ends by itself at the latest
-        when the resolver gives up.
-        """
-        connected: SimpleQueue[socket.socket | Exception] = SimpleQueue()
-        connect = partial(socket.create_connection, address, self.left(), source)
-        threading.Thread(target=_put, args=(connected, connect), daemon=True).start()
-        try:
-            found = connected.get(timeout=self.left())
-        except Empty:
-            raise TimeoutError("timed out") from None
-        if isinstance(found, Exception):
-            raise found
-        found.settimeout(self.left())  # for the TLS handshake as a whole
-        return found
-
-
-def _put(
-    found: SimpleQueue[socket.socket | Exception], connect: Callable[[], socket.socket]
-) -> None:
-    try:
-        found.put(connect())
-    except Exception as error:  # noqa: BLE001 - raised where it is awaited
-        found.put(error)
-
-
-class _TimedReader(io.RawIOBase):
-    """The bytes of a socket until the deadline; `raw` reads them, in the socket's own way."""
-
-    def __init__(self, deadline: _Deadline, sock: socket.socket, raw: io.RawIOBase) -> None:
-        self._deadline, self._sock, self._raw = deadline, sock, raw
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        """Read what there is, at least a byte. Raise TimeoutError."""
-        self._sock.settimeout(self._deadline.left())
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        """Close the socket's file."""
-        self._raw.close()
-        super().close()
-
-
-class _Response(http.client.HTTPResponse):
-    def __init__(self, deadline: _Deadline, sock: socket.socket, *more: Any, **rest: Any) -> None:
-        super().__init__(sock, *more, **rest)
-        self.fp = io.BufferedReader(_TimedReader(deadline, sock, self.fp.detach()))
-
-
-class _Http(http.client.HTTPConnection):
-    def __init__(self, deadline: _Deadline, host: str, **settings: Any) -> None:
-        super().__init__(host, **settings)
-        self._deadline = deadline
-        self._create_connection = deadline.connect
-        self.response_class = partial(_Response, deadline)  # type: ignore[assignment]
-
-    def send(self, data: Any) -> None:
-        """Send bytes, after connecting if need be."""
-        if self.sock is None:
-            self.connect()
-        self.sock.settimeout(self._deadline.left())
-        super().send(data)
-
-
-class _Https(_Http, http.client.HTTPSConnection):
-    pass
-
-
-class _Handler(urllib.request.AbstractHTTPHandler):
-    """Opens connections that have a deadline."""
-
-    def __init__(self, deadline: _Deadline) -> None:
-        super().__init__()
-        self._deadline = deadline
-
-    def http_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """Send a request over HTTP."""
-        return self.do_open(partial(_Http, self._deadline), request)
-
-    def https_open(self, request: urllib.request.Request) -> http.client.HTTPResponse:
-        """Send a request over TLS."""
-        return self.do_open(partial(_Https, self._deadline), request)
-
-    http_request = https_request = urllib.request.AbstractHTTPHandler.do_request_
-
-
-def _sent(request: urllib.request.Request, deadline: _Deadline) -> HttpAnswer:
-    """Return the answer of the server, or of the proxy in the environment, as it is."""
+    The timeout is that of a single read: it ends a thread that nobody waits for any more.
+    """
     opener = urllib.request.OpenerDirector()
-    opener.add_handler(urllib.request.ProxyHandler())
-    opener.add_handler(_Handler(deadline))
+    for handler in (
+        urllib.request.ProxyHandler,
+        urllib.request.HTTPHandler,
+        urllib.request.HTTPSHandler,
+    ):
+        opener.add_handler(handler())
     try:
-        with opener.open(request, timeout=deadline.left()) as answer:
+        with opener.open(request, timeout=timeout_seconds) as answer:
             return _answer(answer)
     except urllib.error.URLError as error:
         raise error.reason if isinstance(error.reason, OSError) else error from None

@@ -1,4 +1,4 @@
-"""`torchmem demo`: a scenario on simulated GPUs, or on GPUs, through the real SDK and exporter."""
+"""`torchmem demo`: a scenario on simulated GPUs, through the real SDK and exporter."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="address of the exporter; a free port is used instead of 0 or of one in use",
     )
     add("--by-make", action="store_true", help=argparse.SUPPRESS)  # for the texts of messages
-    add("--real", action="store_true", help="allocate tensors on this machine's GPUs with PyTorch")
 
 
 def run(arguments: argparse.Namespace) -> int:

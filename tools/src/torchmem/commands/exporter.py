@@ -25,7 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--thresholds",
         metavar="FILE.yml",
-        help="thresholds of `torchmem manifests rules`, by which ranks are judged",
+        help="thresholds of `torchmem manifests rules`, by which ranks are judged (default "
+        "TORCHMEM_THRESHOLDS, else the shipped)",
     )
     add("--print-config", action="store_true", help="print the effective settings as YAML and exit")
     add("--once", action="store_true", help="print the metrics once on stdout and exit")

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rows of a table at most (default: %(default)s)",
     )
     add("--json", action="store_true", help="print everything as JSON")
-    add("--html", metavar="FILE", type=Path, help="write a page with pictures (- for stdout)")
+    add("--html", metavar="FILE", type=Path, help="write a page (- for stdout)")
 
 
 def run(arguments: argparse.Namespace) -> int:

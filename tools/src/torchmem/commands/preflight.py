@@ -1,6 +1,6 @@
 """`torchmem preflight`: its flags, and the control of its runs.
 
-Only `--plot` needs an extra. The imports inside functions keep `torchmem --help` fast.
+Needs no extra. The imports inside functions keep `torchmem --help` fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from torchmem.compare.baseline import BaselineOptions
     from torchmem.preflight.baseline import BaselineResult
     from torchmem.preflight.matrix import Matrix
-    from torchmem.preflight.matrix_runs import Start
     from torchmem.preflight.options import PreflightOptions
     from torchmem.preflight.runner import RunFunction, Runner
     from torchmem.preflight.search import SearchRange
@@ -37,7 +35,6 @@ Examples:
   torchmem preflight --gpu-model h100-80gb -- python train.py
   torchmem preflight --gpu-model 24GB --find-batch batch=1..8 -- python train.py
   torchmem preflight --matrix batch=8,16 gpu_model=24GB,40GB -- python train.py
-  torchmem preflight --gpu-model 24GB --bisect v1.0..HEAD -- python train.py
   torchmem preflight --gpu-model 24GB --baseline memory.json -- python train.py
 
 Exit code: 0 if it fits, 1 if it does not, memory grows until it does not, or it
@@ -68,12 +65,10 @@ def run(
     arguments: argparse.Namespace,
     run_plan: RunFunction | None = None,
     clock: Callable[[], float] = time.monotonic,
-    start: Start | None = None,
 ) -> int:
     """Run the command and return its exit code.
 
-    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds. start: starts
-    one plan of a matrix, with a folder and a descriptor for its output.
+    run_plan: runs one plan, torchmem.preflight.run.run by default. clock: seconds.
 
     Raises:
         UsageError: a flag is wrong, or there is no verdict.
@@ -90,8 +85,6 @@ def run(
     compared = baseline.checked_options(arguments)
     options.check_machine(os.environ, beside_gpu=arguments.beside_gpu)
     with _signals_as_interrupt(), _scratch_folder() as scratch:
-        if checked.matrix:
-            return _matrix(checked.matrix, arguments, scratch, start, clock)
         runner = Runner(run_plan or real_run, scratch, checked.json, clock)
         return _run_checked(checked, runner, compared)
 
@@ -153,17 +146,6 @@ def _add_table_flags(group: argparse._ArgumentGroup) -> None:
         help="find the largest value of a script option that fits, such as batch-size=1..64 for "
         "--batch-size",
     )
-    add("--ranks", metavar="LIST", help="run each of these ranks of --world-size, such as 0..3,7")
-    add(
-        "--world-sizes",
-        metavar="LIST",
-        help="run --rank with each of these world sizes, such as 8,64,1024",
-    )
-    _add_matrix_flags(group)
-
-
-def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
-    add = group.add_argument
     add(
         "--matrix",
         metavar="NAME=VALUES",
@@ -173,24 +155,6 @@ def _add_matrix_flags(group: argparse._ArgumentGroup) -> None:
         help="run each combination, such as --matrix batch=8,16 gpu_model=24GB,a100-40gb; NAME is "
         "{NAME} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, "
         "or an option of the script",
-    )
-    add(
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="combinations to run at a time (default: one per core, as far as RAM suffices)",
-    )
-    add(
-        "--resume",
-        type=Path,
-        metavar="FILE",
-        help="keep the results of a matrix in FILE, and do not run those again that it has",
-    )
-    add("--csv", action="store_true", help="print a matrix as CSV")
-    add(
-        "--bisect",
-        metavar="GOOD..BAD",
-        help="find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own",
     )
 
 
@@ -219,7 +183,6 @@ def _add_report_flags(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="print one JSON document; the script's output goes to stderr",
     )
-    add("--plot", metavar="FILE", type=Path, help="plot memory over the steps, as .png or .svg")
 
 
 def _add_baseline_flags(group: argparse._ArgumentGroup) -> None:
@@ -231,12 +194,11 @@ def _add_baseline_flags(group: argparse._ArgumentGroup) -> None:
 def _run_checked(
     options: PreflightOptions, runner: Runner, compared: BaselineOptions | None
 ) -> int:
-    if options.bisect:
-        return _bisect(options, options.bisect, runner)
+    if options.matrix:
+        return _matrix(options, options.matrix, runner)
     if options.search:
         return _find_batch(options, options.search, runner)
-    run_one = _sweep if options.sweep else _single_run
-    return run_one(options, runner, compared)
+    return _single_run(options, runner, compared)
 
 
 def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) -> int:
@@ -248,42 +210,12 @@ def _find_batch(options: PreflightOptions, search: SearchRange, runner: Runner) 
     return 0 if result.fits else 1
 
 
-def _bisect(options: PreflightOptions, commits: str, runner: Runner) -> int:
-    from torchmem.preflight import bisect_page
-    from torchmem.preflight.bisect import bisect
-
-    result = bisect(options.plan, commits, runner, Path.cwd())
-    write_out(bisect_page.document(result) if options.json else bisect_page.page(result))
-    return result.exit_code
-
-
-def _sweep(options: PreflightOptions, runner: Runner, compared: BaselineOptions | None) -> int:
-    from torchmem.preflight import baseline, document, judged_run, pages, search
-
-    result = search.sweep(options.plan, options.sweep, runner)
-    runs = [(replace(options.plan, placement=rank.placement), rank.result) for rank in result.ranks]
-    against = baseline.check(compared, runs, runner) if compared else None
-    page = document.sweep_document(result, against) if options.json else pages.sweep_page(result)
-    write_out(page)
-    return _closed(options, judged_run.exit_code(result.ranks), against)
-
-
-def _matrix(
-    matrix: Matrix,
-    arguments: argparse.Namespace,
-    scratch: Path,
-    start: Start | None,
-    clock: Callable[[], float],
-) -> int:
+def _matrix(options: PreflightOptions, matrix: Matrix, runner: Runner) -> int:
     from torchmem.preflight import judged_run, matrix_page
-    from torchmem.preflight.matrix_runs import MatrixRuns
+    from torchmem.preflight.matrix import run_all
 
-    runs = MatrixRuns(matrix, scratch, arguments.jobs, arguments.resume, clock)
-    result = runs.run() if start is None else runs.run(start)
-    if arguments.json:
-        write_out(matrix_page.document(result))
-    else:
-        write_out(matrix_page.table(result) if arguments.csv else matrix_page.page(result))
+    result = run_all(matrix, runner)
+    write_out(matrix_page.document(result) if options.json else matrix_page.page(result))
     return judged_run.exit_code(result.cells)
 
 
@@ -292,14 +224,9 @@ def _single_run(options: PreflightOptions, runner: Runner, compared: BaselineOpt
     from torchmem.preflight.report import make_report
 
     report = make_report(options, runner)
-    runs = [(options.plan, report.result)]
-    against = baseline.check(compared, runs, runner) if compared else None
+    against = baseline.check(compared, options.plan, report.result, runner) if compared else None
     page = document.run_document(report, against) if options.json else pages.run_page(report)
     write_out(page if options.json else f"\n{page}")
-    if options.plot:
-        from torchmem.preflight import plot
-
-        plot.draw(report, options.plot)
     return _closed(options, 0 if report.verdict.fits else 1, against)
 
 

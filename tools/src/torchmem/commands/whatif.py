@@ -1,6 +1,6 @@
 """`torchmem whatif`: a job's own allocations under other allocator settings.
 
-Needs no extra, except for `--plot`. Modules that take long to import are imported when needed.
+Needs no extra. Modules that take long to import are imported when needed.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchmem.output import plots
 from torchmem.output.terminal import write_out
 from torchmem.sample.errors import UsageError
 
 if TYPE_CHECKING:
     from torchmem.whatif.question import WhatIfQuestion
-    from torchmem.whatif.result import WhatIf
 
 HELP = "replay a memory snapshot's allocations under other allocator settings"
 EPILOG = """\
@@ -56,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="try this instead of the usual settings, such as 'max_split_size_mb:256'; repeatable",
     )
     add("--json", action="store_true", help="print one line of JSON per device")
-    add("--plot", metavar="FILE", type=Path, help="plot memory over the trace, as .png or .svg")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -78,14 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
 def _question(arguments: argparse.Namespace) -> WhatIfQuestion:
     from torchmem.whatif.question import WhatIfQuestion, check_settings, gpu_model
 
-    if arguments.plot:
-        if len(arguments.snapshots) > 1:
-            raise UsageError("--plot draws one snapshot: name only one.")
-        plots.check(arguments.plot, "whatif")
     gpu = gpu_model(arguments.gpu_model) if arguments.gpu_model else None
     check_settings(arguments.setting)
-    settings = tuple(arguments.setting)
-    return WhatIfQuestion(arguments.gpu, gpu, settings, plotted=arguments.plot is not None)
+    return WhatIfQuestion(arguments.gpu, gpu, tuple(arguments.setting))
 
 
 def _answer_or_report(
@@ -113,17 +105,5 @@ def _answer(
     for result in results(path, question):
         write_out(document(result) if arguments.json else "\n" * (not is_first) + page(result))
         is_first = False
-        if arguments.plot:
-            _draw(result, arguments.plot)
         decided &= result.verdict.decision != "none"
     return decided
-
-
-def _draw(result: WhatIf, path: Path) -> None:
-    from torchmem.whatif import plot
-
-    if result.verdict.decision == "none":
-        message = "torchmem: no plot is drawn: the replay does not reproduce the recording."
-        print(message, file=sys.stderr)
-    else:
-        plot.draw(result, path)

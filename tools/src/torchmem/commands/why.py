@@ -1,6 +1,6 @@
 """`torchmem why`: why memory ran out, what holds it, and what to do.
 
-Needs no extra, except for `--plot` and `--thresholds`. Modules that take long to import are
+Needs no extra, except for `--thresholds`. Modules that take long to import are
 imported when needed.
 """
 
@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torchmem.cli.flags import add_process, add_run_directory
-from torchmem.output import html_files, plots
+from torchmem.output import html_files
 from torchmem.output.terminal import write_out
 from torchmem.sample.errors import UsageError
 from torchmem.sample.run_directory import run_directory
 
 if TYPE_CHECKING:
-    from torchmem.node.ranks import ProcessFilter
     from torchmem.why.answer import Answer
     from torchmem.why.snapshot import SnapshotView
+    from torchmem.why.source import NodeSource
 
 HELP = "explain an OutOfMemoryError, a running rank, a memory snapshot, an error message or a log"
 EPILOG = """\
@@ -59,9 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--list",
         action="store_true",
-        help="list all of your OOM reports in the run directory (root: of all users)",
+        help="list all of your OOM reports (root: of all users)",
     )
-    add("--json", action="store_true", help="print JSON: one line per report, rank or GPU")
+    add(
+        "--json",
+        action="store_true",
+        help="print JSON, for a snapshot one line per GPU",
+    )
     add("--html", metavar="FILE", type=Path, help="write a page (- for stdout)")
     add_run_directory(parser)
     add(
@@ -99,7 +103,6 @@ def _add_snapshot_flags(group: argparse._ArgumentGroup) -> None:
     )
     add("--gpu", type=int, metavar="N", help="only cuda:N (default: all)")
     add("--top", type=int, metavar="N", help="rows of each table (default 12)")
-    add("--plot", metavar="FILE", type=Path, help="plot memory by line, as .png or .svg")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -110,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises:
         UsageError: a flag cannot be used, or there is nothing to explain.
-        MissingExtraError: `--plot` or `--thresholds` needs an extra.
+        MissingExtraError: `--thresholds` needs an extra.
     """
     _check(arguments)
     if not arguments.files:
@@ -137,13 +140,8 @@ def _check(arguments: argparse.Namespace) -> None:
             raise UsageError("--html shows one report: name it, without --list.")
     if arguments.top is not None and arguments.top < 1:
         raise UsageError(f"--top must be at least 1, not {arguments.top}.")
-    for flag, path in (("--plot", arguments.plot), ("--html", arguments.html)):
-        if path and len(arguments.files) > 1:
-            raise UsageError(f"{flag} shows one file: name only one.")
-    if arguments.plot:
-        if not arguments.files:
-            raise UsageError("--plot draws a memory snapshot: name one.")
-        plots.check(arguments.plot, "why")
+    if arguments.html and len(arguments.files) > 1:
+        raise UsageError("--html shows one file: name only one.")
 
 
 def _check_exporter(arguments: argparse.Namespace) -> None:
@@ -158,36 +156,34 @@ def _selection(arguments: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _answer(arguments: argparse.Namespace) -> Answer:
-    """Return the answer without a file. Raise UsageError if there is nothing to explain."""
+    """Return the answer without a file. Raise TorchmemError if there is nothing to explain."""
     from torchmem.node.ranks import ProcessFilter
-    from torchmem.node.reports import load_all
-    from torchmem.why.oom import OomList
-    from torchmem.why.subject import most_urgent, selected
+    from torchmem.why.node_answers import NodeTools
 
     if _view(arguments) != _view(None):
         raise UsageError("--at, --leaks, --gpu and --top look into a memory snapshot: name one.")
-    wanted = ProcessFilter(*_selection(arguments))
-    if arguments.exporter is not None:
-        return _ask(arguments.exporter, wanted, is_list=arguments.list)
-    directory = arguments.run_dir or run_directory(os.environ)
-    if arguments.list:
-        return OomList(load_all(directory))
-    if wanted != ProcessFilter():
-        return selected(directory, wanted, arguments.thresholds)
-    return most_urgent(directory, arguments.thresholds)
+    wanted, source = ProcessFilter(*_selection(arguments)), _source(arguments)
+    node = NodeTools(source)
+    if not arguments.list:
+        return node.why(wanted) if wanted != ProcessFilter() else node.most_urgent()
+    listed = node.oom_reports(limit=None)
+    if not listed.data["reports"]:
+        raise UsageError(
+            f"{source.name} has no OOM report: a process with sdk.instrument() writes one at an "
+            f"OutOfMemoryError; {source.elsewhere}."
+        )
+    return listed
 
 
-def _ask(url: str, wanted: ProcessFilter, *, is_list: bool) -> Answer:
-    """Return the answer of an exporter. Raise TorchmemError."""
+def _source(arguments: argparse.Namespace) -> NodeSource:
+    """Return where the ranks are: at an exporter, else in a run directory."""
     from torchmem.cli.http import exporter_url
-    from torchmem.node.ranks import ProcessFilter
     from torchmem.why.exporter import ExporterNode
-    from torchmem.why.node_answers import NodeTools
+    from torchmem.why.local import LocalNode
 
-    node = NodeTools(ExporterNode(exporter_url(url)))
-    if is_list:
-        return node.oom_reports()
-    return node.most_urgent() if wanted == ProcessFilter() else node.rank_report(wanted)
+    if arguments.exporter is not None:
+        return ExporterNode(exporter_url(arguments.exporter))
+    return LocalNode(arguments.run_dir or run_directory(os.environ), arguments.thresholds)
 
 
 def _is_text(path: Path) -> bool:
@@ -248,8 +244,6 @@ def _view(arguments: argparse.Namespace | None) -> SnapshotView:
 
 def _write(answer: Answer, arguments: argparse.Namespace, *, is_first: bool = True) -> None:
     """Write an answer; one that follows another starts with an empty line."""
-    if arguments.plot:
-        _draw(answer, arguments.plot)
     if arguments.html:
         html_files.write(answer.page(), arguments.html)
     if arguments.html != html_files.STDOUT:
@@ -257,11 +251,3 @@ def _write(answer: Answer, arguments: argparse.Namespace, *, is_first: bool = Tr
             write_out("".join(f"{line}\n" for line in answer.json_lines()))
         else:
             write_out("\n" * (not is_first) + answer.words())
-
-
-def _draw(answer: Answer, out: Path) -> None:
-    from torchmem.why.snapshot import SnapshotAnswer
-
-    if not isinstance(answer, SnapshotAnswer):
-        raise UsageError("--plot draws a memory snapshot: name one.")
-    answer.plot(out)

@@ -30,16 +30,12 @@ END_SIGNALS = (signal.SIGTERM, signal.SIGINT, *_HANGUP)
 
 @dataclass(frozen=True, slots=True)
 class DemoPlan:
-    """What to run. `real` selects tensors on GPUs.
-
-    `duration` is how long the ranks train (s) on a machine that keeps up with them.
-    """
+    """What to run; `duration` is for how long (s) on a machine that keeps up with the ranks."""
 
     scenario: str
     ranks: int
     duration: float
     seed: int
-    real: bool = False
     loop: bool = False
 
     @property
@@ -141,11 +137,6 @@ class RankProcesses:
                 process.kill()
                 process.join()
         self.alive()
-
-    @property
-    def pids(self) -> list[int]:
-        """Return the process ids of the ranks."""
-        return list(self.gpus.pids.values())
 
     def last_lines(self) -> dict[int, str]:
         """Return the last line of each rank's output, by rank; a rank without output is absent."""

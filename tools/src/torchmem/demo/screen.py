@@ -1,26 +1,22 @@
-"""What the demo shows while it runs: `torchmem top` on a terminal, otherwise a line per rank."""
+"""What the demo shows while it runs: `torchmem top`, without a terminal as a page now and then."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections.abc import Iterable
 from contextlib import ExitStack, closing
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from torchmem.cli.exporter import AwayError, ask
 from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses
-from torchmem.node.state import NodeState, RankState
 from torchmem.sample.signals import wait_for_signal
 from torchmem.top.asking import Asking, Newest, asked
-from torchmem.top.bars import gib
 from torchmem.top.keyboard import keyboard
 from torchmem.top.loop import plain_console
-from torchmem.top.screen import Screen, picture, ratio
+from torchmem.top.screen import Screen, page, picture
 from torchmem.top.signs import only_ascii
 from torchmem.top.source import ScreenSource
 from torchmem.top.view import is_live, out_of_memory
@@ -44,10 +40,10 @@ def show(plan: DemoPlan, ranks: RankProcesses, url: str, note: str = "") -> None
     if console.is_terminal and not console.is_dumb_terminal:
         _follow(console, plan, ranks, url, note)
     else:
-        _print(plan, ranks, url)
+        _print(console, plan, ranks, url)
 
 
-def _print(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
+def _print(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
     started = time.monotonic()
     pause = min(PLAIN_SECONDS, plan.duration / 3)
     due = started + pause
@@ -56,10 +52,12 @@ def _print(plan: DemoPlan, ranks: RankProcesses, url: str) -> None:
         _pause(min(REFRESH_SECONDS, pause))
         if time.monotonic() >= due:
             due = time.monotonic() + pause
-            node = _asked(url)
+            node = asked(ScreenSource(url), Newest(), None).node
             if node:
-                text = plain(time.monotonic() - started, node, ranks.pids)
-                print(text or "    the ranks are starting", flush=True)
+                print(f"{time.monotonic() - started:.0f} s of {plan.duration:.0f}")
+                screen = Screen(node, url, is_ascii=only_ascii(console, os.environ))
+                console.print(page(screen, console), end="")
+                sys.stdout.flush()
 
 
 def _follow(console: Console, plan: DemoPlan, ranks: RankProcesses, url: str, note: str) -> None:
@@ -98,42 +96,6 @@ def last_picture(url: str, console: Console, lines: int) -> Text | None:
     is_ascii = only_ascii(console, os.environ)
     screen = Screen(newest.node, url, answers=newest.answers, is_ascii=is_ascii)
     return picture(screen, console, lines)
-
-
-def _asked(url: str) -> NodeState | None:
-    """Return the state, or None while the exporter is busy."""
-    try:
-        return ask(url)
-    except AwayError:
-        return None
-
-
-def plain(elapsed: float, node: NodeState, pids: Iterable[int]) -> str:
-    """Return one line for each rank with one of these process ids, after `elapsed` seconds."""
-    known = set(pids)
-    ranks = sorted(
-        (rank for gpu in node.gpus for rank in gpu.ranks if rank.pid in known),
-        key=lambda rank: rank.rank or 0,
-    )
-    return "\n".join(f"{elapsed:5.0f} s  rank {rank.rank} {_line(rank)}" for rank in ranks)
-
-
-def _line(rank: RankState) -> str:
-    sizes = {
-        "tensors": rank.tensor_bytes,
-        "reserved": rank.reserved_bytes,
-        "stranded": next((part.bytes for part in rank.parts if part.name == "stranded"), None),
-        "headroom": rank.headroom_flush_bytes,
-    }
-    shown = "  ".join(f"{name} {gib(size):>5} GiB" for name, size in sizes.items())
-    ooms = None if rank.ooms is None else sum(rank.ooms.values())
-    counts = f"retries {_number(rank.alloc_retries)}  OOMs {_number(ooms)}"
-    index = f"fragmentation index {ratio(rank.fragmentation_ratio)}"
-    return f"{rank.state:8} {shown}  {index}  {counts}"
-
-
-def _number(value: int | None) -> str:
-    return "–" if value is None else str(value)
 
 
 def _pause(seconds: float) -> None:

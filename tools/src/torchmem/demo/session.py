@@ -17,13 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torchmem.demo import real
 from torchmem.demo.ending import demo_line, next_steps
-from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses, simulated_rank
+from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses
 from torchmem.demo.screen import last_picture, show
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ExporterSettings
-from torchmem.exporter.driver import PyNvml
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, PortInUseError, serve
 from torchmem.output.terminal import counted, interrupted_by
@@ -43,19 +41,17 @@ def run(arguments: argparse.Namespace) -> int:
         Console().print(scenario_table())
         return 0
     plan = demo_plan(arguments)
-    if plan.real:
-        real.check()
     address = ExporterSettings(listen=arguments.listen).address
     with ExitStack() as stack:
         stack.enter_context(_ended_by_signals())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torchmem-demo-")))
-        ranks = RankProcesses(plan, folder, real.real_rank if plan.real else simulated_rank)
+        ranks = RankProcesses(plan, folder)
         # From here on, only `show` accepts these signals: a KeyboardInterrupt while something
         # starts or ends would leave processes and files behind. It must not be earlier, because
         # the process that multiprocessing starts for `RankProcesses` unblocks them again.
         signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
-        nvml = PyNvml() if plan.real else ranks.gpus.nvml()
-        exporter = stack.enter_context(closing(Exporter(nvml, RunDirectory(folder / "run"))))
+        exporter = Exporter(ranks.gpus.nvml(), RunDirectory(folder / "run"))
+        stack.enter_context(closing(exporter))
         server, note = _serve(exporter, *address, by_make=arguments.by_make)
         stack.enter_context(closing(server))
         stack.enter_context(closing(ranks))
@@ -111,9 +107,6 @@ def demo_plan(arguments: argparse.Namespace) -> DemoPlan:
     if name not in SCENARIOS:
         hint = did_you_mean(name, SCENARIOS, f"`{line('--list')}` lists them.")
         raise UsageError(f"there is no scenario {name!r}: {hint}")
-    if arguments.real and SCENARIOS[name].neighbors:
-        without = line(f"--scenario {name}")
-        raise UsageError(f"{name} simulates other processes: run it without --real: `{without}`.")
     if not 1 <= arguments.ranks <= MAX_RANKS:
         bounds = f"between 1 and {MAX_RANKS}, not {arguments.ranks}"
         raise UsageError(f"--ranks must be {bounds}: write `{line('--ranks 4')}`.")
@@ -125,7 +118,6 @@ def demo_plan(arguments: argparse.Namespace) -> DemoPlan:
         ranks=arguments.ranks,
         duration=arguments.duration,
         seed=arguments.seed,
-        real=arguments.real,
         loop=arguments.loop,
     )
 
@@ -154,8 +146,8 @@ def _drop_output() -> None:
 
 def _run_ranks(plan: DemoPlan, ranks: RankProcesses, url: str, note: str) -> None:
     gpus = f"on {counted(plan.ranks, 'simulated GPU')}, beside one more in MIG mode"
-    title = f"torchmem demo: {plan.scenario} {'with real tensors' if plan.real else gpus}"
-    print(f"Open {url} in a browser; Prometheus reads {url}/metrics\n{title}", flush=True)
+    print(f"Open {url} in a browser; Prometheus reads {url}/metrics", flush=True)
+    print(f"torchmem demo: {plan.scenario} {gpus}", flush=True)
     while True:
         ranks.start()
         show(plan, ranks, url, note)

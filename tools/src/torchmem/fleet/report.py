@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmem.fleet.launches import Launch, Outcome, launches
-from torchmem.fleet.reading import Hours, Key, Past
+from torchmem.fleet.reading import Key, Past
 from torchmem.phantom.gpus import CATALOG
 from torchmem.sample.remedy_words import REMEDY_WORDS
 
@@ -41,17 +41,6 @@ class Bill:
     def wasted(self) -> float:
         """What it cost for nothing. Lost time of a rank can also be idle, so this is the sum."""
         return self.lost + self.stranded + self.idle
-
-
-@dataclass(frozen=True, slots=True)
-class Day:
-    """GPU-hours of a day (UTC), as in `Bill`."""
-
-    date: str
-    used: float
-    lost: float
-    stranded: float
-    idle: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +115,6 @@ class FleetReport:
     by_run: Sequence[Bill]
     by_user: Sequence[Bill]
     by_team: Sequence[Bill]
-    by_day: Sequence[Day]
     endings: Sequence[Ending]
     savings: Sequence[Saving]
     fits: Sequence[Fit]
@@ -158,7 +146,6 @@ def report(past: Past) -> FleetReport:
         by_run,
         _bills(past, lambda key: ("", key[3], "")),
         _bills(past, lambda key: ("", "", key[4])),
-        list(_days(past)),
         endings,
         _savings(endings),
         _fits(past, by_run, endings),
@@ -187,21 +174,6 @@ def _owners(past: Past) -> Mapping[Key, Key]:
     """Return user and team of each launch, by job, run and launch: those of most GPU-hours."""
     hours = sorted(past.used.by_owner.items(), key=lambda item: item[1])
     return {key[:3]: key[3:] for key, _ in hours}
-
-
-def _days(past: Past) -> Iterator[Day]:
-    kinds = [_by_date(each) for each in (past.used, past.lost, past.stranded, past.idle)]
-    for date in sorted(set().union(*kinds)):
-        used, lost, stranded, idle = (kind.get(date, 0.0) for kind in kinds)
-        yield Day(date, used, lost, stranded, idle)
-
-
-def _by_date(hours: Hours) -> dict[str, float]:
-    """Return GPU-hours by day; no window is part of two."""
-    found = defaultdict[str, float](float)
-    for window, value in hours.by_window.items():
-        found[time.strftime("%Y-%m-%d", time.gmtime(window.start))] += value
-    return found
 
 
 def _endings(past: Past, owners: Mapping[Key, Key]) -> Iterator[Ending]:

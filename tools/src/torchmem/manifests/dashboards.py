@@ -27,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--out", type=Path, metavar="DIR", help="the directory to write to")
     target.add_argument("--grafana", metavar="URL", help="the Grafana to save them in")
-    add("--grafana-com", action="store_true", help="with --out: in the form that grafana.com takes")
     add("--token-file", type=Path, metavar="FILE", help=f"the token (default: {TOKEN_VARIABLE})")
     add(
         "--folder",
@@ -56,18 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.grafana is not None:
         return _upload(arguments, list(boards.values()))
-    if arguments.grafana_com:
-        boards = {name: _shared(board) for name, board in boards.items()}
     replaced = writing.write(arguments.out, boards, force=arguments.force)
     writing.report(arguments.out, len(boards), replaced)
     print("Import them in Grafana, or give its URL with --grafana.")
     return 0
-
-
-def _shared(board: bytes) -> bytes:
-    from torchmem.manifests.sharing import for_grafana_com
-
-    return json.dumps(for_grafana_com(json.loads(board)), indent=2).encode() + b"\n"
 
 
 def _upload(arguments: argparse.Namespace, boards: list[bytes]) -> int:

@@ -6,7 +6,7 @@ https://grafana.com/docs/grafana/latest/developers/http_api/ (folder, dashboard,
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
@@ -15,8 +15,7 @@ from torchmem.cli import http
 from torchmem.sample.errors import TorchmemError, UsageError
 from torchmem.sample.untrusted import printable, sanitize_text, strict_json
 
-PAGE = 1000
-MAX_PAGES = 20
+MAX_FOLDERS = 1000
 # The variable of every dashboard with the data source of its panels.
 VARIABLE = "datasource"
 _PROBLEMS: Mapping[int, str] = {
@@ -85,7 +84,7 @@ class Grafana:
 
     def _folder(self, title: str) -> str:
         """Return the UID of a folder at the top."""
-        for folder in self._folders():
+        for folder in self._call(f"/api/folders?limit={MAX_FOLDERS}", "folders:read"):
             if folder.get("title") == title:
                 return str(folder["uid"])
         made = self._call(
@@ -97,14 +96,6 @@ class Grafana:
                 "permission folders:read, or give another --folder."
             )
         return str(made["uid"])
-
-    def _folders(self) -> Iterator[dict[str, Any]]:
-        for number in range(1, MAX_PAGES + 1):
-            page = self._call(f"/api/folders?limit={PAGE}&page={number}", "folders:read")
-            yield from page
-            if len(page) < PAGE:
-                return
-        raise self._not_grafana()
 
     def _save(self, board: dict[str, Any], folder: str, *, force: bool) -> str:
         """Save a dashboard and return its URL."""
@@ -125,23 +116,17 @@ class Grafana:
 
         Raises TorchmemError for every other status, with Grafana's message.
         """
-        answer = self._answer(lambda: http.call(f"{self.url}{path}", self.token, body))
-        if answer.status in accepted and http.message(answer, "message") is not None:
-            return None
-        if answer.status == HTTPStatus.OK:
-            return self._json(answer)
-        raise self._problem(answer, permission)
-
-    def _answer(self, call: Callable[[], http.HttpAnswer]) -> http.HttpAnswer:
         try:
-            return call()
+            answer = http.call(f"{self.url}{path}", self.token, body)
         except (OSError, ValueError) as error:
             raise TorchmemError(
                 f"cannot reach {self.url} ({http.why_not(error)}): "
                 "check the URL, and that Grafana runs."
             ) from error
-
-    def _json(self, answer: http.HttpAnswer) -> Any:
+        if answer.status in accepted and http.message(answer, "message") is not None:
+            return None
+        if answer.status != HTTPStatus.OK:
+            raise self._problem(answer, permission)
         try:
             return strict_json(answer.body)
         except ValueError as error:

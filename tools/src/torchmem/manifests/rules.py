@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torchmem.sample.errors import MissingExtraError, UsageError
-
-if TYPE_CHECKING:
-    from torchmem.explain.thresholds import Thresholds
+from torchmem.sample.errors import UsageError
 
 HELP = "write recording and alerting rules for Prometheus from your thresholds"
 EPILOG = """\
@@ -27,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--thresholds",
         type=Path,
         metavar="FILE",
-        help="the file of your thresholds (default: the shipped thresholds)",
+        help="the file of your thresholds (default TORCHMEM_THRESHOLDS, else the shipped)",
     )
     action = parser.add_mutually_exclusive_group()
     add = action.add_argument
@@ -60,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises MissingExtraError and UsageError.
     """
+    from torchmem.explain.chosen_thresholds import chosen
     from torchmem.explain.thresholds import defaults_text
     from torchmem.manifests import render
 
@@ -69,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     place = arguments.check or arguments.out
     if place is None:
         raise UsageError("--out is missing: give the directory or the .yml file for the rules.")
-    folder, rendered = render.at(place, render.render(_thresholds(arguments.thresholds)))
+    thresholds = chosen(arguments.thresholds, "manifests rules --thresholds")
+    folder, rendered = render.at(place, render.render(thresholds))
     if arguments.check:
         return _check(place, render.outdated(folder, rendered))
     render.write(folder, rendered, force=arguments.force)
@@ -80,20 +78,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"Wrote {place}.")
     print(f"Check them with: promtool check rules {place}")
     return 0
-
-
-def _thresholds(file: Path | None) -> Thresholds:
-    """Return the shipped thresholds, or those of a file, which needs a YAML parser."""
-    from torchmem.explain.thresholds import defaults
-
-    if file is None:
-        return defaults()
-    try:
-        from torchmem.exporter import thresholds
-
-        return thresholds.load(file)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError("manifests rules --thresholds", error.name or "") from error
 
 
 def _check(place: Path, outdated: list[str]) -> int:

@@ -83,14 +83,13 @@ _shtab_torchmem_compare_defaults_added=0
 
 _shtab_torchmem_demo_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--scenario[scenario to run\; see --list]:NAME:(amp-accumulate-checkpoint checkpointing colocated fragmentation healthy-slack imbalanced-ranks interleaved leak multitask neighbor phase-change qkv retry-storm rl-phases variable-length)"
+  "--scenario[scenario to run\; see --list]:NAME:(colocated fragmentation healthy-slack imbalanced-ranks leak neighbor phase-change retry-storm rl-phases variable-length)"
   "--list[describe the scenarios and exit]"
   "--ranks[number of ranks, each on a simulated GPU (default 4)]:N:"
   "--duration[length of the scenario (default 300)]:SECONDS:"
   "--loop[repeat the scenario until Ctrl-C]"
   "--seed[seed of the allocations (default 0)]:N:"
   "--listen[address of the exporter\; a free port is used instead of 0 or of one in use]:HOST:PORT:"
-  "--real[allocate tensors on this machine\'s GPUs with PyTorch]"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -124,7 +123,7 @@ _shtab_torchmem_exporter_options=(
   "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
   "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
-  "--thresholds[thresholds of \`torchmem manifests rules\`, by which ranks are judged]:FILE.yml:_files"
+  "--thresholds[thresholds of \`torchmem manifests rules\`, by which ranks are judged (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
   "--once[print the metrics once on stdout and exit]"
 )
@@ -143,7 +142,7 @@ _shtab_torchmem_fleet_options=(
   "--timeout[how long one query may take (default\: 60)]:SECONDS:"
   "--rows[rows of a table at most (default\: 20)]:N:"
   "--json[print everything as JSON]"
-  "--html[write a page with pictures (- for stdout)]:FILE:_files"
+  "--html[write a page (- for stdout)]:FILE:_files"
 )
 
 # guard to ensure default positional specs are added only once per session
@@ -186,7 +185,6 @@ _shtab_torchmem_manifests_dashboards_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
   "--out[the directory to write to]:DIR:_files -/"
   "--grafana[the Grafana to save them in]:URL:"
-  "--grafana-com[with --out\: in the form that grafana.com takes]"
   "--token-file[the token (default\: GRAFANA_TOKEN)]:FILE:_files"
   "--folder[the folder in Grafana, made if it is missing (default\: torchmem)]:TITLE:"
   "--datasource[name or UID of the Prometheus data source (default\: Grafana\'s default)]:NAME:"
@@ -252,7 +250,7 @@ _shtab_torchmem_manifests_prometheus_defaults_added=0
 
 _shtab_torchmem_manifests_rules_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--thresholds[the file of your thresholds (default\: the shipped thresholds)]:FILE:_files"
+  "--thresholds[the file of your thresholds (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE:_files"
   "--out[the directory to write to, one file for each subject\; or one .yml file]:DIR|FILE:_files"
   "--check[write nothing\; fail if the rules there differ]:DIR|FILE:_files"
   "--defaults[print the shipped thresholds, as a template for your file]"
@@ -319,18 +317,11 @@ _shtab_torchmem_preflight_options=(
   "--rank[the rank to run (default 0)]:R:"
   "--local-world-size[ranks on each node (default 8, or the world size if that is smaller)]:N:"
   "--find-batch[find the largest value of a script option that fits, such as batch-size\=1..64 for --batch-size]:NAME=LO..HI:"
-  "--ranks[run each of these ranks of --world-size, such as 0..3,7]:LIST:"
-  "--world-sizes[run --rank with each of these world sizes, such as 8,64,1024]:LIST:"
   "*--matrix[run each combination, such as --matrix batch\=8,16 gpu_model\=24GB,a100-40gb\; NAME is \{NAME\} in the command, gpu_model, alloc_conf, world_size, rank, an environment VARIABLE, or an option of the script]:NAME=VALUES:"
-  "--jobs[combinations to run at a time (default\: one per core, as far as RAM suffices)]:N:"
-  "--resume[keep the results of a matrix in FILE, and do not run those again that it has]:FILE:_files"
-  "--csv[print a matrix as CSV]"
-  "--bisect[find the commit that costs the memory, such as v1.0..HEAD, in a worktree of its own]:GOOD..BAD:"
   "*--setting[compare this allocator setting instead of the default ones\; can be repeated]:CONF:"
   "--gpu-models[compare these GPU models instead of the next larger and smaller ones]:LIST:"
   "--snapshot[keep the trace, for memory_viz and torchmem whatif]:FILE:_files"
   "--json[print one JSON document\; the script\'s output goes to stderr]"
-  "--plot[plot memory over the steps, as .png or .svg]:FILE:_files"
   "--save-baseline[write what is used to a JSON file to be reviewed like a lock file]:FILE:_files"
   "--baseline[compare with such a file, and fail with what changed if more is used]:FILE:_files"
   "--tolerance[growth of a peak that is accepted, such as 2\% (default\: 1\%)]:PERCENT:"
@@ -383,7 +374,6 @@ _shtab_torchmem_whatif_options=(
   "--gpu-model[a name from \`torchmem preflight --list-gpu-models\`, or a size\: 24GB (10\^9), 22.5GiB (2\^30) (default\: from an OOM in the trace, otherwise unlimited)]:MODEL:(v100-16gb v100-32gb t4-16gb a10-24gb a10g-24gb a40-48gb a100-40gb a100-80gb l4-24gb l40s-48gb h20-96gb h100-80gb h100-nvl-94gb h200-141gb b200-180gb b300-288gb rtx-3090 rtx-4090 rtx-5090 rtx-a6000 rtx-6000-ada rtx-pro-6000)"
   "*--setting[try this instead of the usual settings, such as \'max_split_size_mb\:256\'\; repeatable]:CONF:"
   "--json[print one line of JSON per device]"
-  "--plot[plot memory over the trace, as .png or .svg]:FILE:_files"
   "(*):a file of torch.cuda.memory._dump_snapshot or \`torchmem capture\`:_files"
 )
 
@@ -392,8 +382,8 @@ _shtab_torchmem_whatif_defaults_added=0
 
 _shtab_torchmem_why_options=(
   "(- : *)"{-h,--help}"[show this help message and exit]"
-  "--list[list all of your OOM reports in the run directory (root\: of all users)]"
-  "--json[print JSON\: one line per report, rank or GPU]"
+  "--list[list all of your OOM reports (root\: of all users)]"
+  "--json[print JSON, for a snapshot one line per GPU]"
   "--html[write a page (- for stdout)]:FILE:_files"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
   "--exporter[ask this exporter instead, also on another machine\; USER\:PASSWORD\@ before the host]:URL:"
@@ -406,7 +396,6 @@ _shtab_torchmem_why_options=(
   "--leaks[show lines that allocate throughout the recording and never free]"
   "--gpu[only cuda\:N (default\: all)]:N:"
   "--top[rows of each table (default 12)]:N:"
-  "--plot[plot memory by line, as .png or .svg]:FILE:_files"
   "(*)::an OOM report, a memory snapshot, the summary or sample of a run, or any text, such as an error message or logs (- for stdin):_files"
 )
 

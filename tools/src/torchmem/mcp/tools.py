@@ -27,8 +27,8 @@ def answer(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) 
 
 
 def _about_node(tool: str, arguments: Arguments, run_dir: str, exporter: str | None) -> NodeAnswer:
-    from torchmem.mcp.local import LocalNode
     from torchmem.why.exporter import ExporterNode
+    from torchmem.why.local import LocalNode
     from torchmem.why.node_answers import NodeTools
 
     node = NodeTools(LocalNode(Path(run_dir)) if exporter is None else ExporterNode(exporter))

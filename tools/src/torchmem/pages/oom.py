@@ -3,49 +3,38 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from torchmem.explain.gpu_name import gpu_name
-from torchmem.explain.oom_listings import listings
-from torchmem.explain.oom_report import OomReport, memory_parts
+from torchmem.explain.oom_report import OomReport
 from torchmem.explain.rank_report import Fact
 from torchmem.node import words
+from torchmem.node.gpu_indices import gpu_indices
 from torchmem.node.state import OomWhy
-from torchmem.node.summaries import steps_since
-from torchmem.node.why import oom_why
 from torchmem.pages import memory_map
 from torchmem.pages.page import Heading, filled
 from torchmem.pages.sections import advice, paragraph, parts
 from torchmem.sample.memory_map import MAP_SUFFIX, DeviceMap
 from torchmem.sample.run_directory import REPORT_SUFFIX
-from torchmem.trace.leaks import Leak
-from torchmem.trace.recorded_leaks import leak_lines, sentence
 
 
-def page(
-    path: Path, report: OomReport, gpus: Mapping[str, int], leaking: Sequence[Leak] = ()
-) -> bytes:
-    """Return the page.
+def page(path: Path, report: OomReport, why: OomWhy) -> bytes:
+    """Return the page of a report with these words.
 
-    `gpus` are NVML's indices by UUID, where known; `leaking` the lines that leak according to a
-    recording. The page has the memory map at the OOM if the process left it beside the report.
+    It has the memory map at the OOM if the process left it beside the report.
     """
-    gpu, process = gpus.get(report.device.uuid or ""), report.process
-    told = sentence(report, leaking)
+    process = report.process
     heading = Heading(
         title=f"Out of memory: {process.run}, rank {process.rank}",
         kind="Out of memory",
         state="oom",
-        headline=f"{told}.",
-        about=words.heading_lines(report, gpu),
+        headline=f"{why.summary}.",
+        about=words.heading_lines(why),
     )
-    why = oom_why(report, gpu, may_look=True, steps_since=steps_since(path, report))
-    devices, maps = [_device(report, gpu, why, leaking)], [map_at(path, report)]
-    text = words.oom_page(path, report, gpus, told, list(leak_lines(leaking)))
-    return filled(heading, text, devices, maps)
+    devices, maps = [_device(report, why)], [map_at(path, report)]
+    return filled(heading, words.oom_page(why, str(path)), devices, maps)
 
 
 def map_at(path: Path, report: OomReport) -> DeviceMap | None:
@@ -64,12 +53,10 @@ def map_at(path: Path, report: OomReport) -> DeviceMap | None:
     return None
 
 
-def _device(
-    report: OomReport, gpu: int | None, why: OomWhy, leaking: Sequence[Leak]
-) -> dict[str, Any]:
+def _device(report: OomReport, why: OomWhy) -> dict[str, Any]:
     device = report.device
     return {
-        "name": gpu_name(device.index, device.uuid, gpu),
+        "name": gpu_name(device.index, device.uuid, gpu_indices().get(device.uuid or "")),
         "total": device.total_bytes,
         "chart": asdict(why.charts[0]) if why.charts else None,
         "paragraphs": [
@@ -78,9 +65,9 @@ def _device(
         ],
         "advice": advice(why.advice),
         "memory": "Memory of the GPU",
-        "parts": parts(memory_parts(report), report.steps.unread),
+        "parts": parts(why.parts),
         "facts": [asdict(fact) for fact in (_time(report), *why.facts)],
-        "listings": [asdict(each) for each in (*listings(leak_lines(leaking)), *why.listings)],
+        "listings": list(map(asdict, why.listings)),
         "map": "Memory map at the error",
     }
 

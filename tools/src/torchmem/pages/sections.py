@@ -14,7 +14,7 @@ def paragraph(title: str, text: str) -> dict[str, str]:
     return {"title": title, "text": text}
 
 
-def parts(known: Iterable[PartBytes], unread_steps: int | None) -> list[dict[str, Any]]:
+def parts(known: Iterable[PartBytes], unread_steps: int | None = None) -> list[dict[str, Any]]:
     """Return the parts of a device's memory, see `part_words` for the steps."""
     return [
         {"name": part.name, "label": part_words(part, unread_steps), "bytes": part.bytes}

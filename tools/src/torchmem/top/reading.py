@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from torchmem.explain.run_chart import Chart
 from torchmem.metrics.memory_parts import PARTS
 from torchmem.node.state import GpuState, OomWhy, RankState, RankWhy
-from torchmem.node.words import advice_lines, memory_lines, rank_sections, run_lines
+from torchmem.node.words import advice_lines, labeled, memory_lines, rank_sections, run_lines, sound
 from torchmem.output.terminal import joined, wrapped
 from torchmem.top.columns import COLUMNS, GPU_VALUES, MEMORY_PARTS, ScreenColumn
 from torchmem.top.keys import KEY_COLUMNS, KEYS
 
 MAX_COLUMNS = 100
 """Wider lines are hard to read."""
-MAX_POINTS = 1000
 FIRST = ("headroom", "FI")
 NAME_COLUMNS = 11
 PART_COLUMNS = 4 + max(len(part.label) for part in MEMORY_PARTS)
@@ -93,7 +91,7 @@ def _memory(
     read = oom.time if oom else rank.stats_time
     parts = [(part.label, part.bytes) for part in answer.memory]
     if oom:
-        parts = [(part.label or part.name, part.bytes) for part in oom.parts]
+        parts = labeled(oom.parts)
     age = None if now is None or read is None else max(0.0, now - read)
     return memory_lines(gpu.total_bytes, parts, age, width)
 
@@ -111,13 +109,6 @@ def _error(answer: RankWhy, width: int) -> Iterator[list[str]]:
     if answer.oom:
         yield wrapped(f"{answer.oom.summary}.", "Verdict: ", width)
         yield wrapped(f"{answer.oom.reason} {answer.oom.before}", "  ", width)
-
-
-def sound(chart: Chart | None) -> Chart | None:
-    """Return a chart from the network if it can be drawn."""
-    if chart is None or not 0 < len(chart.x) <= MAX_POINTS:
-        return None
-    return chart if all(len(line.values) == len(chart.x) for line in chart.lines) else None
 
 
 def whole_run(answer: RankWhy) -> list[str]:

@@ -14,7 +14,6 @@ from rich.text import Text
 from torchmem.allocator.sizes import format_index
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.parts import PartBytes
-from torchmem.exporter.nvml_reasons import reason_in_words
 from torchmem.metrics import colors
 from torchmem.node.state import GpuState, NodeState, RankState, RankWhy
 from torchmem.node.words import sparkline
@@ -219,8 +218,8 @@ class _Painter:
         elif not self._screen.node:
             yield Text(f"Asking {self._screen.url} …", style="dim")
         if not self._node.nvml.up:
-            reason = reason_in_words(self._node.nvml.reason or "the reason is unknown")
-            yield from self._wrapped(Text(f"NVML does not respond: {reason}", colors.ATTENTION))
+            reason = self._node.nvml.text or "The reason is unknown."
+            yield from self._wrapped(Text(f"NVML does not respond. {reason}", colors.ATTENTION))
         if self._node.missing:
             yield from self._wrapped(Text(self._node.missing, colors.ATTENTION))
 

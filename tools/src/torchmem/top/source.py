@@ -9,9 +9,10 @@ from pathlib import Path
 
 from torchmem.cli.exporter import SilentError, ask, ask_rank
 from torchmem.cli.http import without_credentials
+from torchmem.explain.chosen_thresholds import chosen
+from torchmem.node.local import LocalRanks
 from torchmem.node.state import NodeState, RankWhy
 from torchmem.sample.errors import TorchmemError
-from torchmem.top.local import LocalRanks
 from torchmem.top.view import RankKey
 
 
@@ -40,12 +41,12 @@ class ScreenSource:
     def _local_node(self, directory: Path) -> NodeState | None:
         """Return the state of the run directory; None without a rank in it that can be read."""
         with suppress(TorchmemError):
-            local = LocalRanks(directory)
+            local = LocalRanks(directory, chosen())
             node = local.node()
             if any(gpu.ranks for gpu in node.gpus) or node.waiting:
                 self._local = local
                 whose = "your" if os.geteuid() else "the"
                 url = without_credentials(self._url)
                 text = f"No exporter at {url}: these are {whose} ranks in {directory}."
-                return replace(node, missing=text)
+                return replace(node, missing=" ".join(filter(None, (text, node.missing))))
         return None

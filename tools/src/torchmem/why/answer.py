@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -27,12 +27,14 @@ class Answer(Protocol):
 class NodeAnswer:
     """An answer about the ranks of a node, as text and as data of JSON.
 
-    `narrow` says how to ask for less, if the answer is too long.
+    `narrow` says how to ask for less, if the answer is too long. `html` writes the page; None if
+    there is none.
     """
 
     text: str
     data: Mapping[str, Any] = field(default_factory=dict)
     narrow: str = ""
+    html: Callable[[], bytes] | None = None
 
     def words(self) -> str:
         """Return the text."""
@@ -43,8 +45,10 @@ class NodeAnswer:
         return [json.dumps(self.data, allow_nan=False)]
 
     def page(self) -> bytes:
-        """Raise UsageError."""
-        raise UsageError(
-            "--html writes what this machine knows: leave --exporter out, or open the page of the "
-            "exporter."
-        )
+        """Return the page. Raise UsageError if there is none."""
+        if self.html is None:
+            raise UsageError(
+                "--html writes what this machine knows of one rank: leave --list and --exporter "
+                "out, or open the page of the exporter."
+            )
+        return self.html()

@@ -13,6 +13,8 @@ from torchmem.why.source import Explanation, FoundRank, OomRow, SnapshotFile
 class ExporterNode:
     """The ranks that an exporter knows. It has no files."""
 
+    elsewhere = "name another exporter with --exporter"
+
     def __init__(self, url: str) -> None:
         self._url = url
         self.name = without_credentials(url)
@@ -35,10 +37,16 @@ class ExporterNode:
         """Return nothing."""
         return ()
 
-    def reports(self) -> tuple[OomRow, ...]:
+    def reports(self, limit: int | None) -> tuple[OomRow, ...]:  # noqa: ARG002 - as a source
         """Return nothing: the newest OutOfMemoryError of each rank is in `node`."""
         return ()
 
     def explain(self, file: str) -> Explanation:  # noqa: ARG002 - as a source
         """Raise UsageError."""
         raise UsageError("an exporter shows no files: pass `run` and `rank` instead of `file`.")
+
+    def rank_page(self, *_: object) -> None:
+        """Return nothing: the exporter has a page of its own."""
+
+    def oom_page(self, _: object) -> None:
+        """Return nothing, likewise."""

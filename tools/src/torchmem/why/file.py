@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torchmem.node.ranks import training_processes
+from torchmem.node.ranks import ProcessFilter
 from torchmem.node.summaries import last_summary, read_summary
 from torchmem.sample.errors import UsageError
 from torchmem.sample.file_kinds import OOM_REPORT, SAMPLE, SNAPSHOT
 from torchmem.sample.untrusted import sanitize_text
 from torchmem.why.answer import Answer
 from torchmem.why.file_kind import kind_of_path
-from torchmem.why.oom import OomAnswer
+from torchmem.why.local import LocalNode
+from torchmem.why.node_answers import NodeTools
 from torchmem.why.snapshot import SnapshotAnswer, SnapshotView
 from torchmem.why.summary import SummaryAnswer
 
@@ -30,7 +31,7 @@ def file_answer(path: Path, view: SnapshotView, thresholds: Path | None) -> Answ
             f"{sanitize_text(str(path))} is {kind.noun}."
         )
     if kind is OOM_REPORT:
-        return OomAnswer.read(path)
+        return NodeTools(LocalNode(path.parent)).explain_oom(str(path), ProcessFilter())
     if kind is SAMPLE:
         return _published(path, thresholds) or SummaryAnswer(path, last_summary(path))
     return SummaryAnswer(path, read_summary(path))
@@ -38,11 +39,10 @@ def file_answer(path: Path, view: SnapshotView, thresholds: Path | None) -> Answ
 
 def _published(path: Path, thresholds: Path | None) -> Answer | None:
     """Return the answer about the process whose sample lies in a run directory."""
-    from torchmem.why.rank import answer_about
-
     file = path.absolute()
+    node = LocalNode(file.parent.parent, thresholds)
     try:
-        found = [each for each in training_processes(file.parent.parent) if each.sample == file]
+        found = node.id_of(file)
     except UsageError:
         return None
-    return answer_about(found[0], thresholds) if found else None
+    return NodeTools(node).about(found) if found else None

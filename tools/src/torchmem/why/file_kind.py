@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from torchmem.explain.oom_report import LIST_THEM
 from torchmem.explain.run_summary import SUMMARY_SUFFIX
 from torchmem.sample.capture_messages import SNAPSHOT_SUFFIX
 from torchmem.sample.errors import UsageError
@@ -40,9 +41,7 @@ def kind_of_path(path: Path) -> FileKind:
         with open_untrusted(path, MAX_FILE_BYTES) as (file, _):
             head = file.read(HEAD_BYTES)
     except FileNotFoundError:
-        raise UsageError(
-            f"{name} does not exist: run `torchmem why --list` for a list of reports."
-        ) from None
+        raise UsageError(f"{name} does not exist: {LIST_THEM}") from None
     except (UntrustedFileError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"{name} {reason}: name {WANTED}.") from None

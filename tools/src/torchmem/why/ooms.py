@@ -38,13 +38,15 @@ def _launch(report: Path, process: Process) -> str | None:
     return None
 
 
-def newest(source: NodeSource) -> list[tuple[OomRow, FoundRank | None]]:
+def newest(
+    source: NodeSource, limit: int | None = MAX_REPORTS
+) -> list[tuple[OomRow, FoundRank | None]]:
     """Return the newest errors, each with its rank, or with None if a report on disk has it."""
-    on_disk = list(source.reports())
+    on_disk = list(source.reports(limit))
     known = {_key(row) for row in on_disk}
     found: list[tuple[OomRow, FoundRank | None]] = [(row, None) for row in on_disk]
     found += [each for each in _of_ranks(source) if _key(each[0]) not in known]
-    return sorted(found, key=lambda each: -(each[0].oom.timestamp or 0.0))[:MAX_REPORTS]
+    return sorted(found, key=lambda each: -(each[0].oom.timestamp or 0.0))[:limit]
 
 
 def explained(source: NodeSource, file: str | None, selected: ProcessFilter) -> Explanation | None:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from torchmem.pages.page import Heading, still
 from torchmem.sample.errors import UsageError
+from torchmem.sample.untrusted import sanitize_text
 from torchmem.trace import holders_document, holders_text
 from torchmem.trace.holders import Holders
+from torchmem.trace.last_entries import last_entries
 from torchmem.trace.leaks import Leak, is_long_enough, leaks
 from torchmem.trace.lifetimes import At, Lifetimes
 from torchmem.trace.snapshot_file import examine, read_traces
+from torchmem.whatif.moment import moment_memory
+from torchmem.whatif.question import WhatIfQuestion, replayed
+from torchmem.why import snapshot_words
+from torchmem.why.snapshot_words import SnapshotFindings
 
 DEFAULT_ROWS = 12
+MAX_REPLAYED_EVENTS = 50_000
+"""Of all devices together. More take more than a few seconds: `torchmem whatif` replays them."""
+TOO_LONG = (
+    f"Replay the trace, which has more than {MAX_REPLAYED_EVENTS:,} events, under other settings:"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,41 +60,67 @@ class SnapshotAnswer:
         traces = read_traces(self.path, self.view.gpu)
         return [examine(trace, self.path, at) for trace in traces]
 
+    @cached_property
+    def _findings(self) -> Sequence[tuple[Holders, SnapshotFindings]]:
+        return [(found, self._more(lifetimes, found)) for lifetimes, found in self._examined]
+
     def words(self) -> str:
         """Return a page for each device."""
-        return "\n".join(self._page(*each) for each in self._examined)
-
-    def _page(self, lifetimes: Lifetimes, found: Holders) -> str:
+        rows = self.view.rows
         if self.view.leaks:
-            return holders_text.leaks_page(found, _leaks(lifetimes), self.view.rows)
-        return holders_text.page(found, self.view.rows)
+            pages = [
+                holders_text.leaks_page(found, _leaks(lifetimes), rows)
+                for lifetimes, found in self._examined
+            ]
+        else:
+            pages = [snapshot_words.page(*each, rows) for each in self._findings]
+        return "\n".join(pages)
 
     def json_lines(self) -> list[str]:
         """Return a document for each device."""
-        return [self._document(*each) for each in self._examined]
-
-    def _document(self, lifetimes: Lifetimes, found: Holders) -> str:
         if self.view.leaks:
-            return holders_document.leaks_document(found, _leaks(lifetimes))
-        return holders_document.document(found)
+            return [
+                holders_document.leaks_document(found, _leaks(lifetimes))
+                for lifetimes, found in self._examined
+            ]
+        return [
+            holders_document.document(found, snapshot_words.values(more))
+            for found, more in self._findings
+        ]
+
+    def _more(self, lifetimes: Lifetimes, found: Holders) -> SnapshotFindings:
+        events = sum(each.events for each, _ in self._examined)
+        known = SnapshotFindings(
+            moment_memory(lifetimes, found.moment),
+            _leaks(lifetimes, found.moment),
+            last_entries(lifetimes, found.moment, self.view.rows),
+        )
+        if not lifetimes.trace.columns.has_allocations():
+            return known
+        if events > MAX_REPLAYED_EVENTS:
+            name = shlex.quote(sanitize_text(str(self.path)))
+            return replace(known, unreplayed=TOO_LONG, command=f"torchmem whatif {name}")
+        try:
+            answer = replayed(lifetimes.trace.recording(), WhatIfQuestion())
+        except UsageError as error:
+            return replace(known, unreplayed=f"The trace cannot be replayed: {error}")
+        return replace(known, settings=answer)
 
     def page(self) -> bytes:
-        """Raise UsageError."""
-        raise UsageError(
-            "--html shows an OOM report or a rank; the exporter's page opens a snapshot, and "
-            "--plot draws one."
+        """Return the text as an HTML page, whose headline is about the device that uses most."""
+        name = sanitize_text(self.path.name)
+        found, more = max(self._findings, key=lambda each: each[0].size_bytes)
+        failed = more.memory is not None and more.memory.failed is not None
+        kind, state = ("Out of memory", "oom") if failed else ("Memory snapshot", "running")
+        heading = Heading(
+            title=f"{kind}: {name}",
+            kind=kind,
+            state=state,
+            headline=snapshot_words.headline(found, more),
+            about=[f"{name}  cuda:{each.device}" for each, _ in self._findings],
         )
-
-    def plot(self, out: Path) -> None:
-        """Draw the memory by line over time. Raise UsageError unless one device is shown."""
-        from torchmem.trace import holders_plot
-
-        if len(self._examined) > 1:
-            devices = ", ".join(str(found.device) for _, found in self._examined)
-            raise UsageError(f"--plot draws one GPU: pass --gpu with one of {devices}.")
-        for lifetimes, found in self._examined:
-            holders_plot.draw(lifetimes, found, out)
+        return still(heading, self.words(), "", "")
 
 
-def _leaks(lifetimes: Lifetimes) -> Sequence[Leak] | None:
-    return leaks(lifetimes) if is_long_enough(lifetimes) else None
+def _leaks(lifetimes: Lifetimes, moment: int | None = None) -> Sequence[Leak] | None:
+    return leaks(lifetimes, moment) if is_long_enough(lifetimes, moment) else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from torchmem.node.ranks import ProcessFilter
 from torchmem.node.state import GpuState, LastOom, NodeState, OomWhy, RankState, RankWhy
 
 MAX_REPORTS = 50
-"""The newest OOM reports, which are listed."""
+"""The newest OOM reports that are looked at, and that an assistant gets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,13 @@ class Explanation:
 
 
 class NodeSource(Protocol):
-    """A run directory or an exporter. Every method raises TorchmemError if it has no answer."""
+    """A run directory or an exporter. Every method raises TorchmemError if it has no answer.
+
+    `elsewhere`: how to name another one.
+    """
 
     name: str
+    elsewhere: str
 
     def node(self) -> NodeState:
         """Return the state of the node."""
@@ -85,11 +89,22 @@ class NodeSource(Protocol):
     def recordings(self, found: FoundRank) -> Sequence[SnapshotFile]:
         """Return the recordings of a rank that this machine has."""
 
-    def reports(self) -> Sequence[OomRow]:
-        """Return the OOM reports on this machine, the newest first."""
+    def reports(self, limit: int | None) -> Sequence[OomRow]:
+        """Return the newest OOM reports on this machine, at most `limit`, the newest first."""
 
     def explain(self, file: str) -> Explanation:
         """Explain a report on this machine."""
+
+    def rank_page(
+        self, found: Sequence[FoundRank], whys: Sequence[RankWhy], pages: Sequence[str]
+    ) -> Callable[[], bytes] | None:
+        """Return what writes the HTML page of a rank on its GPUs; None from another machine.
+
+        `pages`: its text on each GPU.
+        """
+
+    def oom_page(self, found: Explanation) -> Callable[[], bytes] | None:
+        """Return what writes the page of an OutOfMemoryError, likewise."""
 
 
 def ranks_on_gpus(node: NodeState) -> list[FoundRank]:

@@ -162,7 +162,7 @@ def _sglang_cache(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
 
 
 def _wake_up(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
-    yield from (Remedy(each.kind, each.text, each.lines) for each in waking(None))
+    yield from (Remedy(each.kind, each.text, each.lines) for each in waking("vllm", None))
 
 
 def _without_expandable(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:

@@ -92,8 +92,8 @@ def _allocator(message: Message) -> Judged:
         return _with_report(replace(found, cause="capacity"), numbers, ())
     if not message.is_whole or numbers.total is None or numbers.free is None:
         return found
-    if _was_refused(numbers):
-        return replace(found, cause="refused")
+    if _was_refused(numbers):  # unless a line with the limit is lost
+        return found if message.is_joined else replace(found, cause="refused")
     return _weighed(found, numbers)
 
 

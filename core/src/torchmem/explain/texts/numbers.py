@@ -77,6 +77,7 @@ class Message:
     """A message in a text: `text[start:end]`.
 
     `is_whole` is whether nothing of it is missing: a number that is None was not in it.
+    `is_joined` is whether it is of several lines, of which one may be lost.
     """
 
     format: TextFormat
@@ -84,6 +85,7 @@ class Message:
     start: int
     end: int
     is_whole: bool
+    is_joined: bool = False
 
 
 _PLAIN = {"gpu": int, "pid": int, "tokens": int, "fraction": float}

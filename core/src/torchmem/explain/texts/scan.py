@@ -295,7 +295,8 @@ def _wrapped(match: re.Match[str], text: str) -> Message:
         return read_message(_FALLBACK, match, match.string)
     known, again = first
     found = read_message(known, again, text)
-    return replace(found, start=match.start(), end=match.start() + found.end)
+    start = match.start()
+    return replace(found, start=start, end=start + found.end, is_joined=True)
 
 
 def _first(text: str, at: int) -> tuple[TextFormat, re.Match[str]] | None:
@@ -315,7 +316,8 @@ def _longer(message: Message, match: re.Match[str], text: str) -> Message:
     if again is None:
         return message
     found = read_message(message.format, again, text)
-    return replace(found, start=match.start(), end=match.start() + found.end)
+    start = match.start()
+    return replace(found, start=start, end=start + found.end, is_joined=True)
 
 
 def in_time(findings: Sequence[Finding]) -> list[Finding]:

@@ -57,6 +57,7 @@ class HistorySeries:
     def add(self, time: float, values: Iterable[float | None]) -> None:
         """Add a point, in place of the newest one if that is close to the one before it."""
         times = self._times
+        # A rank that has not published since is the same point; a clock may be set back, too.
         if times and time <= times[-1]:
             return
         if len(times) > 1 and times[-1] - times[-2] < SPACING_SECONDS:

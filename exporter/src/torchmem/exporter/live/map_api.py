@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from torchmem.exporter.live.map_file import MapFiles, expanded_pieces
 from torchmem.exporter.live.memory_map import CannotAskError, Requests
 from torchmem.exporter.live.states import RankIndex
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.scrapes import accepts_gzip
 from torchmem.exporter.web.clients import requester
 from torchmem.exporter.web.fair_queue import BusyError, FairQueue
 from torchmem.exporter.web.peer_user import may_look
+from torchmem.node.published import Published
 from torchmem.sample.sample import LIVE_STATES
 
 _HEADERS = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from torchmem.exporter.sample_files import Published
+from torchmem.node.published import Published
 from torchmem.sample.memory_map import (
     MAP_SUFFIX,
     MAX_BLOCKS,

@@ -9,7 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from torchmem.exporter.sample_files import Published
+from torchmem.node.published import Published
 from torchmem.sample.memory_map import (
     LEASE_SECONDS,
     REQUEST_SUFFIX,

@@ -7,19 +7,17 @@ to MAX_PAUSE_SECONDS if a collection takes long.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import logging
 import math
 import time
-import zlib
 from collections.abc import Awaitable, Callable
-from functools import cached_property, partial
+from functools import cached_property
 
 from torchmem.exporter.live.history import NodeHistory
 from torchmem.exporter.live.state import node_state
 from torchmem.exporter.node_reading import NodeReading
-from torchmem.exporter.sample_files import Published
+from torchmem.node.published import Published
 from torchmem.node.state import NodeState, encode
 from torchmem.sample.sample import LIVE_STATES
 
@@ -39,7 +37,6 @@ Prometheus usually scrapes more often, and then none is made."""
 IDLE_HISTORY_PAUSE_SECONDS = 120.0
 """The same while no rank runs."""
 
-GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 GZIP_LEVEL = 1
 
 
@@ -59,26 +56,6 @@ class EncodedState:
         """The document, compressed."""
         return gzip.compress(self.json, GZIP_LEVEL)
 
-    @cached_property
-    def event(self) -> bytes:
-        """The document as one server-sent event."""
-        return b"data: %b\n\n" % self.json
-
-    @cached_property
-    def deflated_event(self) -> bytes:
-        """The event, deflated."""
-        return deflated(self.event)
-
-
-def deflated(data: bytes) -> bytes:
-    """Return the data as DEFLATE blocks without a final block.
-
-    They end at a byte and refer to nothing before them, so that the same ones can follow anything
-    in the bodies of all clients, each of which begins with GZIP_HEADER.
-    """
-    deflate = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
-    return deflate.compress(data) + deflate.flush(zlib.Z_FULL_FLUSH)
-
 
 class States:
     """The newest state, and the history of all. `collect` runs a collection, or waits for one."""
@@ -89,17 +66,16 @@ class States:
         self._collect, self._found = collect, found
         self._newest: EncodedState | None = None
         self._running: asyncio.Task[EncodedState] | None = None
-        self._collection_seconds = 0.0
         self._kept_at = -math.inf
-        self._postpone: Callable[[], object] | None = None
         self.history = NodeHistory()
         self.pause_seconds = MIN_SECONDS
-        """How old a state may be, and how long a client should wait for the next one."""
+        """How old a state may be."""
 
     async def newest(self, max_age: float | None = None) -> EncodedState:
         """Return a state of at most `max_age` or `pause_seconds`; callers share it."""
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._refreshed(max_age or self.pause_seconds))
+        # A client that goes away must not cancel the collection that others wait for.
         return await asyncio.shield(self._running)
 
     def note_collection(self) -> None:
@@ -110,27 +86,21 @@ class States:
             self._newest = self._encoded(self._found())
         except Exception:  # noqa: BLE001 - a failure costs one point; it is logged
             _log.exception("adding to the history failed")
-        if self._postpone is not None:
-            with contextlib.suppress(RuntimeError):  # the server has stopped meanwhile
-                self._postpone()
 
     async def keep_history(self) -> None:
         """Add to the history, forever, also without a scrape or an open page."""
-        loop, timer = asyncio.get_running_loop(), _Timer()
-        arm = partial(self._arm, timer)
-        # Each collection restarts the timer, so that it does not end between two scrapes.
-        self._postpone = partial(loop.call_soon_threadsafe, arm)
         while True:
-            arm()
-            await timer.end()
+            await asyncio.sleep(max(HISTORY_PAUSE_SECONDS, self._seconds_until_due))
+            if self._seconds_until_due > 0:  # a scrape has added a point meanwhile
+                continue
             try:
                 await self.newest(self.max_history_age)
             except Exception:  # noqa: BLE001 - a failure costs one point; it is logged
                 _log.exception("adding to the history failed")
 
-    def _arm(self, timer: _Timer) -> None:
-        due = self._kept_at + self.max_history_age - time.monotonic()
-        timer.start(max(HISTORY_PAUSE_SECONDS, due))
+    @property
+    def _seconds_until_due(self) -> float:
+        return self._kept_at + self.max_history_age - time.monotonic()
 
     @property
     def max_history_age(self) -> float:
@@ -139,11 +109,11 @@ class States:
         return RANK_HISTORY_PAUSE_SECONDS if is_in_use else IDLE_HISTORY_PAUSE_SECONDS
 
     async def _refreshed(self, max_age: float) -> EncodedState:
+        # Below zero, the clock was set back, and the state would stay the newest for that long.
         if not 0 <= time.time() - self._found().time < max_age:
             started = time.monotonic()
             await self._collect()
-            self._collection_seconds = time.monotonic() - started
-            pause = self._collection_seconds / COLLECTION_SHARE
+            pause = (time.monotonic() - started) / COLLECTION_SHARE
             self.pause_seconds = min(max(pause, MIN_SECONDS), MAX_PAUSE_SECONDS)
         found = self._found()
         if self._newest is None or self._newest.found is not found:
@@ -155,25 +125,6 @@ class States:
         self._kept_at = time.monotonic()
         self.history.add(state)
         return EncodedState(found, state)
-
-
-class _Timer:
-    """A timer that can be restarted while a coroutine waits for it. For the event loop."""
-
-    def __init__(self) -> None:
-        self._handle: asyncio.TimerHandle | None = None
-        self._has_ended = asyncio.Event()
-
-    def start(self, seconds: float) -> None:
-        """Start the timer, or restart it if it runs: it ends after this many seconds."""
-        if self._handle is not None:
-            self._handle.cancel()
-        self._has_ended.clear()
-        self._handle = asyncio.get_running_loop().call_later(seconds, self._has_ended.set)
-
-    async def end(self) -> None:
-        """Wait until the timer ends."""
-        await self._has_ended.wait()
 
 
 class RankIndex:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects.outside_allocator import ProcessUse, live_devices
 from torchmem.metrics import catalog
 from torchmem.metrics.families import family
+from torchmem.node.published import Published
 
 
 def engine_families(

@@ -15,12 +15,12 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
-from torchmem.host.process_table import ProcessKey, process_key
+from torchmem.host.process_table import process_key
 from torchmem.metrics import catalog
 from torchmem.metrics.families import family, value_family
+from torchmem.node.published import DeviceProcess, Published
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
 from torchmem.sample.sample import LIVE_STATES, DeviceSample
 
@@ -28,9 +28,6 @@ _SAME_BYTES = 32 << 20
 """A smaller difference in free memory is ignored. A CUDA context is about 500 MiB."""
 _KEPT_SCRAPES = 4
 """A rank publishes its first read some time later, and an open live page collects every second."""
-
-DeviceProcess = tuple[str, ProcessKey]
-"""UUID of the GPU or name of the MIG device, and the process on it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,11 +16,11 @@ from torchmem.exporter.nvml import NOT_FOUND, NvmlDevice, available
 from torchmem.exporter.pod_names import PodNames, PodProcess
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import Reading
-from torchmem.exporter.sample_files import Published
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import catalog
 from torchmem.metrics.families import Row, by_last_label, family, info
+from torchmem.node.published import Published
 
 MAX_PROCESSES_PER_NODE = 1024
 _OTHER = "other"

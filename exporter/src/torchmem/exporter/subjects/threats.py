@@ -10,7 +10,7 @@ from prometheus_client.core import Metric
 from torchmem.explain.threat_series import Judgment, judgment, threat_families
 from torchmem.explain.thresholds import Limits, Thresholds
 from torchmem.exporter.gpus import GpuIdentity
-from torchmem.exporter.sample_files import Published
+from torchmem.node.published import Published
 from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample
 
 _Devices = tuple[DeviceSample, ...]

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchmem.exporter import strict_yaml
-from torchmem.exporter.strict_yaml import Section
 from torchmem.exporter.web.tls import Tls, load_tls
+from torchmem.sample import strict_yaml
 from torchmem.sample.errors import UsageError
+from torchmem.sample.strict_yaml import Section
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from torchmem.exporter.strict_yaml import Section, read_bytes
+from torchmem.sample.strict_yaml import Section, read_bytes
 from torchmem.sample.untrusted import printable
 
 _UNVERIFIED = ("RequestClientCert", "RequireAnyClientCert", "RequireClientCert")

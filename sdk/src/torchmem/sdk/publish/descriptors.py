@@ -1,8 +1,8 @@
-"""Descriptors that the SDK keeps, which the script may close: daemons call `os.closerange`.
+"""Sockets that the SDK keeps, which the script may close: daemons call `os.closerange`.
 
 The script's next file then gets the same number, so a number alone does not say whose it is. A
-forked child closes the sockets and locks that it has inherited: scrapes would hang on them once the
-parent is gone.
+forked child closes the sockets that it has inherited: scrapes would hang on them once the parent is
+gone.
 """
 
 from __future__ import annotations
@@ -13,37 +13,20 @@ import socket
 from weakref import WeakSet
 
 
-class Descriptor:
-    """An open file, and whether its number still stands for it."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._file = _file(number)
-
-    def close_in_children(self) -> None:
-        """Have a forked child close what it inherits of the file."""
-        _own.add(self)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the number stands for the same file as at first."""
-        return self._file is not None and _file(self.number) == self._file
-
-    def close(self) -> None:
-        """Close the file, unless the script has closed it."""
-        if self.is_open:
-            os.close(self.number)
-        self._file = None
-
-
-class OwnSocket(Descriptor):
+class OwnSocket:
     """A nonblocking socket. Only while `is_open` is it safe to use."""
 
     def __init__(self, opened: socket.socket) -> None:
         opened.setblocking(False)
-        super().__init__(opened.fileno())
         self.socket = opened
-        self.close_in_children()
+        self.number = opened.fileno()
+        self._file = _file(self.number)
+        _own.add(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the number stands for the same socket as at first."""
+        return self._file is not None and _file(self.number) == self._file
 
     def end(self) -> None:
         """End the connection, or stop listening, also in forked children that inherited it."""
@@ -54,15 +37,17 @@ class OwnSocket(Descriptor):
     def close(self) -> None:
         """Close the socket here, unless the script has closed it."""
         self.socket.detach()  # it would close the number when it is collected
-        super().close()
+        if self.is_open:
+            os.close(self.number)
+        self._file = None
 
 
-_own: WeakSet[Descriptor] = WeakSet()
+_own: WeakSet[OwnSocket] = WeakSet()
 
 
 def _close_inherited() -> None:
-    for descriptor in list(_own):
-        descriptor.close()
+    for each in list(_own):
+        each.close()
 
 
 # Once for all: it cannot be taken back.

@@ -83,7 +83,7 @@ class Endpoint:
             return endpoint
 
     @classmethod
-    def listen(  # noqa: PLR0913 - the last two have defaults
+    def listen(
         cls,
         port: int,
         address: str,
@@ -91,12 +91,8 @@ class Endpoint:
         errors: Errors,
         *,
         deadline: float = CONNECTION_SECONDS,
-        kept: Callable[[Endpoint], None] = lambda _: None,
     ) -> Endpoint:
-        """Serve `page` on exactly this port; 0 is any free one. Raises OSError, OverflowError.
-
-        `kept` gets the endpoint before it serves, so that a forked child can close it.
-        """
+        """Serve `page` on exactly this port; 0 is any free one. Raises OSError, OverflowError."""
         hints = socket.SOCK_STREAM, 0, socket.AI_PASSIVE
         family = _socket.getaddrinfo(address, None, 0, *hints)[0][0]  # no greenlet runs meanwhile
         both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
@@ -104,7 +100,6 @@ class Endpoint:
             (address, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both
         )
         endpoint = cls(listener, address, page, errors, deadline)
-        kept(endpoint)
         endpoint._thread.start()
         return endpoint
 

@@ -1,6 +1,6 @@
-"""The outputs that settings ask for: a textfile, ports, and OTLP.
+"""The outputs that settings ask for: a textfile, a port, and OTLP.
 
-Ports and OTLP start in the background thread, when the process is first published. Their modules
+Port and OTLP start in the background thread, when the process is first published. Their modules
 are imported only then, because prometheus_client and OpenTelemetry are slow to import.
 """
 
@@ -20,7 +20,6 @@ from torchmem.sdk.settings import Settings
 if TYPE_CHECKING:
     from torchmem.metrics.otlp import Push
     from torchmem.sdk.publish.endpoint import Endpoint
-    from torchmem.sdk.publish.leader import Leader
     from torchmem.sdk.publish.outputs import Textfile
 
 LAST_SEND_SECONDS = 0.5
@@ -98,34 +97,6 @@ class OwnPort(Part):
         """Stop listening."""
         if self._endpoint:
             self._endpoint.close()
-
-
-class LeaderPort(Part):
-    """The setting `leader_port`: one process serves all of this user's processes on the node."""
-
-    stage: Stage = "endpoint"
-
-    def __init__(
-        self, directory: Path, hostname: str, address: str, port: int, errors: Errors
-    ) -> None:
-        self._errors = errors
-        self._place = directory, hostname, address, port
-        self._leader: Leader | None = None
-
-    def at_publish(self, sample: Sample, *, routine: bool) -> None:  # noqa: ARG002
-        """Serve on the port unless another process does."""
-        if not routine:
-            return
-        if self._leader is None:
-            from torchmem.sdk.publish.leader import Leader
-
-            self._leader = Leader(*self._place, self._errors)
-        self._leader.campaign()
-
-    def end(self, *, may_read: bool) -> None:  # noqa: ARG002
-        """Stop serving."""
-        if self._leader:
-            self._leader.close()
 
 
 class OtlpOutput(Part):

@@ -6,7 +6,7 @@ Imported only when a setting asks for one of them, because prometheus_client is 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
@@ -22,12 +22,14 @@ from torchmem.sample.sample import Process, Sample, live_state
 from torchmem.sdk.safety.cost import TEXTFILE_SECONDS
 
 
-class _Processes(Collector):
-    def __init__(self, read: Callable[[], Sequence[ProcessView]]) -> None:
+class _Process(Collector):
+    def __init__(self, read: Callable[[], Sample]) -> None:
         self._read = read
 
     def collect(self) -> Iterable[Metric]:
-        views = self._read()
+        sample = self._read()
+        state = sample.ended or live_state(sample, time.time())
+        views = [ProcessView(sample, sample.process.pid, state, gpus={})]
         yield from families(views)
         yield from judged_families(views, _shipped_limits)
 
@@ -39,22 +41,11 @@ def _shipped_limits(process: Process) -> Limits:
     return defaults().limits(process.run, process.hostname)
 
 
-def registry_of(read: Callable[[], Sequence[ProcessView]]) -> CollectorRegistry:
-    """Return a registry that calls `read` at every collection; the default registry is not used."""
-    private = CollectorRegistry(auto_describe=False)
-    private.register(_Processes(read))
-    return private
-
-
 def registry(read: Callable[[], Sample]) -> CollectorRegistry:
-    """Return the registry of one process, whose sample `read` returns."""
-
-    def views() -> list[ProcessView]:
-        sample = read()
-        state = sample.ended or live_state(sample, time.time())
-        return [ProcessView(sample, sample.process.pid, state, gpus={})]
-
-    return registry_of(views)
+    """Return the registry of one process, whose sample `read` returns at every collection."""
+    private = CollectorRegistry(auto_describe=False)
+    private.register(_Process(read))
+    return private
 
 
 class Textfile:

@@ -1,4 +1,4 @@
-"""The page of metrics that the settings `port` and `leader_port` serve, in every form of it.
+"""The page of metrics that the setting `port` serves, in every form of it.
 
 It is rendered on request and then kept for a while, so that a thousand requests cost as much as
 one.

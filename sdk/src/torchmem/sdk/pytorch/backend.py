@@ -38,7 +38,6 @@ from torchmem.sdk.pytorch.allocator_reader import AllocatorReader
 from torchmem.sdk.pytorch.call_stack import backward_node
 from torchmem.sdk.pytorch.device_uuid import describe_device
 from torchmem.sdk.pytorch.dynamo import untraced
-from torchmem.sdk.pytorch.garbage_collection import GarbageCollection
 from torchmem.sdk.pytorch.graph_captures import Captures
 from torchmem.sdk.pytorch.seen_modules import SeenModules
 from torchmem.sdk.pytorch.storages import TensorReader
@@ -125,8 +124,6 @@ class TorchBackend:
         self._user_peaks: UserPeaks | None = None
         self._reader = AllocatorReader(torch, os.environ)
         self._walk = TensorWalk(torch)
-        self._collection = GarbageCollection(torch, self._reader)
-        _captures.listeners = [self._collection.pause]
         self._observer_code: CodeType | None = None
         self._pending = PendingCalls(partial(untraced, torch))
         self._holding_thread: int | None = None
@@ -197,8 +194,6 @@ class TorchBackend:
     def limit_bytes(self, device: int) -> int | None:
         """Return the user's memory fraction (known since 2.6) of the device's total."""
         fraction, total = self._reader.fraction(device), self._devices[device].total_bytes
-        if self._collection.is_own(device, fraction):
-            fraction = 1.0
         return None if fraction is None or total is None else int(min(fraction, 1.0) * total)
 
     def world(self) -> tuple[int, int] | None:
@@ -306,13 +301,6 @@ class TorchBackend:
     def is_capturing(self) -> bool:
         """Return whether this thread's stream, or any thread, is capturing a CUDA graph."""
         return _captures.are_under_way or bool(torch.cuda.is_current_stream_capturing())
-
-    def collect_above(self, shares: Mapping[int, float]) -> bool:
-        """Set `garbage_collection_threshold`, which acts on devices with a memory fraction below 1.
-
-        See `GarbageCollection`.
-        """
-        return self._collection.set(shares)
 
     def call_after_oom(self, call: Callable[[], None]) -> None:
         """Run `call` in the main thread as soon as the observer's frames are gone there."""
@@ -426,7 +414,6 @@ class TorchBackend:
             was_enabled = gc.isenabled()
             gc.disable()  # first of all: what a collection frees is to be seen as garbage
             try:
-                limit = self._users_limit(device, limit)
                 observer(device, requested, limit, driver_free)
             except BaseException as error:  # noqa: BLE001 - the observer counts its own errors
                 self._raise_after_oom(error, callback.__code__)
@@ -438,12 +425,6 @@ class TorchBackend:
         self._observer_code = callback.__code__
         if self._reader.backend() == "native":
             torch._C._cuda_attach_out_of_memory_observer(callback)  # noqa: SLF001
-
-    def _users_limit(self, device: int, limit: int) -> int:
-        """Return the observer's limit, without a memory fraction that is not the user's."""
-        if not self._collection.is_own(device, self._reader.fraction(device)):
-            return limit
-        return self._devices[device].total_bytes or limit
 
     def _raise_after_oom(self, error: BaseException, callback: CodeType) -> None:
         """Have a signal handler's exception raised in the script after the OutOfMemoryError.

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakSet
 
-from torchmem.sdk.safety.interruptions import ignore
-
 
 class Captures:
     """Follows `capture_begin` and `capture_end` of torch.cuda.CUDAGraph, which all captures call.
@@ -19,8 +17,6 @@ class Captures:
 
     def __init__(self) -> None:
         self._graphs: WeakSet[Any] = WeakSet()
-        # Called with whether a capture is under way, when that changes.
-        self.listeners: list[Callable[[bool], None]] = []
 
     @property
     def are_under_way(self) -> bool:
@@ -36,11 +32,10 @@ class Captures:
         @functools.wraps(begin)
         def capture_begin(graph: Any, *arguments: Any, **keywords: Any) -> Any:
             self._graphs.add(graph)
-            self._tell(under_way=True)
             try:
                 return begin(graph, *arguments, **keywords)
             except BaseException:
-                self._end(graph)
+                self._graphs.discard(graph)
                 raise
 
         return capture_begin
@@ -51,16 +46,6 @@ class Captures:
             try:
                 return end(graph, *arguments, **keywords)
             finally:
-                self._end(graph)
+                self._graphs.discard(graph)
 
         return capture_end
-
-    def _end(self, graph: Any) -> None:
-        self._graphs.discard(graph)
-        if not self.are_under_way:
-            self._tell(under_way=False)
-
-    def _tell(self, *, under_way: bool) -> None:
-        for listener in self.listeners:
-            with ignore(Exception):
-                listener(under_way)

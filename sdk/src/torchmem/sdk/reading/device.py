@@ -122,6 +122,7 @@ class DeviceRecord:
 
     def keep_peaks(self, stats: NestedStats) -> None:
         """Take only the peaks of one nested statistics dict."""
+        # The script may reset PyTorch's peaks at any time, so the highest one seen is kept.
         for name in PEAKS:
             self._peaks[name] = max(self._peaks[name], stats[name]["all"]["peak"])
         self._window_peak = max(self._window_peak, stats["active_bytes"]["all"]["peak"])
@@ -230,11 +231,6 @@ class DeviceRecord:
     def taken_bytes(self) -> int:
         """Bytes that the allocator took from the driver since the process started."""
         return self._flows["allocated"].total
-
-    @property
-    def returned_bytes(self) -> int:
-        """Bytes that the allocator returned to the driver since the process started."""
-        return self._flows["freed"].total
 
     def sample(self, *, expandable: bool) -> DeviceSample:
         """Return the device as it is published.

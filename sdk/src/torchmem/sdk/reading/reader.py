@@ -94,9 +94,11 @@ class Reader:
 
         def read() -> None:
             started = time.thread_time()
+            # Asked once more: the main thread may run this long after the session was closed.
             if stats and not self._has_stopped:
                 self.read()
             if layout and not self._has_stopped:
+                # A snapshot that is kept gets the time of the statistics that were just read.
                 may_keep = stats and not must_snapshot
                 if not (may_keep and self._keeps_snapshot()):
                     self._take_snapshot()
@@ -104,6 +106,7 @@ class Reader:
 
         if stats or layout:
             with self._errors.suppress("snapshot"):
+                # Within steps, a late snapshot would always show the end of a long call.
                 self._main_thread.request(read, accept_late=is_idle)
 
     def _is_snapshot_due(self, now: float, *, is_soon: bool = False) -> bool:

@@ -76,6 +76,7 @@ class Recorder:
 
     def read_stats(self, moment: Moment = "idle") -> None:
         """Read the statistics of every device; return at once when another thread is reading."""
+        # A pending call may interrupt this thread within a read: waiting for that would never end.
         call_if_free(self._lock, lambda: self._read(moment))
 
     def _read(self, moment: Moment) -> None:
@@ -98,6 +99,7 @@ class Recorder:
             stats = self.backend.memory_stats(device.index)
             if stats:
                 record.update(stats)
+                # Right after the statistics: what others hold is the total minus both.
                 free = self.backend.free_bytes(device.index)
                 record.update_driver(free, self.backend.limit_bytes(device.index))
 
@@ -223,6 +225,8 @@ class Recorder:
 
         If the backend returns none, the previous snapshot stays.
         """
+        # The flows first: a block that changes before the snapshot then makes `shows` false, and
+        # the snapshot is taken again. In the other order the change would stay unseen.
         started, moved = time.perf_counter(), self._flows()
         segments = self.backend.memory_snapshot()
         if segments is None:
@@ -256,6 +260,7 @@ class Recorder:
         free, limit = self.backend.free_bytes(device.index), self.backend.limit_bytes(device.index)
         if free is None or limit is None or device.total_bytes is None:
             return None
+        # Without a limit, the sum over tens of thousands of segments is not needed.
         if limit >= device.total_bytes:
             return AvailableMemory(free)
         reserved = sum(
@@ -283,6 +288,7 @@ class Recorder:
             record.measured = measurement(
                 snapshot.segments, index, snapshot.timestamp, available, config
             )
+            # An OOM replaces `measured`, too, and alerts look at layouts of random moments alone.
             record.periodic_layout = record.layout
             record.note_flows(snapshot.flows.get(index))
         self.snapshot_seconds = snapshot.seconds + time.perf_counter() - started

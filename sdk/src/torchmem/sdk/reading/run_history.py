@@ -86,6 +86,7 @@ class RunHistoryRecorder:
                 self._first_components = parts
             self._last_components = parts
         point = Point(steps, seconds, allocated, peak, stranded, outside, kept)
+        # Between two steps, a later read belongs to the same step: its point replaces the earlier.
         is_again = bool(self._points and steps and self._points[-1].steps == steps)
         points = [*(self._points[:-1] if is_again else self._points), point]
         if len(points) > MAX_POINTS:
@@ -120,5 +121,6 @@ def _spread(points: list[Point]) -> list[Point]:
     """Return the points without one: after the first ones, that with the closest neighbors."""
     places = [point.steps or point.seconds for point in points[FIRST_POINTS - 1 :]]
     gaps = [after - before for before, after in zip(places, places[2:], strict=False)]
+    # Where the neighbors are closest, the point that is left out is missed least.
     closest = gaps.index(min(gaps)) + FIRST_POINTS
     return points[:closest] + points[closest + 1 :]

@@ -68,25 +68,20 @@ class ReleaseAccount:
         self.stopwatch = Stopwatch()
         self.given_up = False
         self._seconds = 0.0
-        self._is_timed = not TIERS[tier].in_allocator
         # The others respond to a need, so they pay.
         self._is_judged = TIERS[tier].share is not None
         self._unpaid = 0
         self._debt: _Debt | None = None
         self._taken: deque[int] = deque(maxlen=USUAL_WINDOWS)
 
-    def add(self, returned: int, taken: int = 0) -> None:
-        """Count a release that returned these bytes to the driver; 0 bytes are not counted.
-
-        `taken` are bytes that the job took from the driver in the same window, and that caused the
-        release.
-        """
+    def add(self, returned: int) -> None:
+        """Count a release that returned these bytes to the driver; 0 bytes are not counted."""
         if returned <= 0:
             return
         self.times += 1
         self.released_bytes += returned
         debt = self._debt or _Debt(0, median_low(self._taken) if self._taken else 0)
-        self._debt = _Debt(debt.released + returned, max(debt.usual, taken), debt.taken)
+        self._debt = _Debt(debt.released + returned, debt.usual, debt.taken)
 
     def end_window(self, taken: int) -> None:
         """End a window in which the allocator took these bytes from the driver."""
@@ -110,8 +105,7 @@ class ReleaseAccount:
         """Return the account as it is published."""
         # Not less than before, if the release ended between the two reads of the stopwatch.
         self._seconds = max(self._seconds, self.stopwatch.seconds)
-        seconds = self._seconds if self._is_timed else None
-        return Releases(self.times, self.released_bytes, seconds, self.given_up)
+        return Releases(self.times, self.released_bytes, self._seconds, self.given_up)
 
 
 @contextmanager

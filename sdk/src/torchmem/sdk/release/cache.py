@@ -134,7 +134,6 @@ class Cache:
         missing = wanted - sum(block.size for block in usable)
         if missing > 0:
             has_all = self._take(index, missing, blocks, usable)
-            device.collected_bytes()  # the allocator itself collected none of this
             if not has_all:
                 return False
         device.promise_bytes(wanted)

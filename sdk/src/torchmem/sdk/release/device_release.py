@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from torchmem.allocator.fragmentation import measure
 from torchmem.allocator.sizes import MIB
 from torchmem.allocator.snapshot import SegmentInfo
-from torchmem.sample.release_tiers import TIERS, ReleaseTier
+from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sdk.draft import DeviceDraft
 from torchmem.sdk.reading.device import DeviceRecord
 from torchmem.sdk.reading.recorder import Recorder
@@ -94,7 +94,6 @@ class DeviceRelease:
     wait_seconds: float | None = None
     _taken: int = 0
     _retries: int | None = None
-    _collected: tuple[int, int] = 0, 0
     _reserved_after: tuple[float | None, int] = None, 0
 
     @property
@@ -106,26 +105,13 @@ class DeviceRelease:
         """Return the account of a tier, which is published from then on."""
         return self.accounts.setdefault(tier, ReleaseAccount(tier))
 
-    def end_window(self) -> int:
-        """End a window, and return the bytes that the allocator took from the driver in it."""
+    def end_window(self) -> None:
+        """End a window."""
         taken = self.record.taken_bytes - self._taken
         self._taken = self.record.taken_bytes
         for account in self.accounts.values():
             account.end_window(taken)
         self.peaks.append(self._expected_peak(self.record.end_window()))
-        return taken
-
-    def collected_bytes(self) -> int:
-        """Return the bytes that the allocator itself has collected since the previous call.
-
-        Return 0 if a retry has returned the cache in the meantime.
-        """
-        retries, by_tiers = self.record.alloc_retries or 0, 0
-        for tier, account in self.accounts.items():
-            by_tiers += 0 if TIERS[tier].in_allocator else account.released_bytes
-        before, now = self._collected, (self.record.returned_bytes - by_tiers, retries)
-        self._collected = now
-        return max(0, now[0] - before[0]) if now[1] == before[1] else 0
 
     def has_retried(self) -> bool:
         """Return whether the allocator has emptied its cache to retry since the previous call."""

@@ -83,17 +83,15 @@ class Release:
             self.cache.reset_peaks()
         for device in devices.values():
             self._end_window(device)
-        for action in self._actions:
-            action.at_step(devices)
         if time.perf_counter() >= self._due and not self.backend.is_capturing():
             self._relieve(devices)
 
     def _end_window(self, device: DeviceRelease) -> None:
         for action in self._actions:
             device.account(action.tier)
-        taken = device.end_window()
+        device.end_window()
         for action in self._actions:
-            action.end_window(device, taken)
+            action.end_window(device)
 
     def _relieve(self, devices: dict[int, DeviceRelease]) -> None:
         for action in self._actions:

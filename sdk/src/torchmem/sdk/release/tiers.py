@@ -5,7 +5,6 @@ To add a tier, declare it in `torchmem.sample.release_tiers`, and write a class 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -20,12 +19,6 @@ from torchmem.sdk.release.device_release import (
     DeviceRelease,
 )
 from torchmem.sdk.safety.errors import Errors
-
-# While memory is not short, cached segments only age; in effect nothing is collected.
-AGING_SHARE = 0.999
-# The share that the allocator may keep is set again when it moves by more than this.
-MIN_CHANGE = 0.02
-MIN_SHARE = 0.01
 
 Devices = Mapping[int, DeviceRelease]
 """Devices by torch's index."""
@@ -48,11 +41,8 @@ class TierAction:
         self.cache = cache
         self.errors = errors
 
-    def end_window(self, device: DeviceRelease, taken: int) -> None:
-        """Note the end of a window in which the allocator took these bytes from the driver."""
-
-    def at_step(self, devices: Devices) -> None:
-        """Act after a read at the end of a step, when the windows have ended."""
+    def end_window(self, device: DeviceRelease) -> None:
+        """Note the end of a window."""
 
     def relieve(self, short: Devices) -> bool:
         """Release memory where it is short; return whether something was released."""
@@ -60,62 +50,6 @@ class TierAction:
 
     def at_oom(self, oom: Oom) -> None:
         """Act in the OOM observer."""
-
-
-class Gradual(TierAction):
-    """Has the allocator collect its oldest cached segments while the driver is short of memory."""
-
-    tier = "gradual"
-
-    def __init__(self, share: float, cache: Cache, errors: Errors) -> None:
-        super().__init__(share, cache, errors)
-        self._kept: dict[int, float] = {}
-        self._is_possible = True
-
-    def end_window(self, device: DeviceRelease, taken: int) -> None:
-        """Count what was collected, if anything could be."""
-        collected = device.collected_bytes()
-        if self._kept.get(device.record.device.index, AGING_SHARE) < AGING_SHARE:
-            device.account(self.tier).add(collected, taken=taken)
-
-    def at_step(self, devices: Devices) -> None:
-        """Move the share above which the allocator collects, unless it has hardly changed."""
-        if not self._is_possible:
-            return
-        kept = {index: self._share_to_keep(device) for index, device in devices.items()}
-        shares = {index: share for index, share in kept.items() if share is not None}
-        shares |= dict.fromkeys(self._kept.keys() - shares.keys(), AGING_SHARE)
-        moved = (abs(share - self._kept.get(index, 2.0)) for index, share in shares.items())
-        if max(moved, default=0.0) > MIN_CHANGE:
-            self._is_possible = self.cache.backend.collect_above(shares)
-            self._kept = shares if self._is_possible else {}
-            if not self._is_possible:
-                self.errors.log_later(
-                    logging.WARNING,
-                    "the tier gradual of release is off: it needs the native allocator without "
-                    "expandable segments, PyTorch 2.6, and no garbage_collection_threshold of "
-                    "your own",
-                )
-
-    def _share_to_keep(self, device: DeviceRelease) -> float | None:
-        """Return `share_to_keep`; None if it is unknown or the tier is given up."""
-        record = device.record
-        total, free = record.device.total_bytes, record.driver_free
-        if total is None or free is None or device.account(self.tier).given_up:
-            return None
-        return share_to_keep(total, free, record.reserved_bytes(), self.share)
-
-
-def share_to_keep(total: int, driver_free: int, reserved: int, share: float) -> float:
-    """Return the share of the device that the allocator may hold before it collects.
-
-    It is what the allocator has reserved, minus what the driver lacks to have `share` of the device
-    free. All sizes are in bytes.
-    """
-    wanted = share * total - driver_free
-    if wanted <= 0:
-        return AGING_SHARE
-    return min(AGING_SHARE, max(MIN_SHARE, (reserved - wanted) / total))
 
 
 class Hooks(TierAction):
@@ -178,7 +112,7 @@ class AskNeighbors(TierAction):
     tier = "neighbors"
     needs_peaks = True
 
-    def end_window(self, device: DeviceRelease, taken: int) -> None:  # noqa: ARG002
+    def end_window(self, device: DeviceRelease) -> None:
         """Ask after a window in which the allocator has flushed its cache."""
         if device.neighbor_requests is None:
             device.neighbor_requests, device.wait_seconds = 0, 0.0
@@ -191,5 +125,5 @@ class AskNeighbors(TierAction):
             self.cache.devices.by_index()[seen.device].is_short = True
 
 
-ACTIONS: tuple[type[TierAction], ...] = (Gradual, Hooks, EmptyCache, Emergency, AskNeighbors)
+ACTIONS: tuple[type[TierAction], ...] = (Hooks, EmptyCache, Emergency, AskNeighbors)
 """In the order in which they act."""

@@ -85,7 +85,7 @@ HOST_READ_SECONDS = 15.0
 # Rendering a textfile takes milliseconds, and node_exporter is rarely scraped more often.
 TEXTFILE_SECONDS = 10.0
 
-# The settings `port` and `leader_port`: the shares of wall time for requests and for rendering the
+# The setting `port`: the shares of wall time for requests and for rendering the
 # page, which is kept for this time or longer, but never until the next scrape.
 ENDPOINT_BUDGET = 0.005
 MAX_ENDPOINT_PAUSE_SECONDS = 1.0

@@ -71,6 +71,7 @@ class ExitCalls:
         call, handled = ExitCall(), sys.exc_info()[1]
         if is_main_thread():
             code = arguments[0] if arguments else None
+            # After Ctrl-C, scripts exit with an error code, but the user has ended the run.
             self.is_error = not is_success(code) and not isinstance(handled, KeyboardInterrupt)
             self.handles_oom = self._is_oom(handled)
             self.has_ended = False

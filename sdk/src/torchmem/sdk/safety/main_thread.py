@@ -60,6 +60,7 @@ class PendingCalls:
         a SIGTERM handler, is raised in the script. Raises RuntimeError when the interpreter's
         queue of pending calls is full.
         """
+        # Before it is scheduled: the main thread may run the next call at once.
         self._calls.append(_in_this_process(call))
         try:
             _schedule(self._call_entry)
@@ -183,6 +184,8 @@ class MainThreadReader:
             self._pending = pending
             if not pending.wait(end - now) or pending.ran:
                 return pending.ran
+            # It was dropped because the main thread came late. After a fixed pause, the reads would
+            # fall into step with the training loop.
             sleep(self._random.uniform(0, RETRY_PAUSE_SECONDS))
             now = self._clock()
         return False

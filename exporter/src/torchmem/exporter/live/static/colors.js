@@ -1,4 +1,4 @@
-// The colors of parts and states, from the custom properties of colors.css, and the theme.
+// The colors of parts and states, from the custom properties of colors.css.
 
 /** Return the name of the custom property for a part of the legend. */
 export function property(name) {
@@ -25,30 +25,10 @@ export function style(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-const listeners = new Set();
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
-prefersDark.addEventListener("change", () => listeners.forEach((listener) => listener()));
 
-/** Call the listener when the theme changes; return a function that ends this. */
+/** Call the listener when the browser changes between dark and light; return a function that ends this. */
 export function onTheme(listener) {
-  listeners.add(listener);
-  return () => listeners.delete(listener);
-}
-
-/** Return whether the page is dark. */
-export function isDark() {
-  const { theme } = document.documentElement.dataset;
-  return theme ? theme === "dark" : prefersDark.matches;
-}
-
-/** Change between dark and light, and remember it. */
-export function toggleTheme() {
-  const theme = isDark() ? "light" : "dark";
-  document.documentElement.dataset.theme = theme;
-  try {
-    localStorage.setItem("torchmem-theme", theme);
-  } catch {
-    // Storage is switched off: the choice lasts until the page is closed.
-  }
-  listeners.forEach((listener) => listener());
+  prefersDark.addEventListener("change", listener);
+  return () => prefersDark.removeEventListener("change", listener);
 }

@@ -108,7 +108,9 @@ class Snapshot {
 }
 
 async function showSnapshot(file, section, status) {
-  if (file.size > MAX_SNAPSHOT_BYTES) throw new Error(`Snapshots of more than ${bytes(MAX_SNAPSHOT_BYTES)} are not read.`);
+  if (file.size > MAX_SNAPSHOT_BYTES) {
+    throw new Error(`This page reads snapshots of up to ${bytes(MAX_SNAPSHOT_BYTES)}: use \`torchmem why\` for a larger one.`);
+  }
   const snapshot = new Snapshot();
   const { devices } = await snapshot.ask("open", { file }).catch((error) => {
     snapshot.worker.terminate();

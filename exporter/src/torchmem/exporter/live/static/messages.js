@@ -125,7 +125,7 @@ function longer(message, match, text, table) {
   const again = new RegExp(message.format.pattern, "y").exec(text);
   if (!again) return message;
   const found = readMessage(message.format, again, text, table);
-  return { ...found, start: match.index, end: match.index + found.end };
+  return { ...found, start: match.index, end: match.index + found.end, isJoined: true };
 }
 
 /** Return the message whose beginning is on two lines, or that one is cut off. */
@@ -133,7 +133,7 @@ function wrapped(format, match, text, table) {
   const first = firstIn(text, 0, table);
   if (!first || first.match.index > match[0].length + 1) return readMessage(format, match, match.input, table);
   const found = readMessage(first.format, first.match, text, table);
-  return { ...found, start: match.index, end: match.index + found.end };
+  return { ...found, start: match.index, end: match.index + found.end, isJoined: true };
 }
 
 function readMessage(format, match, text, table) {
@@ -208,7 +208,7 @@ function judgeAllocator(message, table) {
   const needed = tensorsOf(numbers) + (numbers.requested ?? 0);
   if (isKnown(total) && needed > total + tolerance(table, total)) return { ...found, cause: "capacity" };
   if (!message.isWhole || !isKnown(total) || !isKnown(free)) return found;
-  if (wasRefused(numbers, table)) return { ...found, cause: "refused" };
+  if (wasRefused(numbers, table)) return message.isJoined ? found : { ...found, cause: "refused" };
   return { ...found, ...weighed(numbers, message.holders, others, table) };
 }
 

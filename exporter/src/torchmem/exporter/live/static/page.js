@@ -1,7 +1,6 @@
 // The page: follows the node's state and draws every GPU.
 
 import { updateLegend } from "./bar.js";
-import { isDark, onTheme, toggleTheme } from "./colors.js";
 import { el, keyed, onChange, setText } from "./dom.js";
 import { follow } from "./feed.js";
 import { install } from "./files.js";
@@ -206,12 +205,6 @@ function showFile(title) {
   return section;
 }
 
-function labelTheme() {
-  const button = byId("theme");
-  setText(button, isDark() ? "Light" : "Dark");
-  button.setAttribute("aria-label", isDark() ? "Use light colors" : "Use dark colors");
-}
-
 let compactChoice = null;
 const isCompact = () => compactChoice ?? (newest !== null && newest.gpus.length > MAX_ROOMY_GPUS);
 
@@ -241,12 +234,10 @@ const showHelp = listen([
   { keys: ["1", "2", "3"], text: "Now, Memory map, Why", act: (key) => document.querySelectorAll("[role=tab]")[key - 1]?.click() },
   { keys: ["Escape"], text: "show all ranks, close a rank or file", act: leave },
   { keys: ["c"], text: "compact, or with room", act: toggleCompact },
-  { keys: ["t"], text: "light or dark", act: toggleTheme },
   { keys: ["o"], text: "open a file", act: () => byId("open-file").click() },
 ]);
 byId("help").addEventListener("click", showHelp);
 byId("compact").addEventListener("click", toggleCompact);
-byId("theme").addEventListener("click", toggleTheme);
 byId("search").addEventListener("input", () => search(byId("search").value));
 byId("search").addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
@@ -254,8 +245,6 @@ byId("search").addEventListener("keydown", (event) => {
   byId("search").blur();
 });
 byId("start").append(start.element);
-onTheme(labelTheme);
-labelTheme();
 install(document.documentElement, showFile);
 selection.read();
 addEventListener("hashchange", () => {

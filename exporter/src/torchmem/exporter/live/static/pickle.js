@@ -114,6 +114,7 @@ class Counter extends Bytes {
     else if (CONTAINERS.has(opcode)) this.objects += 1;
     else if (opcode in NUMBERS) this.number(NUMBERS[opcode]);
     else if (opcode === 0x8a) this.number(this.u1());
+    else if (opcode === 0x8b) this.number(this.u4());
     else if (TEXTS.has(opcode)) this.text(this.textLength(opcode));
     else if (opcode in SKIPPED) this.skip(SKIPPED[opcode]);
     else if (!PLAIN.has(opcode)) throw refused(opcode);
@@ -252,6 +253,7 @@ const ACTS = {
   0x4d: push((r) => r.u2()),
   0x4a: push((r) => r.u4() | 0),
   0x8a: push((r) => r.long(r.u1())),
+  0x8b: push((r) => r.long(r.u4())),
   0x47: push((r) => {
     const at = r.skip(8);
     return r.view.getFloat64(at, false);

@@ -4,7 +4,7 @@ import { PickleError, unpickleFrom } from "./pickle.js";
 import { devicesOf, Recording, SnapshotError } from "./recording.js";
 
 // Parts of a snapshot that the page does not show, which are most of it.
-const OMITTED = new Set(["frames", "history", "user_metadata", "compile_context"]);
+const OMITTED = new Set(["frames", "forward_frames", "cpp_frames", "history", "user_metadata", "compile_context"]);
 
 let snapshot = null;
 let recording = null;
@@ -13,7 +13,8 @@ const acts = {
   open({ file }) {
     const reader = new FileReaderSync();
     const read = (from, length) => reader.readAsArrayBuffer(file.slice(from, from + length));
-    snapshot = unpickleFrom(read, file.size, OMITTED);
+    const value = unpickleFrom(read, file.size, OMITTED);
+    snapshot = Array.isArray(value) ? { segments: value } : value; // of torch.cuda.memory_snapshot()
     return { devices: devicesOf(snapshot) };
   },
   device({ device }) {

@@ -1,7 +1,7 @@
 """What a Prometheus should accept of a target: more than an exporter ever serves.
 
 Every shipped configuration of Prometheus has these limits. Prometheus drops a whole scrape that
-exceeds one of them, so they do not replace `budgets` and `churn`. They protect
+exceeds one of them, so they do not replace `budgets` and `churn` of the exporter. They protect
 Prometheus from something else that serves at the address of an exporter or of a rank.
 """
 
@@ -35,8 +35,3 @@ NODE_LIMITS = _limits(
 
 RANK_LIMITS = _limits(MAX_SERIES_PER_USER, 2 * MAX_PAGE_BYTES_PER_USER)
 """Of a rank that serves its own metrics, or those of all ranks of its pod."""
-
-
-def as_yaml(limits: Mapping[str, int | str], indent: str) -> str:
-    """Return the limits as lines of a scrape configuration."""
-    return "".join(f"{indent}{name}: {value}\n" for name, value in limits.items())

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, get_args
 
 from prometheus_client.core import Metric
 
-from torchmem.exporter.sample_files import Published
 from torchmem.host.host_memory import (
     CGROUPS,
     MemoryGroup,
@@ -26,10 +24,8 @@ from torchmem.host.process_table import ProcessKey, process_key
 from torchmem.host.procfs import PROC
 from torchmem.metrics import catalog
 from torchmem.metrics.families import Labels, keyed_family
+from torchmem.node.published import KILL_CAUSES, KillCause, Published
 from torchmem.sample.sample import LIVE_STATES, HostMemory
-
-KillCause = Literal["host_memory", "signal"]
-KILL_CAUSES: tuple[KillCause, ...] = get_args(KillCause)
 
 
 @dataclass(frozen=True, slots=True)
