@@ -62,6 +62,6 @@ def followed(remedy: Remedy | None) -> dict[str, str]:
         return {"PYTORCH_ALLOC_CONF": f"{remedy.setting}:{remedy.value}"}
     if found := FRACTION.search(" ".join(remedy.lines)):
         return {"VERDICT_FRACTION": found[1]}
-    if remedy.kind not in TWINS:
+    if remedy.kind is None or remedy.kind not in TWINS:
         raise LookupError(f"no twin is known for this advice: {remedy.text}")
     return {"VERDICT_CURE": TWINS[remedy.kind]}
