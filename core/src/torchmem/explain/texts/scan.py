@@ -22,6 +22,8 @@ BEHIND_BYTES = 64 << 10
 """How much of the text before a message is kept, to find the step."""
 AHEAD_BYTES = 16 << 10
 """How much of the text after the line of a message is there, for what continues it."""
+NEAR_BYTES = 16 << 10
+"""Other messages this near, in a text that names no ranks, may be those of other ranks."""
 MAX_CONTINUATIONS = 40
 MAX_WORDS = 600
 MAX_RANKS = 4096
@@ -33,6 +35,7 @@ _WORD = "emory"
 """Most triggers contain this: one search finds all of them."""
 _FALLBACK = BY_NAME["cut_off"]
 _NEWLINE = re.compile(rb"[\r\n]")
+_BEGINNING = re.compile(rb"out of memory[^\r\n]{0,60}")
 
 
 def _literals(triggers: Iterable[str]) -> list[bytes]:
@@ -203,7 +206,11 @@ class _Scan:
         if findings.examined >= MAX_EXAMINED:
             return end
         findings.examined += 1
-        continued = _Continued(line, lambda: self._following(end))
+        continued = _Continued(
+            line,
+            lambda: self._following(end),
+            lambda: self._rank is None and self._is_mixed(start, end),
+        )
         if table := read_table(line.text, continued.lines):
             self._add(start, line, Finding(None, Judged(None), self._line, table=table))
             return end
@@ -239,6 +246,12 @@ class _Scan:
             line, end = self._text(start)
             yield line
 
+    def _is_mixed(self, start: int, end: int) -> bool:
+        """Return whether messages with other beginnings stand near a line, as of other ranks."""
+        own = set(_BEGINNING.findall(self._buffer, start, end))
+        near = _BEGINNING.findall(self._buffer, max(0, start - NEAR_BYTES), end + NEAR_BYTES)
+        return not own.issuperset(near)
+
     def _before(self, start: int) -> Iterator[LogLine]:
         """Yield the line at `start` and those before it, the newest first."""
         yield self._text(start)[0]
@@ -252,10 +265,18 @@ def _newlines(buffer: bytes, start: int, end: int) -> int:
 
 
 class _Continued:
-    """The lines of the same rank after a line, which are read only if they are needed."""
+    """The lines of the same rank after a line, which are read only if they are needed.
 
-    def __init__(self, first: LogLine, following: Callable[[], Iterator[LogLine]]) -> None:
-        self._first, self._following = first, following
+    `is_mixed` returns whether lines without a rank may be those of several ranks.
+    """
+
+    def __init__(
+        self,
+        first: LogLine,
+        following: Callable[[], Iterator[LogLine]],
+        is_mixed: Callable[[], bool],
+    ) -> None:
+        self._first, self._following, self._is_mixed = first, following, is_mixed
 
     def lines(self) -> Iterator[str]:
         """Yield the texts of the lines without their labels."""
@@ -264,8 +285,14 @@ class _Continued:
                 yield line.body
 
     def text(self, start: int) -> str:
-        """Return the first line from a place on, with the lines after it, as one line."""
+        """Return the first line from a place on, with the lines after it, as one line.
+
+        Where messages of several ranks cannot be told apart, numbers of another one would be false:
+        it is the first line alone.
+        """
         words = self._first.text[start:].split()
+        if self._first.rank is None and self._is_mixed():
+            return " ".join(words)
         for line in self.lines():
             words += line.split()
             if len(words) > MAX_WORDS:
