@@ -155,7 +155,7 @@ def test_steps_that_need_more_and_more() -> None:
     assert (growth.kind, growth.bytes_per_step) == ("larger_step", 128 * MIB)
 
 
-@pytest.mark.parametrize("factor", [1.0, 1.25, 1.7, 2.0])
+@pytest.mark.parametrize("factor", [1.0, 1.25, 1.5])
 def test_steps_that_need_more_in_stages(factor: float) -> None:
     """A curriculum needs more in each stage, by a size or by a factor: not by one step alone."""
     needs = [int(GIB * (1 + stage if factor == 1.0 else factor**stage)) for stage in range(8)]

@@ -56,11 +56,6 @@ def snapshot(call: Call) -> Call:
     return (lambda: call(None)) if has_pool else call
 
 
-def settings(call: Call) -> Call:
-    """Return a call that sets what is set already."""
-    return lambda: call("")
-
-
 def strategy(call: Call) -> Call:
     """Return a call that hides a function from Dynamo."""
     skip = dynamo._FrameAction.SKIP
@@ -102,9 +97,6 @@ EXAMPLES: dict[str, Callable[[Call], Call] | None] = {
     "torch._C._cuda_getCurrentRawStream": with_device,
     "torch._C._cuda_cudaCachingAllocator_is_enabled": plain,
     "torch._C._cuda_hostMemoryStats": plain,
-    "torch._C._accelerator_getAllocatorSettings": plain,
-    "torch._C._accelerator_setAllocatorSettings": settings,
-    "torch._C._cuda_cudaCachingAllocator_set_allocator_settings": settings,
     "torch._C._current_graph_task_id": plain,
     "torch._C._current_autograd_node": plain,
     "torch.UntypedStorage._weak_ref": weak_reference,

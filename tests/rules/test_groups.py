@@ -33,7 +33,6 @@ ALLOWED = {
         "margins of minutes ago, compared with a maximum of 10 minutes and a minimum of 2 days"
     ),
     "rank:torchmem_step_growth_seconds:left": _PACE,
-    "rank:torchmem_oom_end:timestamp": "a time, multiplied by series that are 1 for their labels",
     "run:torchmem_reserved_bytes:deviation": "a value compared with the median of a day",
     "run:torchmem_stranded_bytes:deviation": "a value compared with the median of a day",
     "run:torchmem_step_duration_seconds:deviation": "a value compared with the median of a day",

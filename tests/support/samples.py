@@ -286,6 +286,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             5 * gib,
             4,
             (gib, 2 * gib, 3 * gib, 4 * gib),
+            gib,
         ),
     )
     process = Process(

@@ -13,6 +13,8 @@ from random import Random
 
 from torchmem.allocator.settings import ADVICE_LABEL
 from torchmem.explain.call_stack import CallStack, Frame, Origin
+from torchmem.explain.oom_report import OomTrend
+from torchmem.explain.remedies import remedies
 from torchmem.explain.verdict import Circumstances
 from torchmem.host.procfs import pid_namespace
 from torchmem.node.published import Published
@@ -33,6 +35,7 @@ from torchmem.sample.sample import (
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.observation import FailedAllocation
 from torchmem.sdk.oom.examination import OomExaminer
+from torchmem.sdk.oom.report_writer import compose
 from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.simulator.allocator import DeviceCachingAllocator
@@ -170,7 +173,11 @@ class Trainer:
     def _on_oom(self, device: int, requested: int, limit: int, driver_free: int) -> None:
         self._oom_at = self.played
         failed = FailedAllocation(device, requested, limit, driver_free, ORIGIN)
-        self._ooms.examine(failed, Circumstances(self._steps))
+        observation = self._ooms.examine(failed, Circumstances(self._steps))
+        report = compose(observation, self._sample(self.played), OomTrend())
+        first = next(iter(remedies(report)), None)
+        if first and first.kind:
+            self._ooms.advise(report, first.kind)
         self.used_bytes = self.gpu.use.own()
 
     def _sample(self, now: float) -> Sample:

@@ -392,7 +392,9 @@ def _stairs_of_needs(peaks: Sequence[Point]) -> Growth | None:
     starts = pieces(series) if len(series) >= MIN_POINTS else []
     for number, start in enumerate(starts):
         later = [index - start for index in starts[number:]]
-        rise = _stairs(series[start:], later, JUDGED_ONCE)
+        # Peaks of random lengths rise often at first, and then in a few regular steps.
+        evidence = JUDGED_ONCE if number == 0 else LEAKS_FOR_SURE
+        rise = _stairs(series[start:], later, evidence)
         if rise and not _is_flat_now(peaks, rise):
             return Growth("larger_step", rise.slope, int(rise.since), int(rise.bytes))
     return None

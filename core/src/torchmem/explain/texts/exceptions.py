@@ -1,6 +1,6 @@
 """The text of an exception as a message, if it says that memory ran out past PyTorch's observer.
 
-The SDK imports this file in every process, so it imports little.
+The SDK imports this file as a process dies, so it imports little.
 """
 
 from __future__ import annotations

@@ -18,7 +18,6 @@ from types import FrameType
 from typing import Any, Protocol
 
 from torchmem.explain.call_stack import Origin
-from torchmem.explain.texts.exceptions import cause_of, unseen_oom
 from torchmem.sample.sample import Ending, OomCause
 from torchmem.sdk.identity import is_multiprocessing_child
 from torchmem.sdk.oom.note import TracebackNote
@@ -67,6 +66,9 @@ def library_oom(error: BaseException) -> LibraryOom | None:
 
     PyTorch's own OutOfMemoryError does not count: the allocator's observer reports it.
     """
+    # The table of messages is imported when an exception asks for it: a script need not wait.
+    from torchmem.explain.texts.exceptions import cause_of, unseen_oom
+
     if is_oom(error):
         return None
     for link in _chain(error):
@@ -92,6 +94,8 @@ def _is_pytorch_oom(error: BaseException) -> bool:
 
 
 def _is_unseen_oom(error: BaseException) -> bool:
+    from torchmem.explain.texts.exceptions import unseen_oom
+
     return unseen_oom(_text(error)) is not None
 
 

@@ -53,23 +53,6 @@ PRIVATE_CALLS = (
         without="a cache that the script has turned off is not noticed",
     ),
     PrivateCall("torch._C._cuda_hostMemoryStats", "2.7", without="pinned memory"),
-    PrivateCall(
-        "torch._C._accelerator_getAllocatorSettings",
-        "2.12",
-        without="the newest snapshot's settings are read",
-    ),
-    PrivateCall(
-        "torch._C._accelerator_setAllocatorSettings",
-        "2.10",
-        without="_cuda_cudaCachingAllocator_set_allocator_settings is called",
-        locks=_MUTEX,
-    ),
-    PrivateCall(
-        "torch._C._cuda_cudaCachingAllocator_set_allocator_settings",
-        "2.1",
-        until="2.9",
-        locks=_MUTEX,
-    ),
     PrivateCall("torch._C._current_graph_task_id", "2.1", without="the stack in the backward pass"),
     PrivateCall("torch._C._current_autograd_node", "2.1", without="the name of the autograd node"),
     PrivateCall(
