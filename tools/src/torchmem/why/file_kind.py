@@ -44,14 +44,15 @@ def kind_of_path(path: Path) -> FileKind:
         raise UsageError(f"{name} does not exist: {LIST_THEM}") from None
     except (UntrustedFileError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{name} {reason}: name {WANTED}.") from None
+        step = "pass a run directory with --run-dir, or " if path.is_dir() else ""
+        raise UsageError(f"{name} {reason}: {step}name {WANTED}.") from None
     if not head:
         raise UsageError(f"{name} is empty: name {WANTED}.")
     meant = next((kind for end, kind in _SUFFIXES.items() if path.name.endswith(end)), None)
     kind = kind_of_head(head) if meant is None else kind_of(head) or meant
     if kind is None:
         check_kind(path, head, None, WANTED)
-        raise UsageError(f"{name} is not {WANTED}: name one of these.")
+        raise UsageError(f"{name} is a binary file of an unknown kind: name {WANTED}.")
     return kind
 
 

@@ -66,7 +66,6 @@ def library_oom(error: BaseException) -> LibraryOom | None:
 
     PyTorch's own OutOfMemoryError does not count: the allocator's observer reports it.
     """
-    # The table of messages is imported when an exception asks for it: a script need not wait.
     from torchmem.explain.texts.exceptions import cause_of, unseen_oom
 
     if is_oom(error):
@@ -225,6 +224,11 @@ class UncaughtErrors(Part):
         """Set both hooks and wrap `sys.exit`, once; each calls what was set before."""
         if self._installed:
             return
+        # The start of a script need not wait for the table of messages. An import in the hook would
+        # be too late: dataclasses call exec, after which a Ctrl-C ends with code 1 (CPython's
+        # run_eval_code_obj forgets that a KeyboardInterrupt was not handled).
+        from torchmem.explain.texts import exceptions  # noqa: F401
+
         # In this order an interruption does no harm: the next call does the rest.
         if sys.excepthook is not self._hook:
             self._previous_hook, sys.excepthook = sys.excepthook, self._hook
