@@ -138,7 +138,7 @@ def test_what_is_no_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     code, out, err = why(capsys, binary, text)
 
     assert code == 2
-    assert "is not an OOM report, a memory snapshot, the summary or sample of a run, or a" in err
+    assert "is a binary file of an unknown kind: name an OOM report, a memory snapshot" in err
     assert "Fragmentation" in out
     assert why(capsys, tmp_path / "none")[0] == 2
 
