@@ -231,10 +231,11 @@ time.sleep(0.1)  # longer than the interval, so that the step is read
 optimizer.step()
 while not is_published(): time.sleep(0.01)
 command = [sys.executable, "-m", "torchmem.cli", "why", "--json"]
-shown = json.loads(subprocess.run(command, stdout=-1, check=True).stdout)["sample"]["devices"][0]
+shown = json.loads(subprocess.run(command, stdout=-1, check=True).stdout)["devices"][0]
+parts = {part["name"]: part["bytes"] for part in shown["parts"]}
 allocated = torch.cuda.memory_allocated()
-print(sum(shown["components"].values()) == allocated, shown["components"]["parameters"])
-print(shown["allocator"]["allocated_peak_bytes"] == torch.cuda.max_memory_allocated())
+print(shown["allocated_bytes"] == allocated, parts["parameters"])
+print(shown["allocated_peak_bytes"] == torch.cuda.max_memory_allocated())
 fill(-100)
 """
 

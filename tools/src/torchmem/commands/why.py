@@ -25,21 +25,20 @@ if TYPE_CHECKING:
     from torchmem.why.snapshot import SnapshotView
     from torchmem.why.source import NodeSource
 
-HELP = "explain an OutOfMemoryError, a running rank, a memory snapshot, an error message or a log"
+HELP = "explain an OutOfMemoryError, a rank, a snapshot, an error message or a log"
 EPILOG = """\
 Examples:
   torchmem why
   torchmem why --rank 3
   torchmem why snapshot.pickle --leaks
-  torchmem why logs/rank*.log
   kubectl logs trainer-0 | torchmem why -
   torchmem why --html why.html
 
 Without arguments, it explains your newest OutOfMemoryError; if there is none,
-the running rank that is worst off. It knows a file by its content: one that is no
-report, snapshot or summary is a text, in which it explains each message that memory
-ran out. Several texts are logs of one job. The exit code is 1 if no text has such a
-message, and 2 if a file cannot be used.
+the running rank that is worst off. It knows a file by its content: one that is
+no report, snapshot or summary is a text, in which it explains each message that
+memory ran out. Several texts are logs of one job. The exit code is 1 if no text
+has such a message, and 2 if a file cannot be used.
 """
 STDIN = Path("-")
 NOTHING_FOUND = 1

@@ -105,7 +105,7 @@ complete -c torchmem -n '_shtab_torchmem_using top' -s h -l help -d 'show this h
 complete -c torchmem -n '_shtab_torchmem_using top' -l exporter -x -d 'address of the exporter, also with USER:PASSWORD@ before the host (default http://127.0.0.1:9847)'
 complete -c torchmem -n '_shtab_torchmem_using top' -l once -d 'print one screen and exit'
 complete -c torchmem -n '_shtab_torchmem_using top' -l interval -x -d 'time between updates (default 1)'
-complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a why -d 'explain an OutOfMemoryError, a running rank, a memory snapshot, an error message or a log'
+complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a why -d 'explain an OutOfMemoryError, a rank, a snapshot, an error message or a log'
 complete -c torchmem -n '_shtab_torchmem_using why' -s h -l help -d 'show this help message and exit'
 complete -c torchmem -n '_shtab_torchmem_using why' -l list -d 'list all of your OOM reports (root: of all users)'
 complete -c torchmem -n '_shtab_torchmem_using why' -l json -d 'print JSON, for a snapshot one line per GPU'

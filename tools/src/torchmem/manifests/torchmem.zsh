@@ -19,7 +19,7 @@ _shtab_torchmem_commands() {
     run:'run a command unchanged, and monitor each of its processes that uses CUDA'
     top:'show the GPUs and ranks of a node in the terminal, live'
     whatif:'replay a memory snapshot'"'"'s allocations under other allocator settings'
-    why:'explain an OutOfMemoryError, a running rank, a memory snapshot, an error message or a log'
+    why:'explain an OutOfMemoryError, a rank, a snapshot, an error message or a log'
   )
   _describe 'torchmem commands' _commands
 }
