@@ -235,7 +235,9 @@ shown = json.loads(subprocess.run(command, stdout=-1, check=True).stdout)["devic
 parts = {part["name"]: part["bytes"] for part in shown["parts"]}
 allocated = torch.cuda.memory_allocated()
 print(shown["allocated_bytes"] == allocated, parts["parameters"])
-print(shown["allocated_peak_bytes"] == torch.cuda.max_memory_allocated())
+(path,) = glob.glob(os.environ["TORCHMEM_RUN_DIR"] + "/*/*.sample.json")
+peak = json.load(open(path))["devices"][0]["allocator"]["allocated_peak_bytes"]
+print(peak == torch.cuda.max_memory_allocated())
 fill(-100)
 """
 
