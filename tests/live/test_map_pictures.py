@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -96,7 +97,12 @@ def test_a_fragmented_rank(page: Page, server: ExporterServer, tmp_path: Path) -
         page.wait("document.querySelector('.rank .row')")
         page.click(".rank .row")
         page.click("role=tab[name='Memory map']")
-        page.wait("document.querySelector('.map-legend tbody tr')")
+        # A rank that stands still has no new snapshot for whoever asks after its first one.
+        for _ in range(200):
+            if page.evaluate("!!document.querySelector('.map-legend tbody tr')"):
+                break
+            session.step()
+            time.sleep(0.3)
         page.evaluate("document.querySelector('canvas.map-canvas').focus()")
         for _ in range(9):
             page.press("s")
