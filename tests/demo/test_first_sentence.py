@@ -15,7 +15,7 @@ from torchmem.simulator.scenarios import SCENARIOS
 
 EVERY_SECONDS = 5.0
 GRACE_STEPS = 60
-"""Growth is told at most so many steps after it is worth it."""
+"""Growth is reported at most this many steps after it becomes worth reporting."""
 MATTERS = 0.25
 """In a rank that retries, stranding more than this share of the GPU is the main problem."""
 HALF = 0.5

@@ -350,7 +350,7 @@ def test_an_oom_report(opened: Page, tmp_path: Path) -> None:
 
 
 def test_a_text_is_explained_without_the_exporter(opened: Page, tmp_path: Path) -> None:
-    """A log says rank, cause, numbers and what to do; nothing is sent for it but a file of ours."""
+    """The page shows a log's rank, cause, numbers and advice, and sends nothing of the log."""
     example = BY_NAME["pytorch"].example
     path = tmp_path / "train.log"
     path.write_text(f"step 1\n[rank3]: {example}\n[rank1]: {BY_NAME['lost_peer'].example}\n")

@@ -256,7 +256,7 @@ def test_settings_are_compared_as_by_the_command(
         ("what_if", {"file": "/nope", "settings": ["a:1"] * 9}, "at most 8 items"),
         ("explain_text", {}, "pass `text` or `file`, one of them."),
         ("explain_text", {"text": "a", "file": "b"}, "pass `text` or `file`, one of them."),
-        ("explain_text", {"file": "{}/snapshot.pickle"}, "is no text: ask explain_oom"),
+        ("explain_text", {"file": "{}/snapshot.pickle"}, "is not a text: call explain_oom"),
         ("explain_text", {"text": "a" * 200_001}, "at most 200000 characters"),
         ("list_ranks", {"run": 5}, "Input should be a valid string"),
         ("release", {}, "Unknown tool"),

@@ -22,7 +22,7 @@ from torchmem.trace.open_traces import OpenTraces
 from torchmem.trace.worker import WINDOW_BYTES, WatchedFile, load
 
 COPIES = 60
-"""So many repetitions of a trace that the file has several windows."""
+"""Repetitions of a trace, enough for the file to span several windows."""
 
 
 @pytest.fixture(scope="module")

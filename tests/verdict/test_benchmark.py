@@ -95,7 +95,7 @@ def test_advice_is_the_cure_if_the_job_lasts_twice_as_long_with_it() -> None:
 
 
 def test_advice_is_followed_by_its_setting_or_by_the_twin_of_its_kind() -> None:
-    """Advice for which there is no twin is an error."""
+    """Advice without a twin is an error."""
     expandable = Remedy(setting="expandable_segments", value="True")
     fraction = Remedy(lines=("torch.cuda.set_per_process_memory_fraction(0.55, 0)",))
 

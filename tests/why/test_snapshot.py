@@ -275,7 +275,7 @@ def annotated() -> dict[str, Any]:
 
 
 def test_what_the_program_wrote_is_grouped(tmp_path: Path, run: Run) -> None:
-    """Ranges are paths, and each grouping has all bytes; without any there is no table."""
+    """Ranges are paths, each grouping accounts for all bytes, and unset ones have no table."""
     _, out, _ = run(write(annotated(), tmp_path / "job.pickle"), "--json")
     _, plain, _ = run(write(job(MIB), tmp_path / "plain.pickle"), "--json")
     answer = json.loads(out)

@@ -1,7 +1,8 @@
 """What to type to change an inference engine, by the engine's name.
 
-The table is not in the engine's integration, because reports are read where there is no engine; and
-not in a sample, because no text of a stranger may become a line to type.
+Reports are also read on machines without the engine, so the table is here and not in the engine's
+integration. It is not in the samples either, because users type these lines, and a sample may come
+from another user.
 """
 
 from __future__ import annotations

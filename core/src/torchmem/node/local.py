@@ -36,7 +36,7 @@ class LocalRanks:
         return node_state(self.found, NvmlValues())
 
     def why(self, gpu: str, id_: str) -> RankWhy | None:
-        """Return why the memory of a rank is as it is; None if there is no such rank."""
+        """Return the explanation of a rank's memory on a GPU; None if there is no such rank."""
         item = self.item(id_)
         device = item and item.device(gpu)
         return rank_why(self.found, item, device, may_look=True) if item and device else None

@@ -125,7 +125,7 @@ def candidates(
 ) -> list[Candidate]:
     """Return the given settings; if None, those worth trying, the simplest first.
 
-    There are no duplicates, and the recorded settings are not worth trying.
+    Duplicates and the recorded settings are left out.
     """
     if given is not None:
         texts = dict.fromkeys(given)

@@ -30,7 +30,7 @@ def _file(file: str | None) -> TextAnswer:
     path = Path(file or "")
     if kind_of_path(path) is not TEXT:
         raise UsageError(
-            f"{sanitize_text(str(path))} is no text: ask explain_oom or read_snapshot."
+            f"{sanitize_text(str(path))} is not a text: call explain_oom or read_snapshot."
         )
     if path.stat().st_size > MAX_LOG_BYTES:
         raise UsageError(

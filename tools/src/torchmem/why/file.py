@@ -15,7 +15,7 @@ from torchmem.why.summary import SummaryAnswer
 
 
 def file_answer(path: Path, view: SnapshotView, thresholds: Path | None) -> Answer:
-    """Return the answer about a file that is no text, which any user may have written.
+    """Return the answer about a file other than a text, which any user may have written.
 
     Raises UsageError.
     """

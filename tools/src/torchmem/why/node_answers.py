@@ -191,7 +191,7 @@ def _names(found: list[FoundRank]) -> str:
 
 
 _NOT_SHOWN = {
-    *("uid", "local_rank", "active_bytes", "allocated_peak_bytes", "reserved_peak_bytes"),
+    *("uid", "local_rank", "active_bytes"),
     *("outside_allocator_bytes", "headroom_bytes", "stranded_bytes", "releasable_bytes"),
     *("largest_free_block_bytes", "read_steps"),
 }

@@ -199,7 +199,8 @@ FORMATS: tuple[TextFormat, ...] = (
         r"(?:Out of memory|[Mm]emory cgroup out of memory)[^\n]{0,80}?: Kill(?:ed)? process "
         r"(?P<pid>\d{1,10}) \((?P<program>[^)\n]{1,64})\)"
         r"(?:[^\n]{0,80}?anon-rss:(?P<resident_kib>\d{1,15})kB)?"
-        r"|oom-kill:constraint=\w+,[^\n]{0,400}?task=(?P<task>[^,\n]{1,64}),pid=(?P<task_pid>\d{1,10})",
+        r"|oom-kill:constraint=\w+,[^\n]{0,400}?task=(?P<task>[^,\n]{1,64}),"
+        r"pid=(?P<task_pid>\d{1,10})",
         "kernel: Memory cgroup out of memory: Killed process 4321 (python) total-vm:91000000kB, "
         "anon-rss:62914560kB, file-rss:1000kB, shmem-rss:0kB, UID:1000",
         "The kernel killed a process because host memory, or the limit of its control group, was "

@@ -1,4 +1,4 @@
-"""What a message allows to be said of the cause of an OOM: a cause, or between which ones it is.
+"""What a message says about the cause of an OOM: the cause, or the causes that are possible.
 
 The causes and changes are those of `torchmem.explain.verdict`. What a verdict takes from the run
 and a message does not have, the margin and what was outside before, is unknown here: a cause is
@@ -56,7 +56,7 @@ class Judged:
         detail: the kind of fragmentation.
         candidates: the causes between which it does not decide; empty if it excludes none.
         report: the numbers as the report of an OOM, for its words and remedies; None where the
-            message has too few numbers, or is no message of PyTorch's allocator.
+            message has too few numbers, or does not come from PyTorch's allocator.
         compaction: bytes that compacting PyTorch's memory would have given beyond the request, at
             most; None if unknown.
         holders: other processes on the GPU, the largest first.

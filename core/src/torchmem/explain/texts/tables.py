@@ -28,7 +28,8 @@ _NUMBER = re.compile(r"['\"]?(num_ooms|num_alloc_retries)['\"]?\s*[:=,]\s*(\d{1,
 _USED = re.compile(r"(\d{1,9})MiB\s*/\s*(\d{1,9})MiB")
 _GPU = re.compile(r"^\|\s*(\d{1,3})\s+\S")
 _PROCESS = re.compile(
-    r"^\|\s*(\d{1,3})\s+(?:\S+\s+\S+\s+)?(\d{1,10})\s+([A-Z+]{1,6})\s+(.{1,80}?)\s+(\d{1,9})MiB\s*\|"
+    r"^\|\s*(\d{1,3})\s+(?:\S+\s+\S+\s+)?(\d{1,10})\s+([A-Z+]{1,6})\s+(.{1,80}?)"
+    r"\s+(\d{1,9})MiB\s*\|"
 )
 _NAMES = {
     "Allocated": "allocated",

@@ -157,7 +157,7 @@ def cannot_say(message: Message, judged: Judged) -> Iterator[str]:
     if judged.candidates:
         yield "how much more the step still needed, which decides between these causes"
     if judged.cause in {"capacity", "fragmentation", "limit", None}:
-        yield "what holds the memory, and whether it grew from step to step"
+        yield "what holds the memory, or whether it grew from step to step"
     if judged.cause == "fragmentation":
         yield "whether free blocks waited for another stream"
     if judged.cause == "external" and not judged.holders:
@@ -182,7 +182,7 @@ def table_facts(table: Table) -> Iterator[tuple[str, int]]:
             yield words, size
     for use in table.gpus:
         yield f"GPU {use.gpu} in use", use.used
-        yield f"GPU {use.gpu} in all", use.total
+        yield f"GPU {use.gpu} in total", use.total
         for holder in use.holders:
             if holder.bytes is not None:
                 yield f"process {holder.pid} on GPU {use.gpu}", holder.bytes
