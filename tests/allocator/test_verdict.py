@@ -269,6 +269,16 @@ def test_a_block_that_fits_was_pending() -> None:
     assert judge(evidence, other, FIRST).cause != "pending"
 
 
+def test_memory_that_waits_for_a_stream_is_not_stranded() -> None:
+    """Free memory that had only to be waited for is not told as what had changed."""
+    evidence = replace(FULL, requested=GIB, cached_free=30 * GIB, driver_free=0, reserved=79 * GIB)
+    run = _run(FLAT, 49 * GIB)
+    waits = judge(evidence, LargestFreeBlocks(own=2 * GIB), run).why
+    stranded = judge(evidence, LargestFreeBlocks(own=GIB // 2), run).why
+
+    assert (waits and waits.onset, stranded and stranded.onset) == ("tight", "stranded")
+
+
 def test_a_library_with_a_full_cache_beside_it() -> None:
     """Where PyTorch caches a tenth of the GPU, its release matters to a library's request."""
     evidence = replace(FULL, requested=MIB, driver_free=0)

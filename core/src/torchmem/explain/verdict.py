@@ -144,8 +144,9 @@ def judge(
     gains = tuple(_gains(evidence, blocks, run, why))
     best = max((gain for gain in gains if gain.matters), key=_rank, default=None)
     cause = CAUSE_BY_CHANGE[best.change] if best else "capacity"
-    if why is not None and why.onset == "stranded" and cause == "capacity":
-        why = run.why(is_compact=True)  # compaction would not have made enough room
+    if why is not None and why.onset == "stranded" and cause in {"capacity", "pending"}:
+        # Compaction would not have made enough room, or the free memory waited for a stream.
+        why = run.why(is_compact=True)
     detail = fragmentation_detail(evidence, blocks) if blocks and cause == "fragmentation" else None
     return Verdict(cause, detail, why, gains)
 
