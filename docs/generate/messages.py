@@ -25,7 +25,7 @@ HEAD = """\
 
 # Error messages of GPU memory, explained
 
-    pip install torchmem
+    pip install .                          # in a clone of the repository
     torchmem why error.txt
     torchmem why logs/rank*.log
     kubectl logs trainer-0 | torchmem why -
