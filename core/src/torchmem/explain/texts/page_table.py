@@ -16,6 +16,7 @@ from torchmem.explain.texts.advice import advice, next_command
 from torchmem.explain.texts.formats import FORMATS, TextFormat
 from torchmem.explain.texts.judgment import Judged
 from torchmem.explain.texts.numbers import MAX_BYTES, Message, Numbers
+from torchmem.explain.texts.scan import NEAR_BYTES
 from torchmem.explain.texts.words import NUMBER_WORDS, PHRASES, TEXT_CAUSES
 from torchmem.explain.verdict import CAUSE_BY_CHANGE, MIN_ROOM_RATIO, NEW_RATIO
 
@@ -44,6 +45,7 @@ def page_table() -> bytes:
             "slack": judgment.SLACK_BYTES,
             "max_bytes": MAX_BYTES,
             "label_columns": log_lines.LABEL_COLUMNS,
+            "near": NEAR_BYTES,
         },
     }
     return json.dumps(table, separators=(",", ":")).encode()

@@ -85,6 +85,7 @@ function label(text, table) {
 
 function continued(lines, at, first, start, table) {
   const words = first.text.slice(start).split(/\s+/).filter(Boolean);
+  if (first.rank === null && isMixed(lines, at, table.bounds.near)) return words.join(" ");
   for (const raw of lines.slice(at + 1, at + 1 + MAX_CONTINUATIONS)) {
     const line = readLine(raw.slice(0, MAX_LINE), table);
     if (line.rank !== first.rank) continue;
@@ -92,6 +93,20 @@ function continued(lines, at, first, start, table) {
     if (words.length > MAX_WORDS) break;
   }
   return words.slice(0, MAX_WORDS).join(" ");
+}
+
+/** Return whether messages with other beginnings stand near a line, as of other ranks. */
+function isMixed(lines, at, near) {
+  const begins = (text) => text.match(/out of memory[^\r\n]{0,60}/g) ?? [];
+  const own = new Set(begins(lines[at]));
+  const around = (from, step) => {
+    let text = "";
+    for (let next = from; next >= 0 && next < lines.length && text.length < near; next += step) {
+      text = step > 0 ? `${text}${lines[next]}\n` : `${lines[next]}\n${text}`;
+    }
+    return step > 0 ? text.slice(0, near) : text.slice(-near);
+  };
+  return begins(around(at - 1, -1) + around(at + 1, 1)).some((each) => !own.has(each));
 }
 
 function messagesIn(line, more, table) {
