@@ -37,6 +37,8 @@ OF_TRAINING = re.compile(
     r"gradient|optimizer|backward|shard|utils\.checkpoint|losses|activations|retained|no_grad",
     re.IGNORECASE,
 )
+SERVING = {"kv_cache"}
+"""Remedies for engines, which speak of the activations of inference."""
 
 
 def _words(found: Iterable[Remedy]) -> str:
@@ -99,7 +101,8 @@ def test_inference_hears_nothing_of_training(report: OomReport) -> None:
         verdict=verdict,
     )
 
-    assert OF_TRAINING.findall(_words(remedies(report))) == []
+    advice = [remedy for remedy in remedies(report) if remedy.kind not in SERVING]
+    assert OF_TRAINING.findall(_words(advice)) == []
 
 
 def test_requests_that_record_graphs_in_vain() -> None:
@@ -175,12 +178,25 @@ def test_without_components_the_tensors_tell_what_to_reduce(
     assert first in remedies(report)[0].text
 
 
+def test_kept_outputs_of_inference_are_no_losses() -> None:
+    """Outputs that an earlier call recorded graphs for, at a request of inference."""
+    kept = TensorGroup(112, (9, 4), "float32", 60 * GIB, "output")
+    report = replace(_with(FIRST_STEP), tensors=(kept,), origin=FORWARD, gradients_enabled=False)
+    words = _words(remedies(report))
+
+    assert "a list of outputs" in words
+    assert OF_TRAINING.findall(words) == []
+
+
 def test_parameters_alone_are_a_model_that_does_not_fit() -> None:
     """A step that never began is not blamed."""
     report = replace(_with(FIRST_STEP), tensors=(replace(PARAMETERS, bytes=78 * GIB),))
 
     assert headline(report).startswith("The model does not fit")
     assert not headline(replace(report, tensors=())).startswith("The model")
+    half = replace(PARAMETERS, bytes=39 * GIB)
+    with_gradients = replace(report, tensors=(half, replace(half, role=None)))
+    assert not headline(with_gradients).startswith("The model")
 
 
 def test_a_checkpoint_is_read_into_host_memory() -> None:

@@ -8,7 +8,7 @@ from torchmem.allocator.sizes import GIB, MIB, format_size
 from torchmem.explain.call_stack import public_place
 from torchmem.explain.lines import leaking_line
 from torchmem.explain.oom_report import CAUSE_SUMMARIES, OomReport
-from torchmem.explain.tensor_remedies import is_model_alone
+from torchmem.explain.tensor_shares import is_model_alone
 from torchmem.explain.threat_words import KEPT_TENSORS, LEAKS
 from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
 from torchmem.metrics.memory_parts import COMPONENTS

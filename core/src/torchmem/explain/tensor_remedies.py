@@ -7,37 +7,31 @@ request belongs to training. Only what is true of the case is advised.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
 
 from torchmem.allocator.sizes import format_size
-from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.activity import is_copy, is_in_optimizer, is_loading, trains, updates_at_once
 from torchmem.explain.call_stack import public_place
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.remedy import Remedy
+from torchmem.explain.tensor_shares import (
+    MODEL,
+    TensorKind,
+    component_sizes,
+    has_trained,
+    is_inference,
+    kept_outputs,
+    share_of_step,
+    tensor_shares,
+)
 from torchmem.explain.verdict import OnsetEvidence
 from torchmem.sample.remedy_words import REMEDY_WORDS, RemedyKind
-
-Kind = Literal["model", "step", "outputs", "others"]
 
 SUBSTANTIAL = 0.2
 """The share of tensor memory from which a kind of tensors is worth a remedy."""
 MOSTLY_ACTIVATIONS = 0.5
 """The share of tensor memory allocated within a step that points to activations."""
-NEWEST_ENDS = 3
-"""Ends of steps whose lowest memory shows what is kept; more of them would count a leak."""
-MIN_MODEL_ALONE = 0.95
-"""The share of tensor memory from which parameters are all that there is."""
-MIN_KEPT_OUTPUTS = 16
-"""Tensors of one shape with graphs that Python code must refer to at once to count as kept."""
 MIN_LOADED = 0.9
 """The share of a loaded checkpoint that must be tensors other than the model's."""
-
-MODEL = frozenset({"parameters", "gradients", "optimizer_state"})
-OF_A_STEP = frozenset({"step", "gradients_or_step"})
-NO_TENSORS = frozenset({"pending", "rounding"})
-TRAINED = frozenset({"gradients", "gradients_or_step", "optimizer_state"})
-"""Components that only training has."""
 
 NO_GRAPHS = ("with torch.no_grad(): ...",)
 
@@ -63,87 +57,11 @@ def capacity(report: OomReport) -> Iterator[Remedy]:
             yield from _BY_KIND[kind](report)
 
 
-def _guess(report: OomReport) -> tuple[Kind, ...]:
+def _guess(report: OomReport) -> tuple[TensorKind, ...]:
     """Return what may hold the memory if neither components nor tensors are known."""
-    within = _share_of_step(report)
+    within = share_of_step(report)
     is_first = within is None or within >= MOSTLY_ACTIVATIONS
     return ("step", "model") if is_first else ("model", "step")
-
-
-def tensor_shares(report: OomReport) -> dict[Kind, float] | None:
-    """Return the shares of tensor memory by kind; None without components and tensors."""
-    sizes = _tensor_sizes(report)
-    total = sum(sizes.values())
-    if not total:
-        return _shares_in_python(report)
-    model = sum(sizes[name] for name in sizes.keys() & MODEL)
-    step = _share_of_step(report)
-    if step is None:
-        # No step has ended: autograd keeps the tensors that are not Python objects for this step.
-        in_python = sum(group.bytes for group in report.tensors)
-        step = (total - max(model, min(in_python, total))) / total
-    return {"model": model / total, "step": step, "others": max(0.0, 1 - model / total - step)}
-
-
-def _shares_in_python(report: OomReport) -> dict[Kind, float] | None:
-    """Return the shares by the tensors that are Python objects; None if they are unknown.
-
-    What is allocated beside them is kept by autograd, or was temporary: it belongs to the step.
-    """
-    allocator = report.device.allocator
-    total = allocator.allocated_bytes.total if allocator else 0
-    if not total or not report.tensors:
-        return None
-    sizes: dict[Kind, int] = {"model": 0, "outputs": 0, "others": 0, "step": 0}
-    shapes = {group.shape for group in report.tensors if group.role == "parameter"}
-    for group in report.tensors:
-        # Gradients and optimizer state have the shapes of their parameters.
-        kind: Kind = "model" if group.shape in shapes else _kind(group)
-        if kind == "others" and is_inference(report) and group.count < MIN_KEPT_OUTPUTS:
-            kind = "step"  # without graphs, outputs look like all other tensors
-        sizes[kind] += group.bytes
-    sizes["step"] += max(0, total - sum(sizes.values()))
-    return {kind: size / max(total, sum(sizes.values())) for kind, size in sizes.items()}
-
-
-def is_model_alone(report: OomReport) -> bool:
-    """Return whether parameters filled the GPU, before a first step."""
-    shares = None if report.steps.count else _shares_in_python(report)
-    return shares is not None and shares["model"] >= MIN_MODEL_ALONE
-
-
-def _kind(group: TensorGroup) -> Kind:
-    if group.role == "parameter":
-        return "model"
-    if group.role == "output":
-        return "outputs" if group.count >= MIN_KEPT_OUTPUTS else "step"
-    return "others"
-
-
-def _tensor_sizes(report: OomReport) -> dict[str, int]:
-    """Return the bytes by component; those of the peak if they were read between two steps."""
-    device = report.device
-    is_within_step = bool(device.components.keys() & OF_A_STEP)
-    sizes = device.components if is_within_step else device.component_peaks or device.components
-    return {name: size for name, size in sizes.items() if name not in NO_TENSORS}
-
-
-def _share_of_step(report: OomReport) -> float | None:
-    """Return the share of tensor memory that was allocated within the step; None if unknown.
-
-    If the components do not show it, the allocated memory is compared with what it was at the end
-    of the newest steps: their lowest, as a part of them may have been kept.
-    """
-    sizes = _tensor_sizes(report)
-    of_step = sum(sizes[name] for name in sizes.keys() & OF_A_STEP)
-    if of_step and not report.steps.unread:
-        return of_step / sum(sizes.values())
-    allocator, history, trend = report.device.allocator, report.device.run_history, report.trend
-    now = allocator.allocated_bytes.total if allocator else 0
-    kept = history.allocated_bytes[-NEWEST_ENDS:] if history else ()
-    rows = zip(trend.allocated_bytes, trend.steps, strict=True)
-    kept = kept or tuple(size for size, steps in rows if size and steps)
-    return max(0.0, 1 - min(kept) / now) if kept and now else None
 
 
 def belongs_to_training(report: OomReport) -> bool:
@@ -155,19 +73,9 @@ def belongs_to_training(report: OomReport) -> bool:
     return report.gradients_enabled is not False and not is_evaluation
 
 
-def is_inference(report: OomReport) -> bool:
-    """Return whether nothing shows that the process trains, and gradients were off."""
-    return report.gradients_enabled is False and not _has_trained(report)
-
-
-def _has_trained(report: OomReport) -> bool:
-    components = report.device.components
-    return trains(report.origin) or any(components.get(name) for name in TRAINED)
-
-
 def _unused_graphs(report: OomReport) -> Iterator[Remedy]:
     """Yield what helps inference with gradients: requests, no step, and no onset."""
-    is_idle = not report.steps.count and not _has_trained(report)
+    is_idle = not report.steps.count and not has_trained(report)
     if report.gradients_enabled and is_idle and report.oom.onset is None:
         yield Remedy("no_graphs", "If this is inference, do not record graphs.", NO_GRAPHS)
 
@@ -182,7 +90,7 @@ def loaded_checkpoint(report: OomReport) -> Iterator[Remedy]:
             lines,
         )
         return
-    sizes = _tensor_sizes(report)
+    sizes = component_sizes(report)
     others = sum(size for name, size in sizes.items() if name not in MODEL)
     for use in report.lines.held if report.lines else ():
         if use.loads and MIN_LOADED * use.bytes <= others:
@@ -261,22 +169,19 @@ def _model(report: OomReport) -> Iterator[Remedy]:
 
 
 def _outputs(report: OomReport) -> Iterator[Remedy]:
-    kept = max(
-        (group for group in report.tensors if _kind(group) == "outputs"),
-        key=lambda group: group.bytes,
-    )
+    kept = kept_outputs(report)
+    others = ", a sum of losses (use loss.item()), or a hook that stores activations"
     yield Remedy(
         "kept_outputs",
         f"Python code refers to {kept.count:,} tensors of one shape and their graphs, "
         f"{format_size(kept.bytes)}. Find what keeps them: a list of outputs (append "
-        "output.detach().cpu()), a sum of losses (use loss.item()), or a hook that stores "
-        "activations.",
+        f"output.detach().cpu()){'' if is_inference(report) else others}.",
     )
 
 
 def _others(report: OomReport) -> Iterator[Remedy]:
     share, allocator = (tensor_shares(report) or {}).get("others", 0.0), report.device.allocator
-    total = sum(_tensor_sizes(report).values())
+    total = sum(component_sizes(report).values())
     if total:
         yield Remedy(
             "find_others",
@@ -353,7 +258,7 @@ def new_phase(report: OomReport, why: OnsetEvidence) -> Iterator[Remedy]:
         yield smaller_calls(why.bytes)
 
 
-_BY_KIND: Mapping[Kind, Callable[[OomReport], Iterator[Remedy]]] = {
+_BY_KIND: Mapping[TensorKind, Callable[[OomReport], Iterator[Remedy]]] = {
     "model": _model,
     "step": smaller,
     "outputs": _outputs,
