@@ -40,7 +40,7 @@ FACTS = {
     "nvml_gpu_info": {"name", "pci_bus_id"},
     "nvml_mig_info": {"mig_uuid", "profile"},
     "nvml_process_info": {
-        *("name", "uid", "user", "rank", "run", "launch", "slurm_job_id"),
+        *("name", "uid", "user", "rank", "run", "launch", "slurm_job_id", "state"),
         *("namespace", "pod", "pod_uid"),
     },
 }

@@ -15,6 +15,8 @@ from torchmem.sample.sample import Process, Sample, State, live_state
 
 # A process that /proc hides counts as alive for this long after its last write.
 MAX_HIDDEN_SILENCE_SECONDS = 60.0
+PID_MAX_LIMIT = 1 << 22
+"""Linux assigns no pid from here on (include/linux/threads.h)."""
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux, include/linux/proc_ns.h
 
 ProcessKey = tuple[int | None, int, int | None]
@@ -127,6 +129,27 @@ def _refuses_signals(pid: int) -> bool:
     except (OSError, OverflowError):
         return False
     return False
+
+
+def is_gone(pid: int, proc: Path = PROC) -> bool:
+    """Return whether no thread with this pid is left, visible or hidden, that has not ended.
+
+    A process that is torn down is still there; so is one whose first thread alone has ended. Of a
+    zombie, all that is left is its exit code.
+    """
+    if start_ticks(pid, proc) is not None:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    try:
+        threads = list((proc / str(pid) / "task").iterdir())
+    except OSError:
+        return False
+    return all(start_ticks(f"{pid}/task/{thread.name}", proc) is None for thread in threads)
 
 
 def process_state(

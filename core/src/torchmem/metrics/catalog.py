@@ -510,8 +510,13 @@ NVML_PROCESS_UTILIZATION = _group.gauge(
 NVML_PROCESS_INFO = _group.info(
     "nvml_process_info",
     "Name, user, container, pod, Slurm job, systemd unit, rank, run and launch of a process on the "
-    "GPU, where visible.",
+    'GPU, where visible; state="dead" for a process that is gone.',
     "pid",
+)
+NVML_DEAD_PROCESS_MEMORY = _group.gauge(
+    "nvml_dead_process_memory_bytes",
+    "Memory of processes that are gone, which NVML still lists; "
+    "absent unless the exporter sees the node's processes.",
 )
 NVML_UNATTRIBUTED_MEMORY = _group.gauge(
     "nvml_unattributed_memory_bytes",

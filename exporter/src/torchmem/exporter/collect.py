@@ -49,6 +49,7 @@ from torchmem.exporter.subjects import (
     utilization,
     xid_events,
 )
+from torchmem.exporter.subjects.dead_processes import DeadProcesses, dead_families
 from torchmem.exporter.subjects.engine import engine_families
 from torchmem.exporter.subjects.outside_allocator import (
     OutsideAllocator,
@@ -59,6 +60,7 @@ from torchmem.exporter.subjects.threats import RankThreats
 from torchmem.exporter.worker import JobThread, JobThreads
 from torchmem.metrics import catalog
 from torchmem.metrics.families import families, family, info
+from torchmem.node.gpu_holders import DeadProcess, GpuHolders
 from torchmem.node.host_processes import HostProcesses
 from torchmem.node.published import Published
 
@@ -100,8 +102,8 @@ class Exporter:
     `processes_per_gpu`: how many processes of a GPU have series of their own, the largest first;
     `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
     `thresholds`: by which ranks are judged, by default the shipped ones; `workers`: the threads
-    that call the driver; `pods`: finds the names of pods; `all_series`: whether ranks also have the
-    series that no rule and no panel reads.
+    that call the driver; `pods`: finds the names of pods; `dead`: finds processes that are gone;
+    `all_series`: whether ranks also have the series that no rule and no panel reads.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two are settings
@@ -117,14 +119,15 @@ class Exporter:
         workers: JobThreads[GpuLabels] | None = None,
         pods: PodNames | None = None,
         all_series: bool = False,
+        dead: DeadProcesses | None = None,
     ) -> None:
         self._driver = Driver(nvml)
         self._events = xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
         self._pods = pods or PodNames()
+        self._dead = dead or DeadProcesses()
         self._hosts = HostProcesses()
-        self._outside = OutsideAllocator()
-        self._threats = RankThreats()
+        self._outside, self._threats = OutsideAllocator(), RankThreats()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory = run_directory
         self._all_series = all_series
@@ -142,8 +145,7 @@ class Exporter:
         self._last_reading = self._current_reading = self._new_reading()
         self._found = NodeReading(0.0, reading=self._current_reading)
         self._is_closed = False
-        self._collecting = threading.Lock()
-        self._lock = threading.Lock()
+        self._collecting, self._lock = threading.Lock(), threading.Lock()
 
     def configure(
         self,
@@ -289,8 +291,7 @@ class Exporter:
         # NVML's processes are joined only under the exporter's own pids.
         is_joinable = reading.nvml.pid_namespace() == self._run_directory.namespace
         joinable = reading if is_joinable else self._new_reading()
-        facts = partial(processes.info_families, joinable, published, self._owners, self._pods)
-        process_info = run_collector("process_info", facts)
+        dead, process_info = self._process_info(joinable, published)
         outside, join = self._join(joinable, published, gpus)
         published, samples = self._sample_families(published, read, outside, gpus)
         self._found = NodeReading(
@@ -302,6 +303,7 @@ class Exporter:
             thresholds=self._thresholds,
             run_dir=self.run_dir,
             missing=_NO_DESCRIPTORS if self._run_directory.lacks_descriptors else None,
+            holders=GpuHolders(outside.held, dead),
             reading=reading,
             identities=known.values(),
         )
@@ -309,6 +311,23 @@ class Exporter:
         samples = replace(samples, success=samples.success and is_whole)
         gpu = replace(gpu, success=not reading.down_reason)
         return [gpu, events, samples, process_info, join]
+
+    def _process_info(
+        self, reading: Reading, published: Sequence[Published]
+    ) -> tuple[Mapping[str, Sequence[DeadProcess]], CollectorResult]:
+        """Return the dead processes of each GPU, and the facts about all; `reading` is joinable."""
+        facts: Mapping[int, Mapping[str, str]] = {}
+
+        def read() -> Mapping[str, Sequence[DeadProcess]]:
+            nonlocal facts
+            facts = processes.process_facts(reading, published, self._owners, self._pods)
+            return self._dead.update(reading, facts, published)
+
+        def found(dead: Mapping[str, Sequence[DeadProcess]]) -> Iterator[Metric]:
+            yield from processes.info_families(reading, facts, dead)
+            yield from dead_families(dead, reading)
+
+        return read_and_collect("process_info", read, found, {})
 
     def _read_samples(self) -> tuple[Sequence[Published], CollectorResult]:
         return read_and_collect(

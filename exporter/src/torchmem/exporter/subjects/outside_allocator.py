@@ -112,6 +112,11 @@ class OutsideBytes:
     by_process: Mapping[DeviceProcess, int] = field(default_factory=dict)
     uses: Mapping[tuple[str, int], ProcessUse] = field(default_factory=dict)
 
+    @property
+    def held(self) -> Mapping[tuple[str, int], int]:
+        """NVML's bytes of each process, by the device's UUID and the pid."""
+        return {key: use.used_bytes for key, use in self.uses.items()}
+
 
 def outside_families(found: OutsideBytes, *, all_series: bool = True) -> Iterator[Metric]:
     """Yield the bytes outside the allocator by GPU and rank; with all series, also their times."""
