@@ -254,8 +254,11 @@ def _processes() -> Panel:
     return table.height(9).min_width(80)
 
 
-DEAD = "dead"
-WRONG_HOLDERS = {DEAD: ("Process is gone", FAILED)}
+DEAD, MISPLACED = "dead", "misplaced"
+WRONG_HOLDERS = {
+    DEAD: ("Process is gone", FAILED),
+    MISPLACED: ("Another rank's GPU", ATTENTION),
+}
 
 
 def _wrong_holders() -> Panel:
@@ -265,7 +268,12 @@ def _wrong_holders() -> Panel:
         f"{select(catalog.NVML_PROCESS_MEMORY)} * on (instance, uuid, pid) "
         f"group_left ({', '.join(facts)}) {dead}"
     )
-    rows = _named_rows(f'label_replace({held}, "why", "{DEAD}", "", "")', "why", *facts)
+    misplaced = f'{catalog.MISPLACED.name}{{instance=~"$node", uuid=~"$gpu"}}'
+    both = " or ".join(
+        f'label_replace({expression}, "why", "{why}", "", "")'
+        for why, expression in ((DEAD, held), (MISPLACED, misplaced))
+    )
+    rows = _named_rows(f"({both})", "why", *facts)
     columns = [
         Column("GPU", rows, label="short_name", width=170),
         _words("Why", rows, WRONG_HOLDERS, label="why", width=160),
@@ -280,8 +288,9 @@ def _wrong_holders() -> Panel:
         "Held by whom it should not be", columns, sort="Memory", descending=True, hidden=GPU_ROW
     )
     table.description(
-        "Whose memory is in nobody's use? Process is gone: NVML still counts memory of a process "
-        "that the node no longer has; end its children, or reset the GPU."
+        "Whose memory should not be there? Process is gone: NVML still counts memory of a process "
+        "that the node no longer has; end its children, or reset the GPU. Another rank's GPU: the "
+        "rank has a context on a GPU that is not its own; call torch.cuda.set_device first."
     ).no_value("None, or the exporter does not see the node's processes")
     return table.height(5).min_width(60)
 
@@ -302,9 +311,9 @@ BOARD = board.Board(
     board.NODE_VARIABLES,
     (
         board.Row("Which GPU needs attention?", [*NUMBERS, _gpus()]),
-        board.Row("Who holds the memory?", [_processes(), _wrong_holders()]),
+        board.Row("Who holds the memory?", [_processes()]),
         board.Row("Over time", OVER_TIME, collapsed=True),
-        board.Row("Memory", MEMORY, collapsed=True),
+        board.Row("Memory", [_wrong_holders(), *MEMORY], collapsed=True),
         board.Row("Utilization by unit", UTILIZATION, collapsed=True),
         board.Row("Clocks, throttling and limits", POWER_AND_CLOCKS, collapsed=True),
         board.Row("Errors", ERRORS, collapsed=True),

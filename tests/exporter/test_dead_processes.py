@@ -23,10 +23,11 @@ from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.dead_processes import MIN_SECONDS, DeadProcesses
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
-from torchmem.host.process_table import PID_MAX_LIMIT, is_gone
+from torchmem.host.process_table import is_gone
 from torchmem.node.gpu_holders import DeadProcess
 from torchmem.node.published import Published
 from torchmem.node.why import rank_why
+from torchmem.sample.sample import MAX_PID
 
 OpenExporter = Callable[..., Exporter]
 DEAD, INFO = "nvml_dead_process_memory_bytes", "nvml_process_info"
@@ -132,7 +133,7 @@ def test_pids_of_others_are_not_looked_up(
     """Numbers that Linux never assigns, and clients of MPS, are not called dead."""
     end(child)
     node = Node(open_exporter)
-    rows = ProcessMemory(PID_MAX_LIMIT, 300), ProcessMemory(child.pid, 200)
+    rows = ProcessMemory(MAX_PID, 300), ProcessMemory(child.pid, 200)
     node.gpu = gpu_with(*rows, mps=[child.pid])
 
     assert [node.scrape().value(DEAD), node.scrape().value(DEAD)] == [0.0, 0.0]

@@ -15,8 +15,6 @@ from torchmem.sample.sample import Process, Sample, State, live_state
 
 # A process that /proc hides counts as alive for this long after its last write.
 MAX_HIDDEN_SILENCE_SECONDS = 60.0
-PID_MAX_LIMIT = 1 << 22
-"""Linux assigns no pid from here on (include/linux/threads.h)."""
 INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of Linux, include/linux/proc_ns.h
 
 ProcessKey = tuple[int | None, int, int | None]

@@ -417,6 +417,11 @@ OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
     "Unix time at which torchmem_outside_allocator_bytes was measured.",
     is_detail=True,
 )
+MISPLACED = _group.gauge(
+    "torchmem_misplaced_bytes",
+    "What the rank holds, as NVML reports it, on this GPU that is another rank's of its launch; "
+    "absent if it holds less than a context.",
+)
 RESERVED_UNBACKED = _group.gauge(
     "torchmem_reserved_unbacked_bytes",
     "Reserved bytes that are not on the device, because an allocator outside PyTorch has returned "

@@ -1,21 +1,14 @@
-"""Who holds the memory of a GPU that should not: as records, and as notes in words.
+"""Who holds the memory of the GPUs of a node, as far as NVML and /proc together tell.
 
-Only NVML and /proc together know it, so a node without an exporter that sees the node's processes
-has no notes.
+Without an exporter that sees the node's processes, nothing is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchmem.allocator.sizes import format_size
-from torchmem.node.state import GpuNote
-from torchmem.output.terminal import counted, first_of
-from torchmem.sample.remedy_words import REMEDY_WORDS, RemedyKind
 from torchmem.sample.sample import Process
-
-MAX_NAMED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,40 +40,3 @@ class GpuHolders:
 
     held: Mapping[tuple[str, int], int] = field(default_factory=dict)
     dead: Mapping[str, Sequence[DeadProcess]] = field(default_factory=dict)
-
-
-def gpu_notes(holders: GpuHolders, uuid: str) -> tuple[GpuNote, ...]:
-    """Return the notes about a GPU."""
-    return tuple(_dead(holders.dead.get(uuid, ())))
-
-
-def _dead(dead: Sequence[DeadProcess]) -> Iterator[GpuNote]:
-    if dead:
-        held = format_size(sum(process.bytes for process in dead))
-        which = counted(len(dead), "process", "processes")
-        verb = "is" if len(dead) == 1 else "are"
-        names = first_of(list(map(_name, dead)), MAX_NAMED)
-        yield _note("dead_processes", f"{held} is held by {which} that {verb} gone: {names}.")
-
-
-def _note(kind: RemedyKind, text: str) -> GpuNote:
-    return GpuNote(kind, text, f"{REMEDY_WORDS[kind]}.")
-
-
-def _name(dead: DeadProcess) -> str:
-    """Return the pid, and who it was as far as that is known."""
-    facts = dead.facts
-    rank = f"rank {facts['rank']} of run {facts.get('run')}" if "rank" in facts else None
-    uid = f"user ID {facts['uid']}" if "uid" in facts else None
-    known = ", ".join(filter(None, (rank or facts.get("name"), facts.get("user") or uid)))
-    return f"pid {dead.pid} ({known})" if known else f"pid {dead.pid}"
-
-
-def previous_launch(holders: GpuHolders, uuid: str, process: Process) -> str | None:
-    """Return what an earlier launch of a process's run left on a GPU; None for nothing."""
-    left = [dead for dead in holders.dead.get(uuid, ()) if dead.was(process)]
-    if not left:
-        return None
-    held = format_size(sum(dead.bytes for dead in left))
-    pids = first_of([dead.pid for dead in left], MAX_NAMED)
-    return f"The previous launch of this run, dead, still holds {held} here (pid {pids})."

@@ -22,7 +22,7 @@ from torchmem.explain.rank_report import ending
 from torchmem.explain.threats import Threat, is_severe, threats
 from torchmem.explain.thresholds import Limits
 from torchmem.host.process_table import process_key
-from torchmem.node.gpu_holders import gpu_notes
+from torchmem.node.gpu_notes import gpu_notes
 from torchmem.node.published import NodeRanks, Published
 from torchmem.node.state import GpuState, LastOom, NodeState, NvmlState, RankState
 from torchmem.sample.sample import LIVE_STATES, DeviceSample, State
@@ -108,13 +108,14 @@ def _gpus(found: NodeRanks, nvml: NvmlValues) -> Iterator[GpuState]:
             entry = _on_device(found, item, device)
             ranks.setdefault(device.uuid or "", []).append(entry)
     for gpu in nvml.gpus:
-        noted = replace(gpu, notes=gpu_notes(found.holders, gpu.uuid))
+        noted = replace(gpu, notes=gpu_notes(found, gpu.uuid))
         yield _with_ranks(noted, ranks.pop(gpu.uuid, []), nvml.unused_bytes.get(gpu.uuid))
     # MIG devices first: the rest may be what some user made up.
     for uuid, entries in sorted(
         ranks.items(), key=lambda each: (each[0] not in found.gpus, each[0])
     ):
-        yield _with_ranks(GpuState(uuid, index=found.gpus.get(uuid)), entries, None)
+        mig = GpuState(uuid, index=found.gpus.get(uuid), notes=gpu_notes(found, uuid))
+        yield _with_ranks(mig, entries, None)
 
 
 def _on_device(found: NodeRanks, item: Published, device: DeviceSample) -> _OnDevice:

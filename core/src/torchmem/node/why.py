@@ -43,7 +43,7 @@ from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
 from torchmem.host.process_table import process_key
-from torchmem.node.gpu_holders import gpu_notes, previous_launch
+from torchmem.node.gpu_notes import rank_notes
 from torchmem.node.published import NodeRanks, Published
 from torchmem.node.reports import newest_of
 from torchmem.node.state import GpuNote, LabeledBytes, OomWhy, RankWhy
@@ -68,7 +68,7 @@ def rank_why(found: NodeRanks, item: Published, device: DeviceSample, *, may_loo
     words = rank_report(sample, device, found.time, index, limits)
     uuid = device.uuid or ""
     is_held = is_live or any(dead.pid == item.pid for dead in found.holders.dead.get(uuid, ()))
-    notes = gpu_notes(found.holders, uuid) if is_held else ()
+    notes = rank_notes(found, item, uuid) if is_held else ()
     return replace(
         words,
         id=item.id,
@@ -78,25 +78,20 @@ def rank_why(found: NodeRanks, item: Published, device: DeviceSample, *, may_loo
         # Nothing threatens a process that is gone; how it ended is told instead.
         threats=words.threats if is_live else (),
         advice=(*_noted(notes), *(words.advice if is_live else _after_kill(found, item))),
-        facts=(*_on_gpu(found, item, device, notes), *words.facts),
+        facts=(*_noted_facts(notes), *words.facts),
         oom=oom_why(report, index, may_look=may_look, steps_since=since) if report else None,
     )
 
 
-def _noted(notes: Iterable[GpuNote]) -> Iterator[Remedy]:
-    """Yield what to do about those who hold the GPU and should not."""
-    for note in notes:
-        yield Remedy(note.kind, note.remedy)
+def _noted(notes: Iterable[GpuNote]) -> Iterable[Remedy]:
+    """Return what to do about those who hold a GPU and should not, each thing once."""
+    return dict.fromkeys(Remedy(note.kind, note.remedy) for note in notes)
 
 
-def _on_gpu(
-    found: NodeRanks, item: Published, device: DeviceSample, notes: Sequence[GpuNote]
-) -> Iterator[Fact]:
-    """Yield who else holds the GPU and should not."""
-    left = previous_launch(found.holders, device.uuid or "", item.sample.process)
-    texts = filter(None, (left, *(note.text for note in notes)))
-    if left or notes:
-        yield Fact("on this GPU", " ".join(texts))
+def _noted_facts(notes: Sequence[GpuNote]) -> Iterator[Fact]:
+    """Yield who holds a GPU and should not."""
+    if notes:
+        yield Fact("who holds it", " ".join(note.text for note in notes))
 
 
 def _holds(parts: Iterable[PartBytes]) -> str | None:

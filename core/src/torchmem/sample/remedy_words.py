@@ -26,6 +26,7 @@ RemedyKind = Literal[
     "wait",
     "find_processes",
     "dead_processes",
+    "set_device",
     "other_gpu",
     "shared_gpu",
     "cache_for_libraries",
@@ -107,6 +108,10 @@ REMEDY_WORDS: Mapping[RemedyKind, str] = {
     "dead_processes": (
         "End the children of the dead process that still have the GPU open (fuser -v "
         "/dev/nvidia*); if there are none, wait a minute, then reset the GPU while it is idle"
+    ),
+    "set_device": (
+        "Call torch.cuda.set_device(local_rank) before any other use of CUDA, and read checkpoints "
+        "with map_location"
     ),
     "other_gpu": "Move this run to a free device, or check that each rank selects its own device",
     "shared_gpu": "If the GPU is shared on purpose, give each process a memory fraction",

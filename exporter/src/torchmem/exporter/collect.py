@@ -51,6 +51,7 @@ from torchmem.exporter.subjects import (
 )
 from torchmem.exporter.subjects.dead_processes import DeadProcesses, dead_families
 from torchmem.exporter.subjects.engine import engine_families
+from torchmem.exporter.subjects.misplaced import misplaced_families
 from torchmem.exporter.subjects.outside_allocator import (
     OutsideAllocator,
     OutsideBytes,
@@ -62,7 +63,7 @@ from torchmem.metrics import catalog
 from torchmem.metrics.families import families, family, info
 from torchmem.node.gpu_holders import DeadProcess, GpuHolders
 from torchmem.node.host_processes import HostProcesses
-from torchmem.node.published import Published
+from torchmem.node.published import NodeRanks, Published
 
 _log = logging.getLogger(__name__)
 
@@ -363,10 +364,15 @@ class Exporter:
     def _join(
         self, reading: Reading, published: Sequence[Published], gpus: Mapping[str, GpuIdentity]
     ) -> tuple[OutsideBytes, CollectorResult]:
+        def found(outside: OutsideBytes) -> Iterator[Metric]:
+            yield from outside_families(outside, all_series=self._all_series)
+            ranks = NodeRanks(self._clock(), published, holders=GpuHolders(outside.held))
+            yield from misplaced_families(ranks, gpus)
+
         return read_and_collect(
             "join",
             lambda: self._outside.update(reading, published, gpus, self._clock()),
-            partial(outside_families, all_series=self._all_series),
+            found,
             OutsideBytes(),
         )
 

@@ -10,14 +10,14 @@ from multiprocessing.context import SpawnContext
 
 from torchmem.demo.node import VERSIONS, SimulatedNode
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
-from torchmem.host.process_table import PID_MAX_LIMIT
+from torchmem.sample.sample import MAX_PID
 from torchmem.simulator.gpu import Cells, GpuUse
 from torchmem.simulator.scenarios import Scenario
 
 STEP_SECONDS = 0.2
 EVENTS_PER_STEP = 4
 # Pids of simulated neighbors, which Linux does not assign.
-FIRST_NEIGHBOR_PID = PID_MAX_LIMIT
+FIRST_NEIGHBOR_PID = MAX_PID
 MIN_WINDOW_SECONDS = 1.0
 _LEVEL_STEPS = 20
 

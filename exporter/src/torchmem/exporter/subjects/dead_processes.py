@@ -2,7 +2,7 @@
 
 NVML lists processes a moment before the kernel is asked, and the driver frees the memory of a
 process while it ends. So a process counts as dead only if it is gone in two readings that are
-MIN_SECONDS apart. Process ids from PID_MAX_LIMIT on are not the kernel's, and clients of MPS may
+MIN_SECONDS apart. Process ids from MAX_PID on are not the kernel's, and clients of MPS may
 have those of another pid namespace: nothing is said about them.
 """
 
@@ -16,12 +16,12 @@ from prometheus_client.core import Metric
 
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects.processes import Processes, bytes_by_pid
-from torchmem.host.process_table import PID_MAX_LIMIT, is_gone
+from torchmem.host.process_table import is_gone
 from torchmem.metrics import catalog
 from torchmem.metrics.families import family
 from torchmem.node.gpu_holders import DeadProcess
 from torchmem.node.published import Published
-from torchmem.sample.sample import LIVE_STATES
+from torchmem.sample.sample import LIVE_STATES, MAX_PID
 
 MIN_SECONDS = 10.0
 
@@ -94,7 +94,7 @@ def _used(processes: Processes) -> Mapping[int, int]:
     return {
         pid: size
         for pid, size in sizes.items()
-        if size and pid < PID_MAX_LIMIT and pid not in processes.mps_pids
+        if size and pid < MAX_PID and pid not in processes.mps_pids
     }
 
 
