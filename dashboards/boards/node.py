@@ -47,6 +47,7 @@ from dashboards.panels import (
 )
 from dashboards.queries import GPU_NAMES, GPU_ROW, SICK_GPUS, append_matcher, live, row, select
 
+from torchmem.explain.thresholds import defaults
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
 from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
@@ -254,10 +255,11 @@ def _processes() -> Panel:
     return table.height(9).min_width(80)
 
 
-DEAD, MISPLACED = "dead", "misplaced"
+DEAD, MISPLACED, EMPTY = "dead", "misplaced", "empty"
 WRONG_HOLDERS = {
     DEAD: ("Process is gone", FAILED),
     MISPLACED: ("Another rank's GPU", ATTENTION),
+    EMPTY: ("Given, no process", ATTENTION),
 }
 
 
@@ -269,11 +271,17 @@ def _wrong_holders() -> Panel:
         f"group_left ({', '.join(facts)}) {dead}"
     )
     misplaced = f'{catalog.MISPLACED.name}{{instance=~"$node", uuid=~"$gpu"}}'
-    both = " or ".join(
-        f'label_replace({expression}, "why", "{why}", "", "")'
-        for why, expression in ((DEAD, held), (MISPLACED, misplaced))
+    seconds = defaults().values["gpu_assigned_empty_seconds"]
+    empty = (
+        f"{value('gpu_assignment_info')} * on (instance, uuid) group_left () "
+        f"({value('memory_used_bytes')} and on (instance, uuid) "
+        f"{value('gpu_assigned_empty_seconds')} >= {seconds})"
     )
-    rows = _named_rows(f"({both})", "why", *facts)
+    kinds = " or ".join(
+        f'label_replace({expression}, "why", "{why}", "", "")'
+        for why, expression in ((DEAD, held), (MISPLACED, misplaced), (EMPTY, empty))
+    )
+    rows = _named_rows(f"({kinds})", "why", *facts, "slurm_job_id", "pod")
     columns = [
         Column("GPU", rows, label="short_name", width=170),
         _words("Why", rows, WRONG_HOLDERS, label="why", width=160),
@@ -282,15 +290,19 @@ def _wrong_holders() -> Panel:
         Column("Run", rows, label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", rows, label="rank", width=60),
+        Column("Slurm job", rows, label="slurm_job_id"),
+        Column("Pod", rows, label="pod"),
         Column("Memory", rows, unit=Unit.BYTES),
     ]
     table = joined_table(
-        "Held by whom it should not be", columns, sort="Memory", descending=True, hidden=GPU_ROW
+        "Held for nothing", columns, sort="Memory", descending=True, hidden=GPU_ROW
     )
     table.description(
-        "Whose memory should not be there? Process is gone: NVML still counts memory of a process "
-        "that the node no longer has; end its children, or reset the GPU. Another rank's GPU: the "
-        "rank has a context on a GPU that is not its own; call torch.cuda.set_device first."
+        "Who holds a GPU or its memory without need? Process is gone: NVML still counts memory of "
+        "a process that the node no longer has; end its children, or reset the GPU. Another "
+        "rank's GPU: the rank has a context on a GPU that is not its own; call "
+        "torch.cuda.set_device first. Given, no process: Slurm or the kubelet gave the GPU away "
+        "at least ten minutes ago, and nothing runs on it."
     ).no_value("None, or the exporter does not see the node's processes")
     return table.height(5).min_width(60)
 

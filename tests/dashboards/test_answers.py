@@ -19,7 +19,7 @@ NODES = ("h100_busy", "mig", "rtx_4090", "v100_old_driver")
 # NVML or a running rank tells what is free on all nodes, no row failed, counters of recorded
 # scrapes do not rise, and all processes live and are on their own GPUs.
 NOT_REPORTED = {
-    "Held by whom it should not be A",
+    "Held for nothing A",
     "Memory of the selected GPUs I",
     "Nodes by driver B",
     "Remapped rows and retired pages C",

@@ -523,6 +523,16 @@ NVML_DEAD_PROCESS_MEMORY = _group.gauge(
     "Memory of processes that are gone, which NVML still lists; "
     "absent unless the exporter sees the node's processes.",
 )
+NVML_GPU_ASSIGNMENT_INFO = _group.info(
+    "nvml_gpu_assignment_info",
+    "Who was given the GPU: pod, namespace and container by the kubelet, job, user and account by "
+    "Slurm; needs the setting kubelet_socket or scontrol.",
+)
+NVML_GPU_ASSIGNED_EMPTY = _group.gauge(
+    "nvml_gpu_assigned_empty_seconds",
+    "How long the GPU has been given to somebody without a process on it, 0 while it has one; "
+    "absent if nobody is known to have it.",
+)
 NVML_UNATTRIBUTED_MEMORY = _group.gauge(
     "nvml_unattributed_memory_bytes",
     "Used memory minus the memory of all processes; "

@@ -31,12 +31,25 @@ class DeadProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class Assignment:
+    """Who was given a GPU, and for how many seconds it has had no process since.
+
+    `holders`: their labels in `nvml_gpu_assignment_info`, such as the Slurm job or the pod.
+    """
+
+    holders: tuple[Mapping[str, str], ...]
+    empty_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class GpuHolders:
     """What is known of the processes on the GPUs of a node.
 
     `held`: NVML's bytes of each process, by the device's UUID or name and the pid. `dead`: the
     processes that are gone and still hold memory, by the GPU's UUID, those with most bytes first.
+    `assigned`: whom the kubelet or Slurm has given a GPU, by its UUID.
     """
 
     held: Mapping[tuple[str, int], int] = field(default_factory=dict)
     dead: Mapping[str, Sequence[DeadProcess]] = field(default_factory=dict)
+    assigned: Mapping[str, Assignment] = field(default_factory=dict)

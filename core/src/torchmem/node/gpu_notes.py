@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import platform
+from collections.abc import Iterator, Mapping, Sequence
 
 from torchmem.allocator.sizes import format_size
-from torchmem.node.gpu_holders import DeadProcess
+from torchmem.explain.oom_report import format_seconds
+from torchmem.node.gpu_holders import Assignment, DeadProcess
 from torchmem.node.misplaced import Misplaced, misplaced
 from torchmem.node.published import NodeRanks, Published
 from torchmem.node.state import GpuNote
@@ -19,7 +21,8 @@ MAX_RANKS = 16
 def gpu_notes(found: NodeRanks, uuid: str) -> tuple[GpuNote, ...]:
     """Return the notes about a GPU."""
     rows = [row for row in misplaced(found) if row.uuid == uuid]
-    return (*_misplaced(rows), *_dead(found.holders.dead.get(uuid, ())))
+    dead, assigned = found.holders.dead.get(uuid, ()), found.holders.assigned.get(uuid)
+    return (*_misplaced(rows), *_dead(dead), *_empty(found, assigned))
 
 
 def rank_notes(found: NodeRanks, item: Published, uuid: str) -> tuple[GpuNote, ...]:
@@ -70,6 +73,23 @@ def _previous(found: NodeRanks, item: Published, uuid: str) -> Iterator[GpuNote]
         pids = first_of([dead.pid for dead in left], MAX_NAMED)
         text = f"The previous launch of this run, dead, still holds {held} here (pid {pids})."
         yield _note("dead_processes", text)
+
+
+def _empty(found: NodeRanks, assigned: Assignment | None) -> Iterator[GpuNote]:
+    """Yield who was given a GPU and has not used it for long."""
+    least = found.thresholds.limits("", platform.node()).gpu_assigned_empty_seconds
+    if assigned and assigned.empty_seconds >= least:
+        who = first_of(list(map(_holder, assigned.holders)), MAX_NAMED)
+        text = f"Assigned to {who}, without a process for {format_seconds(assigned.empty_seconds)}."
+        yield _note("assigned_empty", text)
+
+
+def _holder(labels: Mapping[str, str]) -> str:
+    """Return who was given a GPU: a Slurm job and its user, or a pod."""
+    job, user = labels.get("slurm_job_id"), labels.get("user")
+    if job:
+        return f"Slurm job {job}" + (f" of {user}" if user else "")
+    return f"pod {labels.get('namespace', '')}/{labels.get('pod', '')}"
 
 
 def _note(kind: RemedyKind, text: str) -> GpuNote:

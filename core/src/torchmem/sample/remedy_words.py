@@ -27,6 +27,7 @@ RemedyKind = Literal[
     "find_processes",
     "dead_processes",
     "set_device",
+    "assigned_empty",
     "other_gpu",
     "shared_gpu",
     "cache_for_libraries",
@@ -112,6 +113,9 @@ REMEDY_WORDS: Mapping[RemedyKind, str] = {
     "set_device": (
         "Call torch.cuda.set_device(local_rank) before any other use of CUDA, and read checkpoints "
         "with map_location"
+    ),
+    "assigned_empty": (
+        "Start as many ranks as the job has GPUs, look for ranks that have died, or end the job"
     ),
     "other_gpu": "Move this run to a free device, or check that each rank selects its own device",
     "shared_gpu": "If the GPU is shared on purpose, give each process a memory fraction",

@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 from torchmem.explain.thresholds import Thresholds, defaults
 from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStatus
 from torchmem.exporter.driver import Driver, FailureLog
+from torchmem.exporter.gpu_assignments import GpuAssignments, assignment_families
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
 from torchmem.exporter.headroom import bounded
 from torchmem.exporter.node_reading import NodeReading
@@ -61,7 +62,7 @@ from torchmem.exporter.subjects.threats import RankThreats
 from torchmem.exporter.worker import JobThread, JobThreads
 from torchmem.metrics import catalog
 from torchmem.metrics.families import families, family, info
-from torchmem.node.gpu_holders import DeadProcess, GpuHolders
+from torchmem.node.gpu_holders import GpuHolders
 from torchmem.node.host_processes import HostProcesses
 from torchmem.node.published import NodeRanks, Published
 
@@ -104,6 +105,7 @@ class Exporter:
     `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
     `thresholds`: by which ranks are judged, by default the shipped ones; `workers`: the threads
     that call the driver; `pods`: finds the names of pods; `dead`: finds processes that are gone;
+    `assignments`: finds who was given which GPU;
     `all_series`: whether ranks also have the series that no rule and no panel reads.
     """
 
@@ -121,12 +123,13 @@ class Exporter:
         pods: PodNames | None = None,
         all_series: bool = False,
         dead: DeadProcesses | None = None,
+        assignments: GpuAssignments | None = None,
     ) -> None:
         self._driver = Driver(nvml)
         self._events = xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
         self._pods = pods or PodNames()
-        self._dead = dead or DeadProcesses()
+        self._dead, self._assignments = dead or DeadProcesses(), assignments or GpuAssignments()
         self._hosts = HostProcesses()
         self._outside, self._threats = OutsideAllocator(), RankThreats()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
@@ -292,7 +295,7 @@ class Exporter:
         # NVML's processes are joined only under the exporter's own pids.
         is_joinable = reading.nvml.pid_namespace() == self._run_directory.namespace
         joinable = reading if is_joinable else self._new_reading()
-        dead, process_info = self._process_info(joinable, published)
+        holders, process_info = self._process_info(reading, joinable, published)
         outside, join = self._join(joinable, published, gpus)
         published, samples = self._sample_families(published, read, outside, gpus)
         self._found = NodeReading(
@@ -304,7 +307,7 @@ class Exporter:
             thresholds=self._thresholds,
             run_dir=self.run_dir,
             missing=_NO_DESCRIPTORS if self._run_directory.lacks_descriptors else None,
-            holders=GpuHolders(outside.held, dead),
+            holders=replace(holders, held=outside.held),
             reading=reading,
             identities=known.values(),
         )
@@ -314,21 +317,27 @@ class Exporter:
         return [gpu, events, samples, process_info, join]
 
     def _process_info(
-        self, reading: Reading, published: Sequence[Published]
-    ) -> tuple[Mapping[str, Sequence[DeadProcess]], CollectorResult]:
-        """Return the dead processes of each GPU, and the facts about all; `reading` is joinable."""
+        self, reading: Reading, joinable: Reading, published: Sequence[Published]
+    ) -> tuple[GpuHolders, CollectorResult]:
+        """Return who holds the GPUs and should not, and the facts about all processes.
+
+        `joinable`: the reading, or an empty one if its pids are not the exporter's.
+        """
         facts: Mapping[int, Mapping[str, str]] = {}
 
-        def read() -> Mapping[str, Sequence[DeadProcess]]:
+        def read() -> GpuHolders:
             nonlocal facts
-            facts = processes.process_facts(reading, published, self._owners, self._pods)
-            return self._dead.update(reading, facts, published)
+            jobs = self._assignments.jobs()
+            facts = processes.process_facts(joinable, published, self._owners, self._pods, jobs)
+            dead = self._dead.update(joinable, facts, published)
+            return GpuHolders({}, dead, self._assignments.update(reading, facts, jobs))
 
-        def found(dead: Mapping[str, Sequence[DeadProcess]]) -> Iterator[Metric]:
-            yield from processes.info_families(reading, facts, dead)
-            yield from dead_families(dead, reading)
+        def found(holders: GpuHolders) -> Iterator[Metric]:
+            yield from processes.info_families(joinable, facts, holders.dead)
+            yield from dead_families(holders.dead, joinable)
+            yield from assignment_families(holders.assigned, reading)
 
-        return read_and_collect("process_info", read, found, {})
+        return read_and_collect("process_info", read, found, GpuHolders())
 
     def _read_samples(self) -> tuple[Sequence[Published], CollectorResult]:
         return read_and_collect(

@@ -23,6 +23,7 @@ def checks(values: Values) -> Iterator[Check]:
             step = f"{REMEDY_WORDS['dead_processes']}."
             yield Check("processes that are gone", "problem", found, step)
     yield from _misplaced(values)
+    yield from _unknown_jobs(values)
 
 
 def _misplaced(values: Values) -> Iterator[Check]:
@@ -35,6 +36,20 @@ def _misplaced(values: Values) -> Iterator[Check]:
         found = f"rank {first_of(sorted(sizes), MAX_RANKS)} of {run}: {held} on GPU {gpu}"
         step = f"{REMEDY_WORDS['set_device']}."
         yield Check("ranks on others' GPUs", "problem", found, step)
+
+
+def _unknown_jobs(values: Values) -> Iterator[Check]:
+    """Yield a note if the jobs of processes are known by their SLUID only."""
+    sluids = {
+        _text(labels, "slurm_sluid")
+        for labels, _ in values.get(catalog.NVML_PROCESS_INFO.name, ())
+        if labels.get("slurm_sluid") and not labels.get("slurm_job_id")
+    }
+    if sluids:
+        names = first_of(sorted(sluids), MAX_RANKS)
+        found = f"{names}: from 26.05 on, Slurm names control groups by SLUID and not by job ID"
+        step = "Start the exporter with --scontrol, or set CgroupJobIdPaths=yes in cgroup.conf."
+        yield Check("Slurm jobs", "note", found, step)
 
 
 def _text(labels: Mapping[str, str], name: str) -> str:

@@ -16,6 +16,7 @@ from torchmem.exporter.nvml import NOT_FOUND, NvmlDevice, available
 from torchmem.exporter.pod_names import PodNames, PodProcess
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import Reading
+from torchmem.exporter.slurm_jobs import SlurmJob
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import catalog
@@ -256,20 +257,41 @@ def _unattributed(table: _GpuTable) -> Iterator[Row]:
 
 
 def process_facts(
-    reading: Reading, published: Sequence[Published], owners: ProcessOwners, pods: PodNames
+    reading: Reading,
+    published: Sequence[Published],
+    owners: ProcessOwners,
+    pods: PodNames,
+    jobs: Mapping[str, SlurmJob],
 ) -> Mapping[int, Mapping[str, str]]:
     """Return the known facts about the processes with series of their own, and their rank, by pid.
 
     NVML's pids must be the exporter's. A rank is named only if the sample certainly comes from the
-    process: an equal pid alone does not prove it.
+    process: an equal pid alone does not prove it. `jobs` by ID or SLUID; without one of them, a
+    rank's job is what its environment says.
     """
     tables = _tables(reading) if reading.has_families("processes") else []
     ranks = {item.pid: item.rank_labels() for item in published if item.attributed}
     facts = {pid: owners.labels(pid) for table in tables for pid in table.pids}
     names = pods.labels(_in_pods(facts, tables))
+    said = {item.pid: item.sample.process.labels for item in published if item.attributed}
     return {
-        pid: {**found, **names.get(pid, {}), **ranks.get(pid, {})} for pid, found in facts.items()
+        pid: {
+            **_job(found, jobs, said.get(pid, {})),
+            **found,
+            **names.get(pid, {}),
+            **ranks.get(pid, {}),
+        }
+        for pid, found in facts.items()
     }
+
+
+def _job(
+    facts: Mapping[str, str], jobs: Mapping[str, SlurmJob], said: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the ID of the job of which the control group has only the SLUID."""
+    sluid = facts.get("slurm_sluid", "")
+    job = jobs[sluid].id if sluid in jobs else said.get("slurm_job_id")
+    return {"slurm_job_id": job} if sluid and job else {}
 
 
 def info_families(
