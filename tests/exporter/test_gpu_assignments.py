@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,20 @@ def proc(tmp_path: Path) -> Path:
     return tmp_path / "proc"
 
 
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """The jobs of a node."""
+
+    known: Mapping[str, SlurmJob]
+
+    def __call__(self) -> Mapping[str, SlurmJob]:
+        """Return them."""
+        return self.known
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
 class Node:
     """An exporter of two GPUs, whose time and whose processes a test sets."""
 
@@ -59,7 +74,7 @@ class Node:
     ) -> None:
         self.now = 0.0
         self.pids: dict[str, list[int]] = {}
-        assignments = GpuAssignments(lambda: pods, lambda: jobs or {}, proc, lambda: self.now)
+        assignments = GpuAssignments(lambda: pods, Jobs(jobs or {}), proc, lambda: self.now)
         self.exporter = open_exporter(FakeNvml(self._gpus), assignments=assignments)
 
     def _gpus(self) -> list[FakeGpu]:

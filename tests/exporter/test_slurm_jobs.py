@@ -9,7 +9,7 @@ import pytest
 from support.waiting import until
 
 from torchmem.exporter.process_owners import cgroup_labels
-from torchmem.exporter.slurm_jobs import SlurmJob, SlurmJobs, hosts, parsed
+from torchmem.exporter.slurm_jobs import RETRY_SECONDS, SlurmJob, SlurmJobs, hosts, parsed
 
 SLUID = "s5K1KKYAYG5D00"
 # As `scontrol --details --oneliner show job` of Slurm 25.05 prints it, shortened.
@@ -77,23 +77,30 @@ def test_each_job_is_asked_for_once(tmp_path: Path, folder: str, asked: str) -> 
 def test_a_controller_that_does_not_answer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It costs only the assignments, is asked again, and is logged once."""
-    (tmp_path / "system.slice/slurmstepd.scope/job_77").mkdir(parents=True)
-    failures: list[Exception] = [
-        FileNotFoundError("no scontrol"),
-        subprocess.TimeoutExpired("scontrol", 10),
-    ]
+    """It costs only the new jobs, is asked again a minute later, and is logged once."""
+    for job in ("job_7", "job_77"):
+        (tmp_path / "system.slice/slurmstepd.scope" / job).mkdir(parents=True)
+    failures: dict[str, Exception] = {
+        "7": subprocess.CalledProcessError(1, "scontrol"),
+        "77": FileNotFoundError("no scontrol"),
+    }
+    asked, now = [], [0.0]
 
-    def ask(_: str) -> str:
-        if failures:
-            raise failures.pop(0)
+    def ask(job: str) -> str:
+        asked.append(job)
+        if job in failures:
+            raise failures[job]
         return SHOWN
 
-    jobs = SlurmJobs(Path("scontrol"), tmp_path, "n1", ask)
+    jobs = SlurmJobs(Path("scontrol"), tmp_path, "n1", ask, lambda: now[0])
+    assert jobs() == {}
+    until(lambda: bool(caplog.records))
+    assert (jobs(), asked) == ({}, ["7", "77"])
+    del failures["77"]
+    now[0] = RETRY_SECONDS
     assert until(jobs)["77"].user == "mia"
-    assert [record.message for record in caplog.records] == [
-        "the GPUs of new jobs of Slurm are unknown: no scontrol"
-    ]
+    assert len(caplog.records) == 1
+    assert "the GPUs of new jobs of Slurm are unknown" in caplog.text
     jobs.close()
 
 

@@ -207,6 +207,7 @@ class Exporter:
         self._workers.current.close()
         self._events.close()
         self._owners.close()
+        self._assignments.close()
         if self._collecting.acquire(timeout=_CLOSE_SECONDS):
             self._collecting.release()
         if not self._workers.is_busy:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import Protocol
 
 from prometheus_client.core import Metric
 
@@ -25,13 +26,28 @@ _MINOR = re.compile(r"^Device Minor:\s*(\d+)$", re.MULTILINE)
 POD_SECONDS = 30.0
 Holder = tuple[str, Mapping[str, str]]
 """The UUID of a GPU, and the labels of who was given it."""
-Jobs = Callable[[], Mapping[str, SlurmJob]]
 Pods = Callable[[], Sequence[AssignedContainer]]
 
 
-def no_jobs() -> Mapping[str, SlurmJob]:
-    """Return no job: nobody is asked."""
-    return {}
+class Jobs(Protocol):
+    """A source of the jobs on this node, by ID or SLUID."""
+
+    def __call__(self) -> Mapping[str, SlurmJob]:
+        """Return the jobs that are known."""
+
+    def close(self) -> None:
+        """Ask nothing more."""
+
+
+class NoJobs:
+    """Knows no job, because nobody is asked."""
+
+    def __call__(self) -> Mapping[str, SlurmJob]:
+        """Return none."""
+        return {}
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class GpuAssignments:
@@ -44,14 +60,18 @@ class GpuAssignments:
     def __init__(
         self,
         pods: Pods = tuple,
-        jobs: Jobs = no_jobs,
+        jobs: Jobs | None = None,
         proc: Path = PROC,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._pods, self._proc, self._clock = pods, proc, clock
-        self.jobs = jobs
+        self.jobs = jobs or NoJobs()
         self._containers: tuple[float, Sequence[AssignedContainer]] | None = None
         self._empty_since: dict[tuple[str, str], float] = {}
+
+    def close(self) -> None:
+        """Ask nobody anymore."""
+        self.jobs.close()
 
     def update(
         self,

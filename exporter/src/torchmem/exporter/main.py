@@ -26,7 +26,7 @@ from torchmem.exporter import config
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
-from torchmem.exporter.gpu_assignments import GpuAssignments, Pods, no_jobs
+from torchmem.exporter.gpu_assignments import GpuAssignments, Pods
 from torchmem.exporter.pod_names import PodNames
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import DEFAULT_LIMITS, Heartbeat, serve
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     _configure_logging()
     assigned = pod_resources(settings)
     pods = PodNames(settings.container_logs, assigned)
-    jobs = SlurmJobs(settings.scontrol) if settings.scontrol else no_jobs
+    jobs = SlurmJobs(settings.scontrol) if settings.scontrol else None
     exporter = Exporter(
         PyNvml(),
         RunDirectory(settings.run_dir, settings.ttl_seconds, all_series=settings.all_series),

@@ -13,6 +13,7 @@ import os
 import re
 import socket
 import subprocess
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ SLUID = r"s[0-9A-Z]{13}"
 _JOB = re.compile(rf"job_(?P<id>\d+)|(?P<sluid>{SLUID})")
 MAX_JOBS = 256
 _COMMAND_SECONDS = 10.0
+RETRY_SECONDS = 60.0
 _WAIT_SECONDS = 0.5
 """How long a scrape waits for scontrol. What it does not know then, the next one does."""
 
@@ -63,6 +65,7 @@ class SlurmJobs:
 
     `ask` returns the output of `scontrol show job`, by default of `scontrol`; it raises OSError or
     subprocess.SubprocessError. `node`: the name of this node in Slurm, by default the host's.
+    `clock` returns seconds that never go back.
     """
 
     def __init__(
@@ -71,19 +74,23 @@ class SlurmJobs:
         cgroups: Path = CGROUPS,
         node: str | None = None,
         ask: Callable[[str], str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cgroups = cgroups
         self._node = node or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         self._ask = ask or (lambda job: _show_job(scontrol, job))
+        self._clock = clock
         self._jobs: dict[str, SlurmJob | None] = {}
+        self._again: dict[str, float] = {}
         self._worker = JobThread()
         self._problem = ""
 
     def __call__(self) -> Mapping[str, SlurmJob]:
         """Return the jobs that are known, by the job ID or SLUID of their control groups."""
-        names = self._names()
+        names, now = self._names(), self._clock()
         self._jobs = {name: job for name, job in self._jobs.items() if name in names}
-        new = [name for name in names if name not in self._jobs]
+        self._again = {name: at for name, at in self._again.items() if name in names}
+        new = [n for n in names if n not in self._jobs and now >= self._again.get(n, now)]
         if new:
             self._worker.run(lambda: self._look_up(new), _WAIT_SECONDS)
         return {name: job for name, job in self._jobs.items() if job}
@@ -98,13 +105,13 @@ class SlurmJobs:
         return list(dict.fromkeys(match["id"] or match["sluid"] for match in matches))[:MAX_JOBS]
 
     def _look_up(self, names: Sequence[str]) -> None:
-        try:
-            for name in names:
+        problem = ""
+        for name in names:
+            try:
                 self._jobs[name] = parsed(self._ask(name), self._node)
-        except (OSError, subprocess.SubprocessError) as error:
-            self._note(str(error))
-        else:
-            self._note("")
+            except (OSError, subprocess.SubprocessError) as error:  # noqa: PERF203 - a few jobs
+                problem, self._again[name] = str(error), self._clock() + RETRY_SECONDS
+        self._note(problem)
 
     def _note(self, problem: str) -> None:
         if problem and not self._problem:
