@@ -263,12 +263,15 @@ WRONG_HOLDERS = {
 }
 
 
-def _wrong_holders() -> Panel:
-    facts = ("user", "run", "launch", "rank")
+HOLDER_FACTS = ("user", "run", "launch", "rank")
+
+
+def _held_for_nothing() -> str:
+    """Return the memory of each GPU and process, with the label why."""
     dead = append_matcher(value("process_info"), f'state="{DEAD}"')
     held = (
         f"{select(catalog.NVML_PROCESS_MEMORY)} * on (instance, uuid, pid) "
-        f"group_left ({', '.join(facts)}) {dead}"
+        f"group_left ({', '.join(HOLDER_FACTS)}) {dead}"
     )
     misplaced = f'{catalog.MISPLACED.name}{{instance=~"$node", uuid=~"$gpu"}}'
     seconds = defaults().values["gpu_assigned_empty_seconds"]
@@ -277,11 +280,15 @@ def _wrong_holders() -> Panel:
         f"({value('memory_used_bytes')} and on (instance, uuid) "
         f"{value('gpu_assigned_empty_seconds')} >= {seconds})"
     )
-    kinds = " or ".join(
+    return " or ".join(
         f'label_replace({expression}, "why", "{why}", "", "")'
         for why, expression in ((DEAD, held), (MISPLACED, misplaced), (EMPTY, empty))
     )
-    rows = _named_rows(f"({kinds})", "why", *facts, "slurm_job_id", "pod")
+
+
+def _wrong_holders() -> Panel:
+    labels = ("why", *HOLDER_FACTS, "slurm_job_id", "pod")
+    rows = _named_rows(f"({_held_for_nothing()})", *labels)
     columns = [
         Column("GPU", rows, label="short_name", width=170),
         _words("Why", rows, WRONG_HOLDERS, label="why", width=160),

@@ -133,10 +133,8 @@ class Exporter:
         self._hosts = HostProcesses()
         self._outside, self._threats = OutsideAllocator(), RankThreats()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
-        self._run_directory = run_directory
-        self._all_series = all_series
-        self._clock = clock
-        self._started = clock()
+        self._run_directory, self._all_series = run_directory, all_series
+        self._clock, self._started = clock, clock()
         self._version = version("torchmem")
         self._workers = workers or JobThreads()
         self.configure(
