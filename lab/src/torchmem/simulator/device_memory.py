@@ -96,11 +96,11 @@ class CachedBlocks:
             return False
         needed = max(params.size, self.max_split_size)
         free = params.pool.of_stream(params.stream)
-        # A free oversize block is never split, so it is a whole segment, which the driver takes
-        # back. Blocks of expandable segments do not count since PyTorch 2.5
-        # (pytorch/pytorch#134338).
+        # Blocks of expandable segments do not count since PyTorch 2.5 (pytorch/pytorch#134338).
+        # Any other free oversize block is a whole segment, except in a damaged recording, where the
+        # driver must not take back what is in use.
         fitting = next(free.at_least(needed), None)
-        if fitting is not None and fitting.expandable_segment is None:
+        if fitting is not None and not fitting.is_split():
             self.release_block(fitting)
             return True
         oversize = [block for block in free.at_least(self.max_split_size) if block.size < needed]
@@ -108,7 +108,7 @@ class CachedBlocks:
         for block in reversed(oversize):
             if released >= needed:
                 break
-            if block.expandable_segment is None:
+            if not block.is_split():
                 released += block.size
                 self.release_block(block)
         # As in PyTorch, what was given back in vain is not taken again.

@@ -171,9 +171,13 @@ class ForcedReplay:
 
     def _drop_segment(self, address: int) -> None:
         block = self._blocks.get(address)
-        if block is not None and block.free and block.prev is None and block.next is None:
-            self._free[block.key].remove(block)
-            del self._blocks[address]
+        # If the recording lost events, blocks may seem to be in use. They end all the same: the
+        # next segment may have their addresses.
+        while block is not None:
+            if block.free:
+                self._free[block.key].remove(block)
+            del self._blocks[block.address]
+            block = block.next
 
     def _alloc(self, event: Event) -> None:
         size, is_new = self._config.round_size(event.size), self._is_new
