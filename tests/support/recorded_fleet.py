@@ -1,4 +1,4 @@
-"""A fleet of an hour, small enough to be played in seconds, in which most that rules know happens."""
+"""A small fleet, played in seconds, in which most that rules and boards know happens."""
 
 from __future__ import annotations
 
@@ -8,18 +8,27 @@ from dataclasses import replace
 from functools import partial
 
 from docs.generate.pictures.history import History, Scrapes
-from docs.generate.pictures.nodes import GIB, Labels, Node, NodePlan, OtherProcess, Scrape
+from docs.generate.pictures.nodes import GIB, Labels, Node, NodePlan, OtherProcess
 from docs.generate.pictures.recordings import END, Job, ago
 from docs.generate.pictures.rules import evaluate
 from docs.generate.pictures.serving import EngineLife
 from prometheus_client.parser import text_string_to_metric_families
 from support.golden_scrapes import GOLDEN
 
+from torchmem.metrics.catalog import NVML_PROCESS_INFO
+
 START = ago(45)
 INTERVAL = 30
 TICKS = range(int(START) * 1000, int(END) * 1000 + 1, INTERVAL * 1000)
 # Together, these nodes report everything: NVLink and GPM, MIG instances, fans, retired pages.
 RECORDED_NODES = ("h100_busy", "mig", "rtx_4090", "v100_old_driver")
+OWNER = {
+    "uid": "1007",
+    "user": "eve",
+    "namespace": "research",
+    "pod": "notebook-0",
+    "pod_uid": "6c1d",
+}
 
 
 def nodes() -> Sequence[NodePlan]:
@@ -33,6 +42,7 @@ def nodes() -> Sequence[NodePlan]:
         *replace(stranded, user="leo", team="language").lives(),
         *replace(again, user="leo", team="language").lives(),
     ]
+    probe = job("probe", "healthy-slack", 2, ago(40), end=ago(7), endings={1: "killed"}, steps=130)
     engine = EngineLife(
         "",
         "Qwen3-8B",
@@ -54,6 +64,7 @@ def nodes() -> Sequence[NodePlan]:
         NodePlan("node4:9847", 1, [(0, engine)], [busy], host=3, lean=True),
         NodePlan("node5:9847", 1, host=4, healthy=True, lean=True, gone=ago(9)),
         NodePlan("node6:9847", 0, down="library_not_found"),
+        NodePlan("node7:9847", 2, probe.lives(), host=6, lean=True),
     ]
 
 
@@ -74,10 +85,18 @@ def record(history: History) -> None:
 
 
 def _page(name: str) -> Iterator[tuple[Labels, float]]:
-    target = (("instance", f"{name}:9847"), ("job", "torchmem"))
-    yield (*target, ("__name__", "up")), 1.0
-    for metric in text_string_to_metric_families((GOLDEN / f"{name}.metrics").read_text()):
-        for sample in metric.samples:
-            if not math.isnan(sample.value):
-                labels = {key: text for key, text in sample.labels.items() if text}
-                yield (*labels.items(), *target, ("__name__", sample.name)), sample.value
+    """Yield a recorded scrape, with what no two scrapes have in common: launch, and times."""
+    text = (GOLDEN / f"{name}.metrics").read_text()
+    families = text_string_to_metric_families(text.replace("UID-", f"{len(name)}-"))
+    samples = (sample for family in families for sample in family.samples)
+    yield (*_target(name), ("__name__", "up")), 1.0
+    for number, sample in enumerate(samples):
+        labels = {key: text for key, text in sample.labels.items() if text}
+        labels |= OWNER if sample.name == NVML_PROCESS_INFO.name else {}
+        value = sample.value + number * sample.name.endswith("_timestamp_seconds")
+        if not math.isnan(value):
+            yield (*labels.items(), *_target(name), ("__name__", sample.name)), value
+
+
+def _target(name: str) -> Labels:
+    return (("instance", f"{name}:9847"), ("job", "torchmem"))
