@@ -10,6 +10,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import promql_parser
 import pytest
@@ -90,7 +91,7 @@ def _labels(metric: Mapping[str, str]) -> str:
     return json.dumps(named, sort_keys=True)
 
 
-def _values(row: Mapping[str, list[list[float]]]) -> Mapping[float, float]:
+def _values(row: Mapping[str, Any]) -> Mapping[float, float]:
     points = row.get("values") or [row["value"]]
     return {at: float(text) for at, text in points if not math.isnan(float(text))}
 
