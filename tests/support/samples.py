@@ -145,6 +145,7 @@ devices = st.builds(
     run_history=_optional(run_histories),
     growth=_optional(growths),
     engine=_optional(engines),
+    shares_host_memory=st.booleans(),
 )
 processes = st.builds(
     Process,

@@ -34,6 +34,7 @@ class OomEvidence:
         total: memory of the device; None if unknown.
         private_free: free bytes in the pools of CUDA graphs and MemPools.
         large_segment: size of the segment for requests of 1 to 10 MiB.
+        shares_host_memory: whether the memory is the host's, which holds what else is in use.
     """
 
     requested: int
@@ -44,6 +45,7 @@ class OomEvidence:
     total: int | None
     private_free: int = 0
     large_segment: int = LARGE_BUFFER
+    shares_host_memory: bool = False
 
     @property
     def needed(self) -> int:
@@ -56,8 +58,10 @@ class OomEvidence:
 
     @property
     def outside(self) -> int:
-        """Bytes of the device held by other processes and other libraries; 0 without a total."""
-        return 0 if self.total is None else max(0, self.total - self.driver_free - self.reserved)
+        """Bytes of the device held by other processes and other libraries; 0 if unknown."""
+        if self.total is None or self.shares_host_memory:
+            return 0
+        return max(0, self.total - self.driver_free - self.reserved)
 
     def foreign(self, at_start: int | None, *, is_alone: bool) -> int:
         """Return the least that other processes hold.

@@ -246,7 +246,9 @@ class DeviceSample:
     `phase_peaks` holds the highest allocated bytes in each phase that the script named.
     `stats_timestamp` is the time at which `allocator`, `counters`, `driver_free_bytes` and
     `limit_bytes` were read, in Unix seconds; `driver_free_bytes` is from cudaMemGetInfo, and
-    `limit_bytes` is what a memory fraction lets the process reserve, None without one. If they are
+    `limit_bytes` is what a memory fraction lets the process reserve, None without one.
+    `shares_host_memory`: the device has no memory of its own, but uses the host's; its
+    `driver_free_bytes` are what the host has available. If they are
     newer than `layout`, its headroom is from their time. `planned_peak_bytes` is the active peak to
     expect of the largest batch that the script plans. `components` holds what the bytes in
     `allocator` consist of: bytes by `Component`, or by the name of a part that the script tracks.
@@ -279,6 +281,7 @@ class DeviceSample:
     run_history: RunHistory | None = None
     growth: Growth | None = None
     engine: Engine | None = None
+    shares_host_memory: bool = False
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:

@@ -271,6 +271,7 @@ def _evidence(
         cached_free=layout.free_bytes if layout else unused,
         reserved=reserved,
         total=record.device.total_bytes,
+        shares_host_memory=record.device.shares_host_memory,
         private_free=layout.private_free_bytes if layout else 0,
         large_segment=config.large_segment_size,
     )
