@@ -18,6 +18,8 @@ from torchmem.sample.sample import OomDetail
 CONTEXT_ALLOWANCE_BYTES = 1 << 30
 # With NCCL's communicators: each takes up to a few hundred MB, and jobs have one to ten of them.
 COMMUNICATORS_ALLOWANCE_BYTES = 4 << 30
+# The driver allocates whole pages of 2 MiB, and the process frees little while an error is raised.
+REFUSAL_SLACK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,11 @@ class OomEvidence:
             return max(0, self.outside - min(at_start, CONTEXT_ALLOWANCE_BYTES))
         at_start, own = min(at_start, self.outside), COMMUNICATORS_ALLOWANCE_BYTES
         return max(0, at_start - CONTEXT_ALLOWANCE_BYTES, self.outside - own)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the driver had what it did not give, and no memory fraction forbade it."""
+        return self.obtainable >= self.requested + REFUSAL_SLACK_BYTES
 
     @property
     def obtainable(self) -> int:

@@ -25,7 +25,7 @@ from torchmem.sample.validity import Fault, without_impossible
 SCHEMA_VERSION = 1
 
 OomCause = Literal["capacity", "fragmentation", "limit", "external", "pending", "library"]
-OomDetail = Literal["stranded", "stream", "pool", "small_segment"]
+OomDetail = Literal["stranded", "stream", "pool", "small_segment", "driver"]
 Onset = Literal[
     "first_step", "leak", "garbage", "larger_step", "new_phase", "outside", "stranded", "tight"
 ]
@@ -210,10 +210,11 @@ class OomRecord:
     `timestamp` is in Unix seconds; `requested_bytes` is the request rounded up to a segment, or
     None for a library that did not report it; `cause` is the change that would have freed enough
     memory to matter, or capacity if none would; `detail` is the kind of fragmentation where that is
-    the cause. `onset` is what had changed; None if unknown. `line` is the innermost line of
-    the user's own code, as file:line without directories, and `function` is its function.
-    `at_wake_up`: an inference engine could not wake up, and `requested_bytes` is what it was still
-    to take from the driver. `remedy` is the first advice of the report; None in the report itself.
+    the cause, and `driver` for a limit of the driver's own, which had the memory. `onset` is what
+    had changed; None if unknown. `line` is the innermost line of the user's own code, as file:line
+    without directories, and `function` is its function. `at_wake_up`: an inference engine could not
+    wake up, and `requested_bytes` is what it was still to take from the driver. `remedy` is the
+    first advice of the report; None in the report itself.
     """
 
     timestamp: float
