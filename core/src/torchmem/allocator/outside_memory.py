@@ -8,6 +8,19 @@ from __future__ import annotations
 from torchmem.allocator.later_layout import MAX_SKEW_BYTES
 from torchmem.sample.sample import ASLEEP, DeviceSample
 
+LIMITED_SHARE = 0.95
+"""What CUDA reports of a card is nearly all of it, without what the driver keeps for itself."""
+
+
+def is_limited(device: DeviceSample, card_bytes: int | None) -> bool:
+    """Return whether software lets the process use only a part of its card, as HAMi does.
+
+    Then its `driver_free_bytes` are what its limit leaves. `card_bytes`: what NVML reports of the
+    card, without what the driver keeps for itself; None if unknown.
+    """
+    total = device.total_bytes
+    return total is not None and card_bytes is not None and total < LIMITED_SHARE * card_bytes
+
 
 def own_bytes(device: DeviceSample) -> int | None:
     """Return the bytes of a device that has memory of its own; None if it shares the host's."""

@@ -42,6 +42,11 @@ class MemoryInfo(GpuValue):
                 f"{self.total}"
             )
 
+    @property
+    def usable(self) -> int:
+        """Bytes that are not kept by the driver for itself."""
+        return self.total - (self.reserved or 0)
+
     @classmethod
     def read(cls, gpu: NvmlDevice) -> MemoryInfo | None:
         """Call nvmlDeviceGetMemoryInfo_v2, or v1 on drivers before 510 and with an old pynvml."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import Metric
 
+from torchmem.allocator.outside_memory import is_limited
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects import mig
@@ -37,11 +38,13 @@ class ProcessUse:
     used_bytes: of the process.
     free_bytes: of the device when its processes were listed; None if unknown.
     is_alone: whether NVML lists no other process on the device.
+    card_bytes: of the GPU, without what the driver keeps for itself; None if unknown.
     """
 
     used_bytes: int
     free_bytes: int | None
     is_alone: bool
+    card_bytes: int | None = None
 
     @property
     def available_bytes(self) -> int | None:
@@ -252,7 +255,8 @@ def outside_bytes(use: ProcessUse, device: DeviceSample, before: _Scrape | None)
     assert device.allocator is not None  # noqa: S101 - checked by the caller
     outside_now = use.used_bytes - device.allocator.reserved_bytes.total
     taken_since = None
-    if use.free_bytes is not None and device.driver_free_bytes is not None:
+    is_limit = is_limited(device, use.card_bytes)
+    if use.free_bytes is not None and device.driver_free_bytes is not None and not is_limit:
         taken_since = device.driver_free_bytes - use.free_bytes
     if taken_since is not None and abs(taken_since) <= _SAME_BYTES:
         return outside_now
@@ -283,7 +287,7 @@ def start_bytes(
         if size is not None:
             return size
     available = use.available_bytes
-    if available is None or not use.is_alone:
+    if available is None or not use.is_alone or is_limited(device, use.card_bytes):
         return None
     if not _was_alone_since(first.timestamp, pid, available, earlier):
         return None
@@ -359,4 +363,5 @@ def _use(
     if row.used_bytes is None:
         return None
     is_alone = row.mig_uuid is None and len(rows) == 1
-    return ProcessUse(row.used_bytes, processes.free.get(row.mig_uuid), is_alone)
+    card = processes.memory.usable if processes.memory and row.mig_uuid is None else None
+    return ProcessUse(row.used_bytes, processes.free.get(row.mig_uuid), is_alone, card)
