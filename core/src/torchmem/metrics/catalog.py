@@ -117,8 +117,8 @@ DEVICE_TOTAL = _group.gauge(
 )
 DRIVER_FREE = _group.gauge(
     "torchmem_driver_free_bytes",
-    "Free memory of the device at the driver, read with the statistics of the allocator; absent "
-    "where the device shares the host's memory, of which torchmem_host_available_bytes is left.",
+    "Free memory of the device at the driver, read with the statistics of the allocator. Absent if "
+    "the device shares the host's memory.",
 )
 MEMORY_LIMIT = _group.gauge(
     "torchmem_memory_limit_bytes",

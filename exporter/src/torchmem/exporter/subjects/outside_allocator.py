@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import Metric
 
-from torchmem.allocator.outside_memory import is_limited
+from torchmem.allocator.outside_memory import is_limited, unbacked_bytes
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects import mig
@@ -169,7 +169,10 @@ class OutsideAllocator:
         for item, device, use in live_devices(published, uses):
             key = device.uuid or "", process_key(item.sample.process)
             keys.add(key)
-            outside = self._join(key, use, device, now, is_later=is_later) if use else None
+            if use is None:
+                outside = self._beyond(key, device)
+            else:
+                outside = self._join(key, use, device, now, is_later=is_later)
             before = [occupants.get(key[0]) for occupants in earlier]
             start = self._start(key, use, device, item.pid, before) if use else None
             rows.append(_Row(item.view(indices).device_labels(device), outside, start))
@@ -210,6 +213,20 @@ class OutsideAllocator:
                 use.used_bytes, device.allocator.reserved_bytes.total
             )
         return self._held.get(key)
+
+    def _beyond(self, key: DeviceProcess, device: DeviceSample) -> _Outside | None:
+        """Return how many reserved bytes are not on the device at least, without NVML's bytes.
+
+        As under WSL, where Windows moves what does not fit to the host's memory.
+        """
+        unbacked = unbacked_bytes(device, device.driver_free_bytes)
+        known = self._held.get(key)
+        if unbacked is not None:
+            self._held[key] = _Outside(0, 0.0, unbacked)
+            return self._held[key]
+        if known is not None and not known.timestamp:
+            del self._held[key]
+        return None
 
     def _start(
         self,
@@ -347,7 +364,7 @@ def uses_by_process(reading: Reading) -> Mapping[tuple[str, int], ProcessUse]:
     names = mig.mig_names(reading)
     uses: dict[tuple[str, int], ProcessUse] = {}
     for gpu, processes in reading.values(Processes):
-        rows = processes.plausible()
+        rows = processes.listed
         for row in rows:
             for name in (gpu.uuid,) if row.mig_uuid is None else names.get(row.mig_uuid, ()):
                 use = _use(row, rows, processes)

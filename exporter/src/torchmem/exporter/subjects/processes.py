@@ -6,11 +6,12 @@ Also the used memory that belongs to no process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client.core import Metric
 
+from torchmem.explain.parts import MAX_GPU_BYTES
 from torchmem.exporter.gpus import GpuLabels, GpuValue
 from torchmem.exporter.nvml import NOT_FOUND, NvmlDevice, available
 from torchmem.exporter.pod_names import PodNames, PodProcess
@@ -24,6 +25,8 @@ from torchmem.node.published import Published
 
 MAX_PROCESSES_PER_NODE = 1024
 _OTHER = "other"
+_MAX_PID = (1 << 31) - 1
+"""The kernel's pid_t."""
 _UTILIZATION_WINDOW_SECONDS = 10.0
 _UTILIZATION = "nvmlDeviceGetProcessUtilization"
 
@@ -82,14 +85,32 @@ class Processes(GpuValue):
         lists = list(_lists(gpu, memory))
         if any(part.rows is None for part in lists):
             return None
-        rows = [row for part in lists for row in part.rows or ()]
+        rows = list(_possible(gpu, [row for part in lists for row in part.rows or ()], memory))
+        if gpu.nvml.is_wsl and not rows:
+            return None  # the processes of Windows are not listed
         free = {part.mig_uuid: part.free for part in lists if part.free is not None}
         return cls(rows, _utilization(gpu) if rows else {}, memory, free)
 
-    def plausible(self) -> list[ProcessMemory]:
-        """Leave out rows with more bytes than the GPU has: structures of another version."""
-        most = float("inf") if self.memory is None else self.memory.total
-        return [row for row in self.listed if row.pid > 0 and (row.used_bytes or 0) <= most]
+
+def _possible(
+    gpu: NvmlDevice, rows: Iterable[ProcessMemory], memory: MemoryInfo | None
+) -> Iterator[ProcessMemory]:
+    """Yield the rows that can be true, without bytes that cannot; what is left out is logged.
+
+    A structure of another version mixes pids and bytes up. A GPU that shares the host's memory may
+    say that it has less than a process holds.
+    """
+    most = MAX_GPU_BYTES if memory is None else memory.total
+    for row in rows:
+        used = row.used_bytes or 0
+        if not 0 < row.pid <= _MAX_PID:
+            gpu.nvml.missing_values.note_impossible(_COMPUTE[0], f"pid {row.pid}")
+        elif used > most:
+            text = f"{used} bytes of process {row.pid}, on a GPU of {most}"
+            gpu.nvml.missing_values.note_impossible("usedGpuMemory", text)
+            yield replace(row, used_bytes=None)
+        else:
+            yield row
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +213,7 @@ def _tables(reading: Reading) -> list[_GpuTable]:
 
 
 def _table(labels: GpuLabels, processes: Processes, limit: int) -> _GpuTable:
-    used = _bytes_by_pid(processes.plausible())
+    used = _bytes_by_pid(processes.listed)
     pids = sorted(used, key=lambda pid: (-(used[pid] or 0), pid))[:limit]
     return _GpuTable(labels, processes, used, pids)
 
