@@ -444,7 +444,8 @@ NVML_UP = _group.gauge(
     "reason",
 )
 NVML_DRIVER_INFO = _group.info(
-    "nvml_driver_info", "Versions of the driver, of NVML and of the latest supported CUDA."
+    "nvml_driver_info",
+    "Versions of the driver, of NVML and of the latest supported CUDA; platform is wsl under WSL.",
 )
 
 _group = _Group(_NVML_DEVICES, GPU)
