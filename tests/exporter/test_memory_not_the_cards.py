@@ -231,6 +231,28 @@ def test_bytes_above_the_cards_are_dropped_with_their_reason(
     assert f"usedGpuMemory: {1 << 60} bytes of process 4242" in caplog.text
 
 
+def test_managed_memory_is_of_its_process_and_no_neighbor(
+    run_dir: Path, open_exporter: OpenExporter
+) -> None:
+    """A paged optimizer: the card is full, NVML says that the process is small, and it is alone."""
+    memory = MemoryInfo(80 * GIB, 78 * GIB, GIB, GIB)
+    paged = device(79 * GIB, 20 * GIB, GIB, managed_bytes=70 * GIB)
+    publish(run_dir, own_sample(devices=(paged,)))
+
+    exporter = open_exporter(node(memory, own_row(21 * GIB)))
+
+    assert sizes(state_of(exporter).parts) == {
+        "in_use": 20 * GIB,
+        "outside_allocator": 58 * GIB,  # of which 57 are managed, and the rest is on the host
+        "driver": GIB,
+        "free": GIB,
+    }
+    exposition = scrape(exporter)
+    assert set(exposition.series["torchmem_managed_bytes"].values()) == {70 * GIB}
+    assert set(exposition.series["torchmem_outside_allocator_bytes"].values()) == {58 * GIB}
+    assert exposition.value("nvml_unattributed_memory_bytes", gpu="0", uuid=UUID) == 57 * GIB
+
+
 class Machine:
     """One GPU in any of the states above, and one rank on it."""
 

@@ -98,22 +98,24 @@ class Node(Rank):
 
     def look(self, published: Sample, state: State) -> None:
         """Publish as the SDK does, and keep what a scrape of the exporter returns."""
-        process = own_process(run=HEALTHY, launch=None, start_timestamp=self.base)
-        times = {"timestamp": self.base + self.now}
-        devices = tuple(
-            replace(
-                each,
-                stats_timestamp=times["timestamp"],
-                layout=each.layout and replace(each.layout, **times),
-            )
-            for each in published.devices
-        )
-        ended = None if state == "running" else "exited"
-        steps = replace(published.steps, last_timestamp=times["timestamp"])
+        now = self.base + self.now
         sample = replace(
-            published, process=process, devices=devices, steps=steps, host=self.host(), **times
+            published,
+            timestamp=now,
+            process=own_process(run=HEALTHY, launch=None, start_timestamp=self.base),
+            devices=tuple(
+                replace(
+                    each,
+                    stats_timestamp=now,
+                    layout=each.layout and replace(each.layout, timestamp=now),
+                )
+                for each in published.devices
+            ),
+            steps=replace(published.steps, last_timestamp=now),
+            host=self.host(),
+            ended=None if state == "running" else "exited",
         )
-        publish(self.folder / "run", replace(sample, ended=ended))
+        publish(self.folder / "run", sample)
         for family in self._exporter.collect():
             for each in (each for each in family.samples if not each.name.endswith("_bucket")):
                 value = each.value

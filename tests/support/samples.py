@@ -146,6 +146,7 @@ devices = st.builds(
     growth=_optional(growths),
     engine=_optional(engines),
     shares_host_memory=st.booleans(),
+    managed_bytes=_optional(size),
 )
 processes = st.builds(
     Process,

@@ -37,6 +37,7 @@ class OomEvidence:
         private_free: free bytes in the pools of CUDA graphs and MemPools.
         large_segment: size of the segment for requests of 1 to 10 MiB.
         shares_host_memory: whether the memory is the host's, which holds what else is in use.
+        managed: managed memory of this process, which may be on the device.
     """
 
     requested: int
@@ -48,6 +49,7 @@ class OomEvidence:
     private_free: int = 0
     large_segment: int = LARGE_BUFFER
     shares_host_memory: bool = False
+    managed: int = 0
 
     @property
     def needed(self) -> int:
@@ -63,7 +65,7 @@ class OomEvidence:
         """Bytes of the device held by other processes and other libraries; 0 if unknown."""
         if self.total is None or self.shares_host_memory:
             return 0
-        return max(0, self.total - self.driver_free - self.reserved)
+        return max(0, self.total - self.driver_free - self.reserved - self.managed)
 
     def foreign(self, at_start: int | None, *, is_alone: bool) -> int:
         """Return the least that other processes hold.

@@ -266,7 +266,7 @@ def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threa
     if device.shares_host_memory:
         return  # what the host has left is the threat
     outside = outside_bytes(device, device.driver_free_bytes) or 0
-    foreign = outside - CONTEXT_ALLOWANCE_BYTES
+    foreign = outside - (device.managed_bytes or 0) - CONTEXT_ALLOWANCE_BYTES
     if foreign > 0 and not _is_below(foreign, limits.near_capacity_ratio, device):
         held = f", while {format_size(outside)} is held outside PyTorch's allocator"
         cause: OomCause = "external"

@@ -120,6 +120,11 @@ DRIVER_FREE = _group.gauge(
     "Free memory of the device at the driver, read with the statistics of the allocator. Absent if "
     "the device shares the host's memory.",
 )
+MANAGED = _group.gauge(
+    "torchmem_managed_bytes",
+    "Managed memory of the process (cudaMallocManaged), as paged optimizers of bitsandbytes use "
+    "it, on the device or on the host. NVML counts it as used by no process. Absent without any.",
+)
 MEMORY_LIMIT = _group.gauge(
     "torchmem_memory_limit_bytes",
     "What the memory fraction of the process lets it reserve; absent without a fraction below 1.",
@@ -410,8 +415,9 @@ ENGINE_SLEEP_RESIDUAL_GROWTH = _group.gauge(
 _group = _Group("Join of allocator and NVML", DEVICE)
 OUTSIDE_ALLOCATOR = _group.gauge(
     "torchmem_outside_allocator_bytes",
-    "Process memory in NVML minus reserved bytes: CUDA context, NCCL, cuBLAS, other libraries. "
-    "The value of the latest moment at which both were known.",
+    "Process memory in NVML minus reserved bytes: CUDA context, NCCL, cuBLAS, other libraries, and "
+    "the managed memory that is on the device. The value of the latest moment at which both were "
+    "known.",
 )
 OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
     "torchmem_outside_allocator_timestamp_seconds",

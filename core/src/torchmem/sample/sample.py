@@ -258,7 +258,8 @@ class DeviceSample:
     known from a step that ended at `component_peak_timestamp`, in Unix seconds. `first_read` is
     what the first read found, usually within a second of the creation of the CUDA context.
     `run_history` spans the whole run, and `growth` is what grows in it now, if anything does.
-    `engine` is the inference engine in this process, None without one.
+    `engine` is the inference engine in this process, None without one. `managed_bytes` is the
+    managed memory of the process (cudaMallocManaged) for this device; None without any.
     """
 
     index: int
@@ -283,6 +284,7 @@ class DeviceSample:
     growth: Growth | None = None
     engine: Engine | None = None
     shares_host_memory: bool = False
+    managed_bytes: int | None = None
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:

@@ -100,6 +100,7 @@ class _Row:
     labels: tuple[str, ...]
     outside: _Outside | None
     start: int | None
+    managed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +110,27 @@ class OutsideBytes:
     by_process: the bytes outside the allocator; below zero, that many reserved bytes are not on
         the device.
     uses: what NVML reports of each process, by the device's UUID and the pid.
+    managed: managed memory that is on the device, which NVML counts to no process.
     """
 
     rows: Sequence[_Row] = ()
     by_process: Mapping[DeviceProcess, int] = field(default_factory=dict)
     uses: Mapping[tuple[str, int], ProcessUse] = field(default_factory=dict)
+    managed: Mapping[DeviceProcess, int] = field(default_factory=dict)
+
+    @property
+    def with_managed(self) -> Mapping[DeviceProcess, int]:
+        """The bytes outside the allocator by process, with managed memory."""
+        return {key: size + self.managed.get(key, 0) for key, size in self.by_process.items()}
 
 
 def outside_families(found: OutsideBytes, *, all_series: bool = True) -> Iterator[Metric]:
     """Yield the bytes outside the allocator by GPU and rank; with all series, also their times."""
-    known = [(row.labels, row.outside) for row in found.rows if row.outside]
+    known = [
+        (row.labels, replace(row.outside, size=row.outside.size + row.managed))
+        for row in found.rows
+        if row.outside
+    ]
     rows = [(labels, outside) for labels, outside in known if outside.timestamp]
     yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
     if all_series:
@@ -166,6 +178,8 @@ class OutsideAllocator:
         self._occupants = (*earlier, _occupants_by_gpu(reading, now))[-_KEPT_SCRAPES:]
         rows: list[_Row] = []
         keys: set[DeviceProcess] = set()
+        unclaimed = {gpu.uuid: each.unattributed for gpu, each in reading.values(Processes)}
+        managed: dict[DeviceProcess, int] = {}
         for item, device, use in live_devices(published, uses):
             key = device.uuid or "", process_key(item.sample.process)
             keys.add(key)
@@ -175,10 +189,14 @@ class OutsideAllocator:
                 outside = self._join(key, use, device, now, is_later=is_later)
             before = [occupants.get(key[0]) for occupants in earlier]
             start = self._start(key, use, device, item.pid, before) if use else None
-            rows.append(_Row(item.view(indices).device_labels(device), outside, start))
+            if outside and device.managed_bytes and unclaimed.get(key[0]):
+                managed[key] = min(device.managed_bytes, unclaimed[key[0]] or 0)
+                unclaimed[key[0]] = (unclaimed[key[0]] or 0) - managed[key]
+            labels = item.view(indices).device_labels(device)
+            rows.append(_Row(labels, outside, start, managed.get(key, 0)))
         self._forget_all_but(keys, now)
         by_process = {key: held.size - held.unbacked for key, held in self._held.items()}
-        return OutsideBytes(rows, by_process, uses)
+        return OutsideBytes(rows, by_process, uses, managed)
 
     def _join(
         self,

@@ -78,6 +78,19 @@ class Processes(GpuValue):
     memory: MemoryInfo | None = None
     free: Mapping[str | None, int] = field(default_factory=dict)
 
+    @property
+    def unattributed(self) -> int | None:
+        """The used bytes that do not belong to any process.
+
+        None if a value is unknown, or if a process allocated between two calls.
+        """
+        used = _bytes_by_pid(self.listed).values()
+        known = [size for size in used if size is not None]
+        if self.memory is None or self.memory.reserved is None or len(known) < len(used):
+            return None
+        rest = self.memory.used - sum(known)
+        return rest if rest >= 0 else None
+
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Processes | None:
         """Read the GPU's processes or, in MIG mode, those of its MIG devices."""
@@ -254,16 +267,8 @@ def _utilization_rows(table: _GpuTable) -> Iterator[Row]:
 
 
 def _unattributed(table: _GpuTable) -> Iterator[Row]:
-    """Yield the used bytes that do not belong to any process.
-
-    Nothing if a value is unknown, or negative because a process allocated between two calls.
-    """
-    memory = table.processes.memory
-    used = [bytes_ for bytes_ in table.used.values() if bytes_ is not None]
-    if memory is None or memory.reserved is None or len(used) < len(table.used):
-        return
-    rest = memory.used - sum(used)
-    if rest >= 0:
+    rest = table.processes.unattributed
+    if rest is not None:
         yield table.labels, rest
 
 
