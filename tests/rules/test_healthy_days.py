@@ -37,7 +37,9 @@ from torchmem.simulator.scenarios import SCENARIOS
 
 MIB, GIB = 1 << 20, 1 << 30
 HOUR = 3600.0
-DAY = Pace(trained=20 * HOUR, watched=24 * HOUR, event=60.0, scrape=60.0, snapshot=900.0)
+DAY = Pace(trained=20 * HOUR, watched=24 * HOUR, event=60.0, scrape=120.0, snapshot=900.0)
+PROMETHEUS_SECONDS = 60
+"""Each scrape of the exporter counts for two of Prometheus'."""
 CONTEXT = 600 * MIB
 FIRED = 'count_over_time(ALERTS{alertstate="firing",severity!="none"}[1d])'
 HEALTHY = "healthy-slack"
@@ -209,9 +211,23 @@ def test_a_healthy_day_fires_nothing(tmp_path: Path) -> None:
         series |= kind(tmp_path).day()
         up = f'up{{job="torchmem",instance="{kind.kind}:9847"}}'
         series[up] = dict.fromkeys(range(int(DAY.watched / DAY.scrape)), 1.0)
-    inputs = ((name, promtool_values(values)) for name, values in series.items())
+    assert {node for node in NODES if _trained(series, node) > 290} == set(NODES)
+    inputs = ((name, _twice(promtool_values(values))) for name, values in series.items())
 
-    output = evaluated(inputs, [FIRED], tmp_path, DAY.watched, int(DAY.scrape))
+    output = evaluated(inputs, [FIRED], tmp_path, DAY.watched, PROMETHEUS_SECONDS)
 
     assert re.findall(r'\{alertname="(\w+)".*? instance="([\w-]+):9847"', output) == []
     assert "SUCCESS" in output, output[:2000]
+
+
+def _trained(series: Series, node: type[Node]) -> float:
+    """Return how many steps were scraped from a node."""
+    return max(
+        max(values.values())
+        for name, values in series.items()
+        if name.startswith("torchmem_steps_total{") and f'"{node.kind}:9847"' in name
+    )
+
+
+def _twice(values: str) -> str:
+    return " ".join(each for each in values.split() for _ in range(2))
