@@ -231,6 +231,30 @@ def test_bytes_above_the_cards_are_dropped_with_their_reason(
     assert f"usedGpuMemory: {1 << 60} bytes of process 4242" in caplog.text
 
 
+def test_an_impossible_bar1_is_dropped_with_its_reason(
+    windows: FakeNode, open_exporter: OpenExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It costs that value alone."""
+    windows.change("gpu 0", BAR1MemoryInfo=f"{GIB} 0 {2 * GIB}")
+    exposition = scrape(open_exporter(windows.nvml(is_wsl=False)))
+    assert "nvml_bar1_total_bytes" not in exposition.series
+    assert exposition.series["nvml_memory_total_bytes"]
+    assert f"{2 * GIB} bytes used of {GIB}" in caplog.text
+
+
+def test_more_free_than_there_is_is_dropped_and_counted(
+    run_dir: Path, open_exporter: OpenExporter
+) -> None:
+    """A sample of another SDK may say so: that number is left out, and the reason is counted."""
+    memory = MemoryInfo(24 * GIB, 23 * GIB, GIB // 2, GIB // 2)
+    publish(run_dir, own_sample(devices=(device(24 * GIB, 10 * GIB, 25 * GIB),)))
+    exposition = scrape(open_exporter(node(memory, own_row(11 * GIB))))
+    assert "torchmem_driver_free_bytes" not in exposition.series
+    assert exposition.series["torchmem_reserved_bytes"]
+    name = "torchmem_exporter_impossible_values_total"
+    assert exposition.by("reason", name)["contradictory"] == 1
+
+
 def test_managed_memory_is_of_its_process_and_no_neighbor(
     run_dir: Path, open_exporter: OpenExporter
 ) -> None:

@@ -467,9 +467,22 @@ def _contradictions(value: object) -> Mapping[str, Any] | None:
     if isinstance(value, Process):
         return {} if is_launch(value.launch) else {"launch": None}
     if isinstance(value, DeviceSample):
-        names = ("components", "component_peaks")
-        return {name: {} for name in names if len(getattr(value, name)) > MAX_COMPONENTS}
+        return _contradictions_of_device(value)
     return {}
+
+
+def _contradictions_of_device(device: DeviceSample) -> Mapping[str, Any]:
+    """Return too many components, and free memory that the device does not have."""
+    names = ("components", "component_peaks")
+    wrong: dict[str, Any] = {
+        name: {} for name in names if len(getattr(device, name)) > MAX_COMPONENTS
+    }
+    total, free, first = device.total_bytes, device.driver_free_bytes, device.first_read
+    if total is not None and free is not None and free > total:
+        wrong["driver_free_bytes"] = None
+    if total is not None and first is not None and first.driver_free_bytes > total:
+        wrong["first_read"] = None
+    return wrong
 
 
 def _is_whole(value: Sample | Layout | RunHistory | Growth) -> bool:
