@@ -13,17 +13,15 @@ minutes.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from experiments.verdict.kinds import KINDS, SEEDS, cases
+from experiments.verdict.jobs import chosen
+from experiments.verdict.kinds import KINDS
 from experiments.verdict.score import Outcome, by_kind, outcome, rows, score
-from support.phantom import torch_server
 
 RESULTS = Path(__file__).with_name("results.json")
 
@@ -57,29 +55,17 @@ def wrong(each: Outcome) -> str:
 
 def main() -> None:
     """Run, print, and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", choices=SEEDS, default="report")
-    parser.add_argument("--jobs", type=int, default=2, help="at once (default: %(default)s)")
-    parser.add_argument("--kinds", nargs="+", choices=[kind.function for kind in KINDS])
-    arguments = parser.parse_args()
-    seeds = SEEDS[arguments.seeds]
-    wanted = arguments.kinds
-    jobs = [case for case in cases(seeds) if not wanted or case.kind.function in wanted]
-    outcomes = []
-    torch_server("")  # before threads ask for it
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        for case, each in zip(jobs, pool.map(outcome, jobs), strict=True):
-            if each is None:
-                print(f"{case.name}: finished, so it says nothing", file=sys.stderr)
-                continue
-            outcomes.append(each)
-            if text := wrong(each):
-                print(text, file=sys.stderr, flush=True)
+    jobs, outcomes = chosen(__doc__), []
+    for case, each in jobs.run(outcome):
+        if each is None:
+            print(f"{case.name}: finished, so it says nothing", file=sys.stderr)
+            continue
+        outcomes.append(each)
+        if text := wrong(each):
+            print(text, file=sys.stderr, flush=True)
     show(outcomes)
-    if arguments.seeds == "report" and not wanted:
-        write(outcomes, seeds)
+    if jobs.reported:
+        write(outcomes, jobs.reported)
 
 
 def write(outcomes: Sequence[Outcome], seeds: range) -> None:

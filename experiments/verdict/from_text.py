@@ -9,19 +9,17 @@ minutes.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from experiments.verdict.kinds import KINDS, SEEDS, Case, cases
+from experiments.verdict.jobs import chosen
+from experiments.verdict.kinds import Case
 from experiments.verdict.runs import run
-from support.phantom import torch_server
 
 from torchmem.why.text import explain_stream
 
@@ -80,25 +78,13 @@ def show(found: Sequence[Compared]) -> None:
 
 def main() -> None:
     """Run, print, and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", choices=SEEDS, default="report")
-    parser.add_argument("--jobs", type=int, default=2, help="at once (default: %(default)s)")
-    parser.add_argument("--kinds", nargs="+", choices=[kind.function for kind in KINDS])
-    arguments = parser.parse_args()
-    wanted = arguments.kinds
-    jobs = [
-        case for case in cases(SEEDS[arguments.seeds]) if not wanted or case.kind.function in wanted
-    ]
-    torch_server("")  # before threads ask for it
-    with ThreadPoolExecutor(arguments.jobs) as pool:
-        found = []
-        for each in filter(None, pool.map(compared, jobs)):
+    jobs, found = chosen(__doc__), []
+    for _, each in jobs.run(compared):
+        if each is not None:
             found.append(each)
             print(f"{each.kind} {each.seed}: {each.answer}", file=sys.stderr, flush=True)
     show(found)
-    if arguments.seeds == "report" and not wanted:
+    if jobs.reported:
         rows = [{"kind": each.kind, "seed": each.seed, "answer": each.answer} for each in found]
         RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -134,6 +135,21 @@ def test_a_snapshot_of_a_running_training(start: Train, capture: Any, tmp_path: 
     )
     assert sum(segment["total_size"] for segment in snapshot["segments"]) > 0
     assert stop(process, tmp_path) == "0 False None\n"
+
+
+def test_overwritten_entries_are_told(start: Train, capture: Any, tmp_path: Path) -> None:
+    """The file has as many entries as asked for, and the command says what they span."""
+    process = start()
+    done = capture("--seconds", "1", "--max-entries", "50", "--out", "taken.pickle")
+    (trace,) = load_snapshot(tmp_path / "taken.pickle")["device_traces"]
+
+    assert len(trace) == 50
+    assert re.search(
+        r"lacks the oldest entries, because a GPU had more than 50; it has the last \S+ s\. Use a "
+        r"larger --max-entries",
+        done.stderr,
+    )
+    stop(process, tmp_path)
 
 
 def test_a_script_that_records_keeps_its_recording(

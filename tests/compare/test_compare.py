@@ -152,6 +152,33 @@ def test_a_peak_that_fell_is_never_in_doubt(
     assert "10.00 GiB instead of 50.00 GiB (-80.0%)" in " ".join(stdout.split())
 
 
+def test_a_run_without_a_step_is_no_baseline(tmp_path: Path, torchmem: Callable[..., Page]) -> None:
+    """Its peak is that of an import, unless memory ran out in the first step."""
+    before, after = saved(tmp_path, "a", summary(4096, steps=0)), saved(tmp_path, "b", summary())
+    oom = saved(tmp_path, "c", summary(state="oom", steps=0))
+    alone = saved(tmp_path, "d", summary(5000, steps=0))
+    code, _, stderr = torchmem(before, after)
+
+    assert (code, torchmem(after, before)[0]) == (2, 2)
+    assert "a.summary.json is of a run that ended before its first step" in stderr
+    assert (torchmem(after, oom)[0], torchmem(before, alone)[0]) == (1, 1)
+
+
+def test_another_model_of_gpu_is_no_baseline(tmp_path: Path, torchmem: Callable[..., Page]) -> None:
+    """The sentence names both models; a phantom GPU stands for any."""
+
+    def on(gpu: str) -> RunSummary:
+        return summary(devices=(replace(summary().devices[0], name=gpu),))
+
+    old, new = saved(tmp_path, "a", on("NVIDIA A100")), saved(tmp_path, "b", on("NVIDIA H100"))
+    phantom = saved(tmp_path, "c", on("NVIDIA H100 (phantom)"))
+    code, _, stderr = torchmem(old, new)
+
+    assert code == 2
+    assert "is of NVIDIA A100 and " in stderr
+    assert torchmem(old, phantom)[0] == 0
+
+
 def test_a_run_that_dies_of_memory_is_a_regression(
     tmp_path: Path, torchmem: Callable[..., Page]
 ) -> None:
@@ -193,7 +220,8 @@ def test_files_of_different_kinds_are_compared(
 ) -> None:
     """A summary, a sample, an OOM report, a preflight and a snapshot compare with each other."""
     report = tmp_path / "some.oom.json"
-    report.write_bytes(oom_report.encode(CAPACITY))
+    device = replace(CAPACITY.device, name=full_sample().devices[0].name)
+    report.write_bytes(oom_report.encode(replace(CAPACITY, device=device)))
     files = [
         saved(tmp_path, "a", summary()),
         publish(tmp_path, own_sample()),

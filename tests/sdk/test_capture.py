@@ -19,6 +19,7 @@ from torchmem.allocator.backend import T, TraceEntry
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
     FACTS_KEY,
+    MAX_CAPTURE_ENTRIES,
     OOM_RECORDING_SUFFIX,
     OOM_SNAPSHOT_SUFFIX,
     REQUEST_SUFFIX,
@@ -33,7 +34,7 @@ from torchmem.sample.process_messages import MAX_MESSAGE_BYTES, encode, sibling_
 from torchmem.sample.run_directory import SAMPLE_SUFFIX
 from torchmem.sdk.capture.capture import Capture, Job, next_action
 from torchmem.sdk.capture.oom_trace import MAX_RECORDINGS_PER_USER, OomTrace
-from torchmem.sdk.capture.recorded_history import OOM_TRACE_ENTRIES, RecordedHistory
+from torchmem.sdk.capture.recorded_history import OOM_TRACE_ENTRIES, RecordedHistory, kept_seconds
 from torchmem.sdk.publish.request_files import STALE_SECONDS
 from torchmem.sdk.safety.cost import OOM_TRACE_BUDGET, OOM_TRACE_RESERVE_SECONDS
 from torchmem.sdk.safety.errors import Errors
@@ -142,6 +143,36 @@ def test_a_capture_from_request_to_snapshot(rank: Rank, backend: SimulatedBacken
         FACTS_KEY,
     }
     assert sum(rank.errors.counts.values()) == 0
+
+
+@given(st.lists(st.integers(1, 200), max_size=8), st.integers(1, 200))
+def test_what_was_overwritten_is_told(lengths: list[int], most: int) -> None:
+    """A GPU whose trace is full has lost entries; the shortest of these spans is told."""
+    traces = [[{"time_us": 10 * index} for index in range(length)] for length in lengths]
+    full = [length for length in lengths if length >= most]
+    kept = kept_seconds({"device_traces": traces}, most)
+
+    assert kept == (bool(full), (min(full) - 1) / 1e5 if full else None)
+    assert kept_seconds({"device_traces": [[{}] * 3]}, 3) == (True, None)
+
+
+def test_a_request_decides_how_many_entries_are_kept(rank: Rank) -> None:
+    """The facts name the number, and the answer says whether older entries were lost."""
+    rank.request(encode(CaptureRequest(10, max_entries=1)))
+    rank.capture.at_step()
+    rank.now = 10.0
+    rank.capture.at_step()
+
+    assert load_snapshot(rank.snapshot)[FACTS_KEY]["max_entries"] == 1
+    assert (rank.answer.state, rank.answer.overwritten) == ("done", False)
+
+
+@pytest.mark.parametrize("entries", [0, -1, MAX_CAPTURE_ENTRIES + 1])
+def test_an_impossible_number_of_entries_is_refused(rank: Rank, entries: int) -> None:
+    """A process is not asked for more memory than a capture may take."""
+    rank.request(encode(CaptureRequest(10, entries)))
+
+    assert rank.answer.state == "refused"
 
 
 def test_a_capture_has_the_memory_at_its_begin(

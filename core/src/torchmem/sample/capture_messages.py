@@ -24,6 +24,10 @@ FACTS_KEY = "torchmem"
 """Key in a captured snapshot for what PyTorch leaves out of it; see docs/capture.md."""
 
 MAX_SECONDS = 300.0
+DEFAULT_ENTRIES = 100_000
+"""Newest entries that are kept for each device: about 100 bytes each in the file, and a few KB of
+stack each in memory while recording. An allocation takes three."""
+MAX_CAPTURE_ENTRIES = 2_000_000
 MAX_SNAPSHOT_BYTES = 256 << 20
 
 # How long the process waits for a step, to start recording and then to stop it.
@@ -35,9 +39,10 @@ AnswerState = Literal["waiting", "recording", "done", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class CaptureRequest:
-    """A request to record memory history for `seconds`."""
+    """A request to record memory history for `seconds`, and keep the newest entries."""
 
     seconds: float
+    max_entries: int = DEFAULT_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,15 @@ class CaptureAnswer:
     """The progress of a request.
 
     `request_ns` is the modification time of the request file; `reason` is one sentence that says
-    why the request was refused.
+    why the request was refused. `overwritten` says that older entries were lost, and
+    `kept_seconds` what the others span, which is unknown before PyTorch 2.3.
     """
 
     request_ns: int
     state: AnswerState
     reason: str | None = None
+    overwritten: bool = False
+    kept_seconds: float | None = None
 
 
 def decode_request(data: bytes) -> CaptureRequest:
@@ -58,6 +66,8 @@ def decode_request(data: bytes) -> CaptureRequest:
     request = decode(data, CaptureRequest)
     if not 0 < request.seconds <= MAX_SECONDS:
         raise ValueError(f"the request's seconds are not between 0 and {MAX_SECONDS:g}.")
+    if not 0 < request.max_entries <= MAX_CAPTURE_ENTRIES:
+        raise ValueError(f"the request's entries are not between 1 and {MAX_CAPTURE_ENTRIES:,}.")
     return request
 
 

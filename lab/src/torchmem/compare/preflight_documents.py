@@ -20,6 +20,8 @@ from torchmem.sample.untrusted import (
 
 SCHEMA = 1
 MAX_DOCUMENT_BYTES = 256 << 20
+PHANTOM = " (phantom)"
+"""Ends the name of a GPU that was a phantom."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def _of_outcome(
 def _facts(document: Mapping[str, Any], outcome: Mapping[str, Any]) -> dict[str, str]:
     facts = {
         "PyTorch": str(outcome.get("torch_version") or ""),
-        "GPU": f"{document['gpu_model']['product']} (phantom)",
+        "GPU": f"{document['gpu_model']['product']}{PHANTOM}",
         "alloc_conf": document["alloc_conf"] or "",
         "steps": str(document["steps"]),
         "command": " ".join(map(str, document["command"])),

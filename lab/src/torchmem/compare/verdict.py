@@ -1,6 +1,7 @@
 """Whether the memory of a run got worse: one verdict for each part, and one for all.
 
-There is always an answer: a peak that is known on both sides is compared, whatever else differs.
+A peak that is known on both sides is compared, unless it is of a run that took no step, or of
+another model of GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Literal
 from torchmem.allocator.sizes import LARGE_BUFFER, format_size
 from torchmem.compare.measured import Measured, Side
 from torchmem.compare.peak_memory import PeakDiff, diff, exceeds
+from torchmem.compare.preflight_documents import PHANTOM
 from torchmem.sample.errors import UsageError
 
 Outcome = Literal["regression", "improvement", "unchanged"]
@@ -72,7 +74,7 @@ class Comparison:
 
 
 def compare(before: Side, after: Side, tolerance: float) -> Comparison:
-    """Compare two sides. Raises UsageError if they are of kinds that cannot be compared."""
+    """Compare two sides. Raises UsageError if they cannot be compared."""
     if before.kind != after.kind:
         raise UsageError(
             f"{before.name} is {before.noun} and {after.name} is {after.noun}: compare two of one "
@@ -84,6 +86,10 @@ def compare(before: Side, after: Side, tolerance: float) -> Comparison:
             f"{before.name} and {after.name} have no part in common ({_some(before)}; "
             f"{_some(after)}): name two results of the same runs."
         )
+    _check_gpus(before, after)
+    for _, first, second in pairs:
+        _check_steps(before, first, second)
+        _check_steps(after, second, first)
     labels = {label for label, _, _ in pairs}
     parts = [_part(*pair, tolerance) for pair in pairs]
     parts.sort(key=_rank)
@@ -96,6 +102,29 @@ def compare(before: Side, after: Side, tolerance: float) -> Comparison:
         () if is_one else tuple(label for label in before.parts if label not in labels),
         () if is_one else tuple(label for label in after.parts if label not in labels),
     )
+
+
+def _check_gpus(before: Side, after: Side) -> None:
+    """Refuse two models of GPU, of which one may have larger workspaces, or other kernels.
+
+    A phantom GPU stands for any model.
+    """
+    gpus = before.facts.get("GPU", ""), after.facts.get("GPU", "")
+    if all(gpus) and gpus[0] != gpus[1] and not any(gpu.endswith(PHANTOM) for gpu in gpus):
+        raise UsageError(
+            f"{before.name} is of {gpus[0]} and {after.name} of {gpus[1]}: compare two runs on one "
+            "model of GPU."
+        )
+
+
+def _check_steps(side: Side, measured: Measured, other: Measured) -> None:
+    """Refuse a run that ended before its first step, if the other one took steps."""
+    is_started = measured.steps != 0 or measured.fits is False
+    if not is_started and other.steps:
+        raise UsageError(
+            f"{side.name} is of a run that ended before its first step, so that its peak says "
+            "little: name one that took steps."
+        )
 
 
 def _rank(part: PartResult) -> tuple[int, bool, float]:

@@ -198,7 +198,10 @@ def _start_caveats(run: RunFacts, inference: Inference) -> Iterator[str]:
                 "addresses of new memory, which are not known for other settings."
             )
     if run.recording.truncated:
-        yield "The oldest entries of the trace were overwritten; record with a larger max_entries."
+        yield (
+            "The oldest entries of the trace were overwritten; record with a larger max_entries, "
+            "which is a flag of torchmem capture, too."
+        )
 
 
 def _miss_caveats(fidelity: Fidelity) -> Iterator[str]:

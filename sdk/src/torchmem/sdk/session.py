@@ -293,7 +293,7 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
     are keywords or `TORCHMEM_*` environment variables; see `torchmem.sdk.settings.Settings`.
     `backend` replaces PyTorch, for simulations and tests.
 
-    Raises UsageError for a misspelled setting or an invalid value, and nothing else. Without
+    Raises UsageError for a misspelled keyword or its invalid value, and nothing else. Without
     PyTorch, or if anything else fails, the session is idle and one warning is logged.
     """
     resolved = resolve(settings, os.environ)

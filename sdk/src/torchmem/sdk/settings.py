@@ -140,10 +140,9 @@ class Settings:
 def resolve(keywords: Mapping[str, Any], environment: Mapping[str, str]) -> Settings:
     """Merge keywords and environment.
 
-    Raises UsageError for an unknown keyword, a misspelled environment variable, or an invalid value
-    of a keyword. An invalid value in the environment is logged and ignored, because it may have
-    been set for a thousand processes at once. A variable that does not resemble any setting is also
-    logged and ignored.
+    Raises UsageError for an unknown keyword, or an invalid value of a keyword. A variable that is
+    not a setting, or has an invalid value, is logged and ignored, because it may have been set for
+    a thousand processes at once.
     """
     for name in keywords:
         if name not in _PARSERS:
@@ -159,11 +158,8 @@ def _check_names(environment: Mapping[str, str]) -> None:
     for variable in environment:
         if variable.startswith(PREFIX) and variable not in settings | OTHER_VARIABLES:
             close = get_close_matches(variable, settings, n=1, cutoff=MIN_RESEMBLANCE)
-            if close:
-                raise UsageError(
-                    f"the variable {variable} is not a setting; did you mean {close[0]}?"
-                )
-            log(logging.WARNING, "%s is not a setting of torchmem and is ignored", variable)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            log(logging.WARNING, "%s is not a setting and is ignored%s", variable, hint)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

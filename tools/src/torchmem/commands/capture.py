@@ -15,6 +15,8 @@ from torchmem.node.ranks import ProcessFilter, TrainingProcess, find_process
 from torchmem.node.requests import Exchange, opened
 from torchmem.sample.capture_messages import (
     ANSWER_SUFFIX,
+    DEFAULT_ENTRIES,
+    MAX_CAPTURE_ENTRIES,
     MAX_SECONDS,
     MAX_SNAPSHOT_BYTES,
     REQUEST_SUFFIX,
@@ -22,6 +24,7 @@ from torchmem.sample.capture_messages import (
     START_GRACE_SECONDS,
     STOP_GRACE_SECONDS,
     AnswerState,
+    CaptureAnswer,
     CaptureRequest,
     decode_answer,
 )
@@ -49,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_process(parser)
     add("--seconds", type=float, default=20.0, metavar="S", help="recording time (default 20)")
+    add(
+        "--max-entries",
+        type=int,
+        default=DEFAULT_ENTRIES,
+        metavar="N",
+        help=f"newest entries to keep of each GPU (default {DEFAULT_ENTRIES:,})",
+    )
     add("--out", type=Path, metavar="FILE", help="output file (default rankN-TIME.pickle)")
     add_run_directory(parser)
 
@@ -57,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Capture a snapshot and return the exit code. Raise UsageError."""
     if not 0 < arguments.seconds <= MAX_SECONDS:
         raise UsageError(f"--seconds must be above 0 and at most {MAX_SECONDS:g}.")
+    if not 0 < arguments.max_entries <= MAX_CAPTURE_ENTRIES:
+        raise UsageError(f"--max-entries must be above 0 and at most {MAX_CAPTURE_ENTRIES:,}.")
     directory = arguments.run_dir or run_directory(os.environ)
     selected = ProcessFilter(arguments.rank, arguments.run_name, arguments.pid, arguments.launch)
     process = find_process(directory, selected)
@@ -64,16 +76,27 @@ def run(arguments: argparse.Namespace) -> int:
         f"rank{process.process.rank}-{time.strftime('%Y%m%d-%H%M%S')}.pickle"
     )
     _check_out(out)
-    request = CaptureRequest(arguments.seconds)
+    request = CaptureRequest(arguments.seconds, arguments.max_entries)
     with opened(process) as sample:
         try:
             with EXCHANGE.asked(process, sample, request) as request_ns:
-                _wait(process, sample, request_ns, arguments.seconds)
+                answer = _wait(process, sample, request_ns, arguments.seconds)
         except KeyboardInterrupt:
             raise UsageError(f"interrupted; {process} stops recording.") from None
         size = _fetch(process, sample, out)
     print(f"{out}: {size / 1e6:.1f} MB; open it with https://pytorch.org/memory_viz")
+    if answer.overwritten:
+        print(f"torchmem: {_what_is_lost(request, answer)}", file=sys.stderr)
     return 0
+
+
+def _what_is_lost(request: CaptureRequest, answer: CaptureAnswer) -> str:
+    """Return what the file lacks, and how to keep it."""
+    kept = "" if answer.kept_seconds is None else f"; it has the last {answer.kept_seconds:.3g} s"
+    lost = f"the file lacks the oldest entries, because a GPU had more than {request.max_entries:,}"
+    if request.max_entries == MAX_CAPTURE_ENTRIES:
+        return f"{lost}{kept}. Use fewer --seconds."
+    return f"{lost}{kept}. Use a larger --max-entries, or fewer --seconds."
 
 
 def _check_out(out: Path) -> None:
@@ -83,8 +106,8 @@ def _check_out(out: Path) -> None:
         raise UsageError(f"--out: {out} is not a regular file; give another name.")
 
 
-def _wait(process: TrainingProcess, sample: Path, request_ns: int, seconds: float) -> None:
-    """Wait until the snapshot is written. Raise UsageError if it cannot be."""
+def _wait(process: TrainingProcess, sample: Path, request_ns: int, seconds: float) -> CaptureAnswer:
+    """Wait until the snapshot is written, and return the answer. Raise UsageError if it is not."""
     timeouts = {
         None: NOTICE_SECONDS,
         "waiting": START_GRACE_SECONDS + NOTICE_SECONDS,
@@ -101,7 +124,7 @@ def _wait(process: TrainingProcess, sample: Path, request_ns: int, seconds: floa
         if answer is not None and answer.state != state:
             state, since = answer.state, time.monotonic()
             if state == "done":
-                return
+                return answer
             if state == "refused":
                 raise UsageError(f"{process} refused: {answer.reason}")
             _show(f"{process} {progress[state]}")

@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top why release capture whatif compare preflight mcp doctor fleet manifests 'manifests systemd' 'manifests kubernetes' 'manifests helm' 'manifests mixin' 'manifests slurm' 'manifests prometheus' 'manifests scale' 'manifests alertmanager' 'manifests grafana' 'manifests compose' 'manifests image' 'manifests stack' 'manifests rules' 'manifests dashboards' 'manifests completion'
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --rank --ranks --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-entries --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --rank --ranks --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -139,6 +139,7 @@ complete -c torchmem -n '_shtab_torchmem_using capture' -l run -x -d 'name of it
 complete -c torchmem -n '_shtab_torchmem_using capture' -l launch -x -d 'its launch, as in the label `launch`'
 complete -c torchmem -n '_shtab_torchmem_using capture' -l pid -x -d 'its process id'
 complete -c torchmem -n '_shtab_torchmem_using capture' -l seconds -x -d 'recording time (default 20)'
+complete -c torchmem -n '_shtab_torchmem_using capture' -l max-entries -x -d 'newest entries to keep of each GPU (default 100,000)'
 complete -c torchmem -n '_shtab_torchmem_using capture' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'output file (default rankN-TIME.pickle)'
 complete -c torchmem -n '_shtab_torchmem_using capture' -l run-dir -xka "(__fish_complete_directories)" -d 'run directory (default TORCHMEM_RUN_DIR)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a whatif -d 'replay a memory snapshot'"'"'s allocations under other allocator settings'

@@ -60,6 +60,7 @@ _shtab_torchmem_capture_options=(
   "--launch[its launch, as in the label \`launch\`]:ID:"
   "--pid[its process id]:N:"
   "--seconds[recording time (default 20)]:S:"
+  "--max-entries[newest entries to keep of each GPU (default 100,000)]:N:"
   "--out[output file (default rankN-TIME.pickle)]:FILE:_files"
   "--run-dir[run directory (default TORCHMEM_RUN_DIR)]:DIR:_files -/"
 )

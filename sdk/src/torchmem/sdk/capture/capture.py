@@ -32,7 +32,7 @@ from torchmem.sample.capture_messages import (
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.process_messages import sibling_path
 from torchmem.sample.run_directory import temporary_path
-from torchmem.sdk.capture.recorded_history import RecordedHistory
+from torchmem.sdk.capture.recorded_history import RecordedHistory, kept_seconds
 from torchmem.sdk.part import Part
 from torchmem.sdk.publish.request_files import RequestFile
 from torchmem.sdk.safety.errors import Errors, Stage
@@ -163,7 +163,7 @@ class Capture(Part):
 
     def _end(self) -> None:
         if self._job and self._job.started is not None:
-            self._finish()
+            self._finish(self._job)
         elif self._job:
             self._refuse("the process ended before a step.")
 
@@ -189,7 +189,7 @@ class Capture(Part):
             if action == "start":
                 self._start(job, now)
             elif action == "finish" and at_step:
-                self._finish()
+                self._finish(job)
             elif action == "finish":
                 self._job = replace(job, is_ending=True)
             elif action == "give_up":
@@ -206,7 +206,7 @@ class Capture(Part):
             self._before_start()
         if self._backend.history_enabled() is None:
             self._refuse("this allocator, or this version of PyTorch, records no memory history.")
-        elif self._history.start():
+        elif self._history.start(job.request.max_entries):
             self._job = replace(job, started=now)
             self._answer("recording")
         else:
@@ -217,7 +217,7 @@ class Capture(Part):
                 "with torch.cuda.memory._dump_snapshot(FILE)."
             )
 
-    def _finish(self) -> None:
+    def _finish(self, job: Job) -> None:
         if not self._backend.owns_history():
             self._refuse("the script turned memory history on or off during the recording.")
             return
@@ -228,7 +228,7 @@ class Capture(Part):
             self._history.stop()
         if snapshot is not None:
             write_snapshot(sibling_path(self._sample, SNAPSHOT_SUFFIX), snapshot)
-            self._answer("done")
+            self._answer("done", kept=kept_seconds(snapshot, job.request.max_entries))
 
     def _cancel(self) -> None:
         """Forget the job; its request was withdrawn, replaced, or refused."""
@@ -242,8 +242,13 @@ class Capture(Part):
             if not is_needed:
                 self._history.stop()
 
-    def _answer(self, state: AnswerState, reason: str | None = None) -> None:
-        self._requests.answer(CaptureAnswer(self._requests.request_ns, state, reason))
+    def _answer(
+        self,
+        state: AnswerState,
+        reason: str | None = None,
+        kept: tuple[bool, float | None] = (False, None),
+    ) -> None:
+        self._requests.answer(CaptureAnswer(self._requests.request_ns, state, reason, *kept))
 
     def _refuse(self, reason: str) -> None:
         self._cancel()

@@ -10,11 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchmem.allocator.backend import Backend, Device
-from torchmem.sample.capture_messages import FACTS_KEY
+from torchmem.sample.capture_messages import DEFAULT_ENTRIES, FACTS_KEY
 
-# Newest entries kept for each device: about 100 bytes each in the file, and a few KB of stack each
-# in memory while recording.
-HISTORY_ENTRIES = 100_000
 OOM_TRACE_ENTRIES = 300_000
 SEGMENT_KEYS = (
     "device",
@@ -39,16 +36,16 @@ class RecordedHistory:
         self._allocated_peaks = allocated_peaks
         self._facts: dict[str, Any] = {}
 
-    def start(self) -> bool:
+    def start(self, max_entries: int = DEFAULT_ENTRIES) -> bool:
         """Start recording, and then read the memory.
 
         In this order: memory that another thread allocates in between would otherwise be missed.
         Return False if history is being recorded already.
         """
-        if not self.backend.start_history(HISTORY_ENTRIES):
+        if not self.backend.start_history(max_entries):
             return False
         try:
-            self._facts = self._read_facts(HISTORY_ENTRIES)
+            self._facts = self._read_facts(max_entries)
         except BaseException:
             self.stop()
             raise
@@ -104,6 +101,17 @@ class RecordedHistory:
             "allocated_peak_bytes": allocated_peak,
         }
         return {name: value for name, value in known.items() if value is not None}
+
+
+def kept_seconds(snapshot: Mapping[str, Any], max_entries: int) -> tuple[bool, float | None]:
+    """Return whether entries of a GPU were overwritten, and the seconds that the others span.
+
+    An entry has `time_us` since PyTorch 2.3; the seconds are None before.
+    """
+    full = [trace for trace in snapshot.get("device_traces", ()) if len(trace) >= max_entries]
+    times = [(trace[0].get("time_us"), trace[-1].get("time_us")) for trace in full]
+    spans = [last - first for first, last in times if first is not None and last is not None]
+    return bool(full), min(spans) / 1e6 if spans else None
 
 
 def plain_segment(segment: Mapping[str, Any]) -> dict[str, Any]:
