@@ -580,7 +580,7 @@ def room_left(device: DeviceSample) -> int | None:
     allocator, free, limit = device.allocator, device.driver_free_bytes, device.limit_bytes
     if allocator is None or free is None or allocator.active_peak_bytes is None:
         return None
-    if unbacked_bytes(device, free) is not None:
+    if device.shares_host_memory or unbacked_bytes(device, free) is not None:
         return None
     most = allocator.reserved_bytes.total + free
     return max(0, (most if limit is None else min(most, limit)) - allocator.active_peak_bytes)

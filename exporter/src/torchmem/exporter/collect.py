@@ -298,7 +298,7 @@ class Exporter:
             self._clock(),
             published,
             {uuid: gpu.index for uuid, gpu in gpus.items()},
-            outside=outside.by_process,
+            outside=outside.with_managed,
             kill_causes=self._hosts.kill_causes,
             thresholds=self._thresholds,
             run_dir=self.run_dir,
