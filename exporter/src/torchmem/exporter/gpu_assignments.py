@@ -85,7 +85,7 @@ class GpuAssignments:
         """
         now, minors = self._clock(), minor_numbers(self._proc)
         listed = {
-            gpu.uuid: {row.pid for row in processes.plausible()}
+            gpu.uuid: {row.pid for row in processes.listed}
             for gpu, processes in reading.values(Processes)
         }
         of_jobs = _of_jobs(jobs, minors)

@@ -90,7 +90,7 @@ class DeadProcesses:
 
 def _used(processes: Processes) -> Mapping[int, int]:
     """Return the known bytes of the processes that may be looked up, by pid."""
-    sizes = bytes_by_pid(processes.plausible())
+    sizes = bytes_by_pid(processes.listed)
     return {
         pid: size
         for pid, size in sizes.items()
