@@ -45,8 +45,9 @@ _ENDPOINT = ["port", "path", "scheme", "interval", "scrapeTimeout", "relabelings
 # What Helm passes to a chart that is a dependency of another one.
 _FROM_PARENT = {"^global$": {"type": "object"}, "^enabled$": {"type": "boolean"}}
 _NUMBER = {"type": "number", "minimum": 0}
-# Values of thresholds by the ends of their names, as in explain/thresholds.py. The template checks sizes.
-_KINDS = {
+# Values of thresholds by the ends of their names, as in explain/thresholds.py. The template checks
+# sizes.
+_KINDS: Mapping[str, Mapping[str, Any]] = {
     "_ratio$": {**_NUMBER, "maximum": 1},
     "_(seconds|per_minute|steps|inodes|requests|factor)$": _NUMBER,
     "_bytes$": {"type": ["integer", "string"]},
@@ -112,14 +113,19 @@ def _keys(value: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     if name in _TEXTS:
         return {"additionalProperties": {"type": "string"}}
     if name == "endpoint":
-        return {"propertyNames": {"not": {"enum": _ENDPOINT}}}
+        return {"properties": dict.fromkeys(_ENDPOINT, False)}
     if name == "thresholds":
-        return {"propertyNames": {"enum": [*defaults().values]}, "patternProperties": _KINDS}
+        kinds = {each: _threshold(each) for each in defaults().values}
+        return {"additionalProperties": False, "properties": kinds}
     return {
         "additionalProperties": False,
         **({} if path else {"patternProperties": _FROM_PARENT}),
         "properties": {key: _schema(inner, (*path, key)) for key, inner in value.items()},
     }
+
+
+def _threshold(name: str) -> Mapping[str, Any]:
+    return next(kind for end, kind in _KINDS.items() if re.search(end, name))
 
 
 def comments() -> dict[tuple[str, ...], str]:

@@ -27,7 +27,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "torchmem.nodes" -}}
-{{- with merge (dict) .Values.nodeSelector (ternary (dict "nvidia.com/gpu.present" "true") (dict) .Values.gpuNodesOnly) -}}
+{{- with merge (dict) (.Values.nodeSelector | default (dict)) (ternary (dict "nvidia.com/gpu.present" "true") (dict) .Values.gpuNodesOnly) -}}
 {{ toYaml . }}
 {{- end -}}
 {{- end }}
@@ -77,5 +77,15 @@ labelValueLengthLimit: 256
 {{- printf "%.0f" $value -}}
 {{- else if not (and (hasSuffix "_at" .name) (hasPrefix "/" $value)) -}}
 {{- $value -}}
+{{- end -}}
+{{- end }}
+
+{{- /* A dashboard's JSON, whose tables of alerts link to the runbooks as the alerts do. */ -}}
+{{- define "torchmem.dashboard" -}}
+{{- $json := .root.Files.Get .path -}}
+{{- with include "torchmem.threshold" (dict "root" .root "name" "runbooks_at") -}}
+{{- regexReplaceAllLiteral `"url": "[^"]+/\$\{__value\.raw\}\.md"` $json (printf `"url": "%s/${__value.raw}.md"` .) -}}
+{{- else -}}
+{{- regexReplaceAllLiteral `\{\s+"id": "links",\s+"value": \[\s+\{\s+"title": "Open the runbook",[^]]+\]\s+\},\s+` $json "" -}}
 {{- end -}}
 {{- end }}
