@@ -157,9 +157,11 @@ def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartByt
     """Return the parts of a whole device as one of its processes knows it, without NVML.
 
     `driver_free` was read with the statistics of `device`. The result is empty if it is None, or if
-    some reserved bytes are not on the device and it is unknown which.
+    some reserved bytes are not on the device and it is unknown which. Where the device shares the
+    host's memory, what is not PyTorch's is also what the host uses.
     """
-    if device.total_bytes is None or outside_bytes(device, driver_free) is None:
+    is_known = device.shares_host_memory or outside_bytes(device, driver_free) is not None
+    if device.total_bytes is None or driver_free is None or not is_known:
         return ()
     return _whole(device.total_bytes, rank_parts(device, None), driver_free, None)
 

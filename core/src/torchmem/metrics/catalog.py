@@ -117,7 +117,13 @@ DEVICE_TOTAL = _group.gauge(
 )
 DRIVER_FREE = _group.gauge(
     "torchmem_driver_free_bytes",
-    "Free memory of the device at the driver, read with the statistics of the allocator.",
+    "Free memory of the device at the driver, read with the statistics of the allocator. Absent if "
+    "the device shares the host's memory.",
+)
+MANAGED = _group.gauge(
+    "torchmem_managed_bytes",
+    "Managed memory of the process (cudaMallocManaged), as paged optimizers of bitsandbytes use "
+    "it, on the device or on the host. NVML counts it as used by no process. Absent without any.",
 )
 MEMORY_LIMIT = _group.gauge(
     "torchmem_memory_limit_bytes",
@@ -409,8 +415,9 @@ ENGINE_SLEEP_RESIDUAL_GROWTH = _group.gauge(
 _group = _Group("Join of allocator and NVML", DEVICE)
 OUTSIDE_ALLOCATOR = _group.gauge(
     "torchmem_outside_allocator_bytes",
-    "Process memory in NVML minus reserved bytes: CUDA context, NCCL, cuBLAS, other libraries. "
-    "The value of the latest moment at which both were known.",
+    "Process memory in NVML minus reserved bytes: CUDA context, NCCL, cuBLAS, other libraries, and "
+    "the managed memory that is on the device. The value of the latest moment at which both were "
+    "known.",
 )
 OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
     "torchmem_outside_allocator_timestamp_seconds",
@@ -443,7 +450,8 @@ NVML_UP = _group.gauge(
     "reason",
 )
 NVML_DRIVER_INFO = _group.info(
-    "nvml_driver_info", "Versions of the driver, of NVML and of the latest supported CUDA."
+    "nvml_driver_info",
+    "Versions of the driver, of NVML and of the latest supported CUDA; platform is wsl under WSL.",
 )
 
 _group = _Group(_NVML_DEVICES, GPU)

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+from torchmem.allocator.outside_memory import is_limited
 from torchmem.explain.parts import (
     GROUPS,
     LEGEND,
@@ -133,6 +134,8 @@ def _with_ranks(
 ) -> GpuState:
     """Return a device with its ranks, and with what only they tell where NVML does not."""
     total = _total(ranks) if gpu.total_bytes is None else gpu.total_bytes
+    if any(entry.device.shares_host_memory and entry.holds_memory for entry in ranks):
+        total, unused = _total(ranks), None  # NVML may report a part of the host's memory
     return replace(
         gpu,
         parts=_parts(total, unused, ranks),
@@ -163,7 +166,8 @@ def _parts(
     if total is None:
         return ()
     held = [entry.state.parts for entry in ranks if entry.holds_memory]
-    free = _driver_free(ranks)
+    card = total - unused[1] if unused else None
+    free = _driver_free(entry for entry in ranks if not is_limited(entry.device, card))
     if unused is None:
         return gpu_parts(total, held, free)
     return gpu_parts(total, held, unused[0] if free is None else free, unused[1])

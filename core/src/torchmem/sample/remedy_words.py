@@ -22,6 +22,8 @@ RemedyKind = Literal[
     "pool_on_oom",
     "more_free",
     "raised_limit",
+    "driver_limit",
+    "page_cache",
     "repeat",
     "wait",
     "find_processes",
@@ -97,6 +99,15 @@ REMEDY_WORDS: Mapping[RemedyKind, str] = {
     ),
     "more_free": "Leave more memory free, for example with a smaller batch",
     "raised_limit": "Raise the memory fraction, which limits the process",
+    "driver_limit": (
+        "Try again: another process may have freed memory just then. If it happens again, turn "
+        "expandable segments off, as the driver limits mappings (WSL, some virtual machines), pin "
+        "less memory, and look for a limit on locked or virtual memory (ulimit -l, ulimit -v)"
+    ),
+    "page_cache": (
+        "Give the GPU the memory that the page cache of the host holds: read large files with "
+        "O_DIRECT, or drop the cache before (sync; echo 3 > /proc/sys/vm/drop_caches, as root)"
+    ),
     "repeat": "Catch torch.OutOfMemoryError and repeat the call, as the block is free soon after",
     "wait": "Wait for the other stream before the large allocation, or record fewer tensors on it",
     "find_processes": (

@@ -204,6 +204,7 @@ class Exporter:
         if self._collecting.acquire(timeout=_CLOSE_SECONDS):
             self._collecting.release()
         if not self._workers.is_busy:
+            # nvmlShutdown may hang, too.
             with closing(JobThread()) as worker:
                 worker.run(self._driver.close, _CLOSE_SECONDS)
 
@@ -297,7 +298,7 @@ class Exporter:
             self._clock(),
             published,
             {uuid: gpu.index for uuid, gpu in gpus.items()},
-            outside=outside.by_process,
+            outside=outside.with_managed,
             kill_causes=self._hosts.kill_causes,
             thresholds=self._thresholds,
             run_dir=self.run_dir,

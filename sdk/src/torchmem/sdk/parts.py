@@ -22,6 +22,7 @@ from torchmem.sdk.publish.memory_map import MapPublisher
 from torchmem.sdk.publish.optional import OtlpOutput, OwnPort, TextfileOutput
 from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.host import HostReader
+from torchmem.sdk.reading.managed import ManagedMemory
 from torchmem.sdk.reading.plan import PlannedPeaks
 from torchmem.sdk.release.part import ReleasePart
 from torchmem.sdk.release.release import Release
@@ -52,6 +53,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield context.ooms
     yield context.phases
     yield HostReader(backend)
+    yield ManagedMemory()
     yield growth
     yield PlannedPeaks(context.plan, recorder)
     yield context.engine

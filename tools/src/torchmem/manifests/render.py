@@ -79,6 +79,7 @@ FORMATS: Mapping[str, str] = {
 def _with(labels: tuple[str, ...], selector: str) -> str:
     """Return the start of a Go template that holds the series with the same labels, if any."""
     name, _, matchers = selector.rstrip("}").partition("{")
+    # %q of Go escapes quotes and backslashes as PromQL reads them.
     matched = ",".join([*filter(None, [matchers]), *(f"{label}=%q" for label in labels)])
     arguments = " ".join(f"$labels.{label}" for label in labels)
     return f"with printf `{name}{{{matched}}}`\n{arguments} | query"
@@ -89,6 +90,7 @@ def _query(labels: tuple[str, ...], selector: str, form: str) -> str:
 
     `selector` is a metric with or without matchers.
     """
+    # The dash takes away the line break before it, which keeps the lines of a rules file short.
     value = f"{{{{- . | first | value | {FORMATS[form]}{{{{ end }}}}"
     return f"{{{{ {_with(labels, selector)} }}}}\n{value}"
 

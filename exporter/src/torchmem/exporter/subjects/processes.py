@@ -6,11 +6,12 @@ Also the used memory that belongs to no process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from prometheus_client.core import Metric
 
+from torchmem.explain.parts import MAX_GPU_BYTES
 from torchmem.exporter.gpus import GpuLabels, GpuValue
 from torchmem.exporter.nvml import NOT_FOUND, NvmlDevice, available
 from torchmem.exporter.pod_names import PodNames, PodProcess
@@ -24,6 +25,8 @@ from torchmem.node.published import Published
 
 MAX_PROCESSES_PER_NODE = 1024
 _OTHER = "other"
+_MAX_PID = (1 << 31) - 1
+"""The kernel's pid_t."""
 _UTILIZATION_WINDOW_SECONDS = 10.0
 _UTILIZATION = "nvmlDeviceGetProcessUtilization"
 
@@ -75,6 +78,19 @@ class Processes(GpuValue):
     memory: MemoryInfo | None = None
     free: Mapping[str | None, int] = field(default_factory=dict)
 
+    @property
+    def unattributed(self) -> int | None:
+        """The used bytes that do not belong to any process.
+
+        None if a value is unknown, or if a process allocated between two calls.
+        """
+        used = _bytes_by_pid(self.listed).values()
+        known = [size for size in used if size is not None]
+        if self.memory is None or self.memory.reserved is None or len(known) < len(used):
+            return None
+        rest = self.memory.used - sum(known)
+        return rest if rest >= 0 else None
+
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Processes | None:
         """Read the GPU's processes or, in MIG mode, those of its MIG devices."""
@@ -82,14 +98,32 @@ class Processes(GpuValue):
         lists = list(_lists(gpu, memory))
         if any(part.rows is None for part in lists):
             return None
-        rows = [row for part in lists for row in part.rows or ()]
+        rows = list(_possible(gpu, [row for part in lists for row in part.rows or ()], memory))
+        if gpu.nvml.is_wsl and not rows:
+            return None  # the processes of Windows are not listed
         free = {part.mig_uuid: part.free for part in lists if part.free is not None}
         return cls(rows, _utilization(gpu) if rows else {}, memory, free)
 
-    def plausible(self) -> list[ProcessMemory]:
-        """Leave out rows with more bytes than the GPU has: structures of another version."""
-        most = float("inf") if self.memory is None else self.memory.total
-        return [row for row in self.listed if row.pid > 0 and (row.used_bytes or 0) <= most]
+
+def _possible(
+    gpu: NvmlDevice, rows: Iterable[ProcessMemory], memory: MemoryInfo | None
+) -> Iterator[ProcessMemory]:
+    """Yield the rows that can be true, without bytes that cannot; what is left out is logged.
+
+    A structure of another version mixes pids and bytes up. A GPU that shares the host's memory may
+    say that it has less than a process holds.
+    """
+    most = MAX_GPU_BYTES if memory is None else memory.total
+    for row in rows:
+        used = row.used_bytes or 0
+        if not 0 < row.pid <= _MAX_PID:
+            gpu.nvml.missing_values.note_impossible(_COMPUTE[0], f"pid {row.pid}")
+        elif used > most:
+            text = f"{used} bytes of process {row.pid}, on a GPU of {most}"
+            gpu.nvml.missing_values.note_impossible("usedGpuMemory", text)
+            yield replace(row, used_bytes=None)
+        else:
+            yield row
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +226,7 @@ def _tables(reading: Reading) -> list[_GpuTable]:
 
 
 def _table(labels: GpuLabels, processes: Processes, limit: int) -> _GpuTable:
-    used = _bytes_by_pid(processes.plausible())
+    used = _bytes_by_pid(processes.listed)
     pids = sorted(used, key=lambda pid: (-(used[pid] or 0), pid))[:limit]
     return _GpuTable(labels, processes, used, pids)
 
@@ -233,16 +267,8 @@ def _utilization_rows(table: _GpuTable) -> Iterator[Row]:
 
 
 def _unattributed(table: _GpuTable) -> Iterator[Row]:
-    """Yield the used bytes that do not belong to any process.
-
-    Nothing if a value is unknown, or negative because a process allocated between two calls.
-    """
-    memory = table.processes.memory
-    used = [bytes_ for bytes_ in table.used.values() if bytes_ is not None]
-    if memory is None or memory.reserved is None or len(used) < len(table.used):
-        return
-    rest = memory.used - sum(used)
-    if rest >= 0:
+    rest = table.processes.unattributed
+    if rest is not None:
         yield table.labels, rest
 
 
