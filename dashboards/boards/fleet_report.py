@@ -32,10 +32,11 @@ def _hours(spec: MetricSpec) -> str:
 
 def _by(labels: tuple[str, ...], spec: MetricSpec) -> str:
     """Return GPU-hours by label. What is unknown has a name, because Grafana merges other rows."""
-    hours = f"sum by ({', '.join(labels)}) ({_hours(spec)})"
+    hours = _hours(spec)
     for label in labels:
         hours = f'label_replace({hours}, "{label}", "{UNKNOWN}", "{label}", "")'
-    return hours
+    # VictoriaMetrics 1.79 mixes labels up if they are replaced after a sum has removed others.
+    return f"sum by ({', '.join(labels)}) ({hours})"
 
 
 def _total(title: str, question: str, spec: MetricSpec, levels: Levels | None = None) -> Panel:

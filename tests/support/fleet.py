@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from docs.generate.pictures.history import STALE, History, prometheus
-from support.stack import answers, free_port, get, running
-from support.waiting import until
+from support.stack import get, victoria_metrics
 
 from torchmem.sample.remedy_words import REMEDY_WORDS
 
@@ -134,15 +133,7 @@ def filled_prometheus(folder: Path) -> Iterator[str]:
 @contextmanager
 def filled_victoria_metrics(folder: Path) -> Iterator[str]:
     """Run a VictoriaMetrics with the three days; yield its URL."""
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        "victoria-metrics",
-        f"-storageDataPath={folder / 'victoria'}",
-        f"-httpListenAddr={address}",
-        "-memory.allowedBytes=256MB",
-    ]
-    with running(command, folder / "victoria.log"):
-        until(lambda: answers(f"http://{address}/health"))
-        fill(f"http://{address}")
-        get(f"http://{address}/internal/force_flush")
-        yield f"http://{address}"
+    with victoria_metrics(folder) as url:
+        fill(url)
+        get(f"{url}/internal/force_flush")
+        yield url

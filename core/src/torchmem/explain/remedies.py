@@ -42,7 +42,7 @@ ROUNDUP_DIVISIONS = 8
 GARBAGE_COLLECTION_THRESHOLD = 0.8
 SPLIT_SIZES_MB = (64, 128, 256, 512)
 MIN_SPLIT_SIZE_MB = 32  # the setting must exceed 20 MiB
-LARGE_SEGMENT_SIZE_MB = 12
+LARGE_SEGMENT_SIZE_MB = 12  # the setting must exceed 10 MiB
 
 LIBRARY_FRACTION = 0.95
 """The memory fraction that leaves a margin for NCCL, cuBLAS, cuDNN and their like."""
@@ -344,6 +344,7 @@ def _raised_limit(report: OomReport) -> Iterator[Remedy]:
     needed = (reserved + requested) / total
     most = (reserved + report.driver_free_bytes) / total - (1 - LIBRARY_FRACTION)
     if needed < 1:
+        # Rounded down for the libraries, but never below what the request needs.
         fraction = max(int(100 * most), math.ceil(100 * needed)) / 100
         yield Remedy(
             "raised_limit",

@@ -186,6 +186,8 @@ def _is_re2(pattern: object) -> bool:
         return (
             isinstance(pattern, str)
             and bool(re.compile(pattern))
+            # Lookarounds, atomic groups, conditions, comments, backreferences, possessive
+            # quantifiers.
             and not re.search(r"\(\?[=!<>(#]|\\[1-9]|[*+?}]\+", pattern)
         )
     except re.error:

@@ -204,6 +204,7 @@ class Exporter:
         if self._collecting.acquire(timeout=_CLOSE_SECONDS):
             self._collecting.release()
         if not self._workers.is_busy:
+            # nvmlShutdown may hang, too.
             with closing(JobThread()) as worker:
                 worker.run(self._driver.close, _CLOSE_SECONDS)
 

@@ -102,6 +102,7 @@ def _print(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
+        # At its exit, Python flushes stdout once more ("Note on SIGPIPE" in the docs of signal).
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

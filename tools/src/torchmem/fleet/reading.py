@@ -181,7 +181,7 @@ class StoreReader:
 
 
 QUERIES = 16
-"""How many times `Reader.past` asks about the whole time."""
+"""How many times `StoreReader.past` asks about the whole time."""
 
 
 def _oom(labels: Labels, timestamp: float) -> OomEnd:

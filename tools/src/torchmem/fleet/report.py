@@ -172,6 +172,7 @@ def _bills(past: Past, group: Callable[[Key], Key]) -> list[Bill]:
 
 def _owners(past: Past) -> Mapping[Key, Key]:
     """Return user and team of each launch, by job, run and launch: those of most GPU-hours."""
+    # Ascending: of several owners of a launch, the last one stays in the result.
     hours = sorted(past.used.by_owner.items(), key=lambda item: item[1])
     return {key[:3]: key[3:] for key, _ in hours}
 

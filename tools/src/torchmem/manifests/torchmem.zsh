@@ -255,6 +255,7 @@ _shtab_torchmem_manifests_rules_options=(
   "--out[the directory to write to, one file for each subject\; or one .yml file]:DIR|FILE:_files"
   "--check[write nothing\; fail if the rules there differ]:DIR|FILE:_files"
   "--defaults[print the shipped thresholds, as a template for your file]"
+  "--prometheus-rule[the one .yml file is a PrometheusRule of this namespace, for the Prometheus Operator]:NAMESPACE:"
   "--force[replace files of the same names that this command did not write]"
 )
 

@@ -165,6 +165,7 @@ def last_error() -> BaseException | None:
     """
     if hasattr(sys, "ps1"):
         return None
+    # Python 3.12 and newer set `last_exc`.
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
@@ -242,6 +243,7 @@ class UncaughtErrors(Part):
         """Return how the process ends, with what is known of it: an exception that ends it."""
         if self._ending is None and error is not None:
             self._handle(error, ends_process=True)
+            # An uncaught one has reached `sys.excepthook`, see `_explain_below`.
             if not isinstance(error, SystemExit) and error is not last_error():
                 self.is_explained = self._explain(error)
         if self._ending is None:

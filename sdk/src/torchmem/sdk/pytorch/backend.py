@@ -243,6 +243,7 @@ class TorchBackend:
         The first snapshot with stacks imports torch._inductor, which torch.optim has mostly done
         (2.13, `py_symbolize`). Importing it here keeps that second out of the snapshots' account.
         """
+        # The module's `__getattr__` imports it (torch/__init__.py).
         getattr(torch, "_inductor", None)
         return self._reader.recording.start(
             "stacks", enabled="state", context="state", max_entries=1
@@ -423,6 +424,7 @@ class TorchBackend:
         """
 
         def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
+            # A request of `hold` failed, not one of the script.
             if self._holding_thread == threading.get_ident():
                 return
             was_enabled = gc.isenabled()
