@@ -246,6 +246,7 @@ TEXTS: Mapping[str, str] = {
     **dict(_increases()),
     **dict(_threats()),
     **{f"advice {remedy}": _advice(remedy) for remedy in REMEDY_WORDS},
+    **{f"words {remedy}": words for remedy, words in REMEDY_WORDS.items()},
 }
 
 # The dashboards' variables by the label that they filter; see dashboards/board.py.
