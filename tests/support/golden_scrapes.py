@@ -153,6 +153,11 @@ def _on_a_small_gpu(sample: Sample) -> Sample:
         16 * gib,
     )
     device = replace(
-        sample.devices[0], total_bytes=24 * gib, allocator=reserved, layout=None, phase_peaks={}
+        sample.devices[0],
+        total_bytes=24 * gib,
+        allocator=reserved,
+        layout=None,
+        phase_peaks={},
+        first_read=None,
     )
     return replace(sample, devices=(device,))

@@ -252,7 +252,6 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         ),
         phase_peaks={"forward": 48 * gib},
         stats_timestamp=1_700_000_002.0,
-        managed_bytes=3 << 20,
         driver_free_bytes=5 * gib,
         limit_bytes=72 * gib,
         planned_peak_bytes=66 * gib,

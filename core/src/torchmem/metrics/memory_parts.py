@@ -118,11 +118,10 @@ PARTS: Mapping[str, MemoryPart] = {
     ),
     "cached": MemoryPart(
         "cached",
-        "Cached, not in a snapshot",
+        "Cached, no snapshot yet",
         "#a1a6df",
         "C",
-        "Free in PyTorch's cache since the newest snapshot, or in the driver's pool "
-        "(cudaMallocAsync).",
+        "Free in PyTorch's cache, since the newest snapshot.",
         long="free blocks of PyTorch",
     ),
     "outside_allocator": MemoryPart(
