@@ -136,7 +136,7 @@ def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
         check=False,
     )
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"torchmem: {tmp_path / 'oom.html'} written.\n")
     assert "expandable_segments:True" in done.stdout
     assert "</html>" in (tmp_path / "oom.html").read_text()
 
