@@ -242,10 +242,13 @@ TEXTS: Mapping[str, str] = {
     "owner": _owner(),
     "planned worth": prediction.planned_worth(),
     "prediction worth": prediction.worth(),
+    # How inference servers name their processes, of which the kernel keeps 15 characters.
+    "serving processes": "(?i)(vllm|sglang|triton|ollama|llama-server|text-generation|trtllm).*",
     "xid explanation": _xid_explanation(),
     **dict(_increases()),
     **dict(_threats()),
     **{f"advice {remedy}": _advice(remedy) for remedy in REMEDY_WORDS},
+    **{f"words {remedy}": words for remedy, words in REMEDY_WORDS.items()},
 }
 
 # The dashboards' variables by the label that they filter; see dashboards/board.py.
