@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from deploy.helm.build import comments
 from deploy.helm.build import values as shipped
-from support.helm_chart import IMAGE, Manifest, Values, documented, manifests, rendered
+from deploy.urls import LOCAL_RUNBOOKS
+from support.helm_chart import CHART, IMAGE, Manifest, Values, documented, manifests, rendered
 
-pytest.importorskip("helm_python", reason="Helm's engine has no package for this platform")
+helm = pytest.importorskip("helm_python", reason="Helm's engine has no package for this platform")
 
 Found = Mapping[str, list[Manifest]]
 Read = Callable[[Found], Any]
@@ -439,6 +443,24 @@ def test_the_documented_configurations_do_what_the_page_says(chart: Any) -> None
     assert "NetworkPolicy" in locked
     assert [pod(field)(everywhere) for field in ("nodeSelector", "runtimeClassName")] == [None] * 2
     assert pod("nodeSelector")(some) == {**GPU_NODES, "pool": "training"}
+
+
+def test_published_documentation_is_what_alerts_link_to(tmp_path: Path) -> None:
+    """Once the project has a site, alerts link to its runbooks, and no value is needed.
+
+    The chart contains the shipped thresholds, where deploy/urls.py writes the address.
+    """
+    copy = shutil.copytree(CHART, tmp_path / "torchmem")
+    thresholds = copy / "thresholds.yml"
+    text = thresholds.read_text().replace(LOCAL_RUNBOOKS, "https://docs.example.org/runbooks")
+    thresholds.write_text(text)
+    with helm.Chart.load(copy) as chart:
+        found = manifests(chart, {**RULES, **BOARDS})
+    boards = json.dumps(found["ConfigMap"])
+
+    assert links(found) == TEXTS | {"runbook_url"}
+    assert "https://docs.example.org/runbooks/${__value.raw}.md" in boards
+    assert LOCAL_RUNBOOKS not in boards
 
 
 def test_the_notes_say_what_is_missing(chart: Any) -> None:
