@@ -18,6 +18,7 @@ from torchmem.explain.parts import (
     tensor_bytes,
 )
 from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.sample.communicators import Communicator
 from torchmem.sample.sample import DeviceSample
 
 GIB = 1 << 30
@@ -72,7 +73,7 @@ def test_parts_of_a_known_rank() -> None:
     assert parts["parameters"] == 8 * GIB
     assert parts["kv_cache"] == 2 * GIB
     assert parts["pending"] == GIB
-    assert parts["outside_allocator"] == GIB
+    assert (parts["communicators"], parts.get("outside_allocator")) == (GIB, None)
     free = device.layout.stranded_bytes / device.layout.free_bytes
     assert abs(parts["stranded"] / (parts["stranded"] + parts["releasable"]) - free) < 1e-6
 
@@ -100,11 +101,31 @@ def test_tensors_in_the_middle_of_a_step() -> None:
     )
 
 
+def test_what_is_outside_is_divided_by_owner() -> None:
+    """NCCL's communicators are a part of what is outside, and never more than that is."""
+    nccl = {"tp": Communicator(GIB, GIB, GIB), "dp": Communicator(GIB // 2, is_counted=False)}
+    device = replace(full_sample().devices[0], communicators=nccl, components={})
+    parts = {part.name: part.bytes for part in rank_parts(device, 4 * GIB)}
+    fewer = {part.name: part.bytes for part in rank_parts(device, GIB)}
+
+    assert (parts["communicators"], parts["outside_allocator"]) == (5 * GIB // 2, 3 * GIB // 2)
+    assert (fewer["communicators"], fewer.get("outside_allocator")) == (GIB, None)
+
+
+def test_without_nvml_nccl_is_still_known() -> None:
+    """A report says what NCCL holds of the bytes that are neither free nor PyTorch's."""
+    nccl = {"tp": Communicator(GIB, GIB)}
+    device = replace(full_sample().devices[0], communicators=nccl, components={})
+    parts = {part.name: part.bytes for part in device_parts(device, 10 * GIB)}
+
+    assert (parts["communicators"], parts["not_pytorch"]) == (2 * GIB, 8 * GIB - 2 * MIB)
+
+
 @given(devices)
 def test_tensors_are_the_parts_of_tensors(device: DeviceSample) -> None:
     """The bytes of tensors are those of the parts that neither wait for a stream nor are free."""
     parts = rank_parts(device, None)
-    others = {"pending", "stranded", "releasable", "private_pools", "cached", "outside_allocator"}
+    others = {"pending", "stranded", "releasable", "private_pools", "cached"}
 
     expected = total(tuple(part for part in parts if part.name not in others))
     assert tensor_bytes(device, None, parts) == (None if device.allocator is None else expected)
@@ -173,4 +194,5 @@ def test_a_report_has_the_parts_of_the_page(device: DeviceSample, free: int) -> 
     if whole:
         assert device.total_bytes == total(whole)
     if whole and total(held) <= (device.total_bytes or 0):
-        assert [part for part in whole if part.name not in {"not_pytorch", "free"}] == list(held)
+        outside = {"not_pytorch", "communicators", "free"}
+        assert [part for part in whole if part.name not in outside] == list(held)

@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
+from torchmem.sample.communicators import Communicator
 from torchmem.sample.engine import MAX_RESIDUALS, Engine
 from torchmem.sample.release_tiers import TIERS
 from torchmem.sample.run_history import MAX_POINTS, Growth, GrowthKind, RunHistory
@@ -124,6 +125,7 @@ counters = st.builds(
     ooms=_optional(st.dictionaries(st.sampled_from(OOM_CAUSES), count, max_size=4)),
 )
 releases = st.builds(Releases, count, size, seconds, st.booleans())
+communicators = st.builds(Communicator, size, size, size, st.booleans(), _optional(seconds))
 devices = st.builds(
     DeviceSample,
     index=st.integers(0, 15),
@@ -145,6 +147,7 @@ devices = st.builds(
     run_history=_optional(run_histories),
     growth=_optional(growths),
     engine=_optional(engines),
+    communicators=st.dictionaries(text, communicators, max_size=3),
 )
 processes = st.builds(
     Process,
@@ -288,6 +291,11 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             (gib, 2 * gib, 3 * gib, 4 * gib),
             gib,
         ),
+        communicators={
+            "default_pg": Communicator(gib // 8, gib // 2, idle_since=1_700_000_180.0),
+            "tp": Communicator(gib // 8, 0, gib // 2),
+            "dp": Communicator(gib // 4, is_counted=False),
+        },
     )
     process = Process(
         pid=pid,

@@ -15,6 +15,7 @@ from typing import Protocol
 from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
+from torchmem.sample.communicators import held_bytes
 from torchmem.sample.sample import ASLEEP, PASSING, Allocator, ByPool, DeviceSample, Layout
 
 MAX_GPU_BYTES = 1 << 50
@@ -78,6 +79,7 @@ _GROUP_OF = {
     "cached": "releasable",
     "private_pools": "releasable",
     "outside_allocator": "outside_allocator",
+    "communicators": "outside_allocator",
     "other_processes": "other_processes",
     "not_pytorch": "other_processes",
     "driver": "other_processes",
@@ -101,6 +103,7 @@ _ORDER = (
     "private_pools",
     "cached",
     "outside_allocator",
+    "communicators",
     "other_processes",
     "not_pytorch",
     "driver",
@@ -120,7 +123,7 @@ LEGEND = tuple(
 """All parts in drawing order."""
 
 _DRAWN = {name: place for place, name in enumerate(_ORDER)}
-_SHRUNK_FIRST = ("outside_allocator", "releasable", "cached", "private_pools", "stranded")
+_SHRUNK_FIRST = ("outside_allocator", "communicators", "releasable", "cached", "private_pools", "stranded")
 _SHRUNK = {
     name: place for place, name in enumerate(dict.fromkeys((*_SHRUNK_FIRST, *reversed(_ORDER))))
 }
@@ -148,9 +151,16 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[PartBytes, ..
     cache = _cache(allocator, device.layout, reserved)
     in_use = reserved - sum(part.bytes for part in cache)
     parts = _fitted([*_in_use(device, allocator, in_use), *cache], reserved)
-    if outside:
-        parts.append(PartBytes("outside_allocator", outside))
-    return tuple(part for part in parts if part.bytes)
+    return tuple(part for part in (*parts, *_outside(device, outside or 0)) if part.bytes)
+
+
+def _outside(device: DeviceSample, outside: int) -> list[PartBytes]:
+    """Return what is outside the allocator by owner; what no library counts is the rest."""
+    counted = min(held_bytes(device.communicators.values()), outside)
+    return [
+        PartBytes("outside_allocator", outside - counted),
+        PartBytes("communicators", counted),
+    ]
 
 
 def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartBytes, ...]:
@@ -159,9 +169,14 @@ def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartByt
     `driver_free` was read with the statistics of `device`. The result is empty if it is None, or if
     some reserved bytes are not on the device and it is unknown which.
     """
-    if device.total_bytes is None or outside_bytes(device, driver_free) is None:
+    outside = outside_bytes(device, driver_free)
+    if device.total_bytes is None or outside is None:
         return ()
-    return _whole(device.total_bytes, rank_parts(device, None), driver_free, None)
+    counted = min(outside, held_bytes(device.communicators.values()))
+    # `outside` is without what is asleep already, which the parts of a rank leave out by themselves.
+    asleep = known_components(device).get(ASLEEP, 0)
+    held = rank_parts(device, counted - asleep if counted else None)
+    return _whole(device.total_bytes, held, driver_free, None)
 
 
 def known_components(device: DeviceSample) -> dict[str, int]:

@@ -435,6 +435,17 @@ OUTSIDE_ALLOCATOR_START = _group.gauge(
     "second of the creation of the CUDA context; absent if the exporter cannot tell.",
 )
 
+_group = _Group("Outside PyTorch's allocator", DEVICE)
+COMMUNICATOR = _group.gauge(
+    "torchmem_communicator_bytes",
+    "Memory of NCCL's or RCCL's communicators by process group (its description, else its name). "
+    "NCCL counts what is persistent or suspendable, and what is suspended, which is not on the "
+    "device. estimated: NCCL does not count (before 2.29.7, or PyTorch before 2.12), and this is "
+    "by how much the memory outside the allocator grew while the communicators were created.",
+    "group",
+    "state",
+)
+
 _NVML_DEVICES = "NVML: devices and memory"
 _group = _Group(_NVML_DEVICES)
 NVML_UP = _group.gauge(

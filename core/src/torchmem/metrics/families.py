@@ -231,6 +231,7 @@ def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Met
     growths = [(labels, d.growth) for labels, d in devices if d.growth]
     yield keyed_family(catalog.GROWTH, growths, lambda growth: {growth.kind: growth.bytes_per_step})
     yield from _engine_families([(labels, d.engine) for labels, d in devices if d.engine])
+    yield _communicators(devices)
     yield keyed_family(
         catalog.GROWTH_START, growths, lambda growth: {growth.kind: growth.since_step}
     )
@@ -255,6 +256,16 @@ def _engine_families(rows: Sequence[tuple[Labels, Engine]]) -> Iterator[Metric]:
     yield value_family(catalog.ENGINE_SLEEP_RESIDUAL, slept, lambda e: e.residual_bytes[-1])
     growth = [(labels, engine.residual_growth_bytes) for labels, engine in slept]
     yield value_family(catalog.ENGINE_SLEEP_RESIDUAL_GROWTH, growth, lambda known: known)
+
+
+def _communicators(rows: Iterable[tuple[Labels, DeviceSample]]) -> Metric:
+    known = [
+        ((*labels, group, state), size)
+        for labels, device in rows
+        for group, communicator in device.communicators.items()
+        for state, size in communicator.by_state().items()
+    ]
+    return family(catalog.COMMUNICATOR, known)
 
 
 def _about(oom: OomRecord) -> dict[str, str]:

@@ -129,7 +129,15 @@ PARTS: Mapping[str, MemoryPart] = {
         "Outside the allocator",
         "#fae15f",
         "A",
-        "Memory of the ranks that PyTorch's allocator does not know: context, NCCL, cuBLAS.",
+        "Memory of the ranks that PyTorch's allocator does not know: context, cuBLAS, others.",
+    ),
+    "communicators": MemoryPart(
+        "NCCL",
+        "NCCL's communicators",
+        "#18cfbc",
+        "K",
+        "Memory of NCCL's communicators, by NCCL's own count or by their moment.",
+        long="NCCL's communicators",
     ),
     "other_processes": MemoryPart(
         "other processes",

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from torchmem.sample.communicators import MAX_GROUPS, Communicator
 from torchmem.sample.engine import Engine, too_long
 from torchmem.sample.launch import is_launch
 from torchmem.sample.release_tiers import ReleaseTier
@@ -255,7 +256,8 @@ class DeviceSample:
     known from a step that ended at `component_peak_timestamp`, in Unix seconds. `first_read` is
     what the first read found, usually within a second of the creation of the CUDA context.
     `run_history` spans the whole run, and `growth` is what grows in it now, if anything does.
-    `engine` is the inference engine in this process, None without one.
+    `engine` is the inference engine in this process, None without one. `communicators` holds NCCL's
+    memory, outside the allocator, by process group.
     """
 
     index: int
@@ -279,6 +281,7 @@ class DeviceSample:
     run_history: RunHistory | None = None
     growth: Growth | None = None
     engine: Engine | None = None
+    communicators: dict[str, Communicator] = field(default_factory=dict)
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:
@@ -461,9 +464,16 @@ def _contradictions(value: object) -> Mapping[str, Any] | None:
     if isinstance(value, Process):
         return {} if is_launch(value.launch) else {"launch": None}
     if isinstance(value, DeviceSample):
-        names = ("components", "component_peaks")
-        return {name: {} for name in names if len(getattr(value, name)) > MAX_COMPONENTS}
+        return {name: {} for name, most in _MOST.items() if len(getattr(value, name)) > most}
     return {}
+
+
+_MOST = {
+    "components": MAX_COMPONENTS,
+    "component_peaks": MAX_COMPONENTS,
+    "communicators": MAX_GROUPS,
+}
+"""More entries than the SDK publishes."""
 
 
 def _is_whole(value: Sample | Layout | RunHistory | Growth) -> bool:

@@ -20,6 +20,7 @@ from torchmem.sdk.oom.reports import OomReports
 from torchmem.sdk.part import Part
 from torchmem.sdk.publish.memory_map import MapPublisher
 from torchmem.sdk.publish.optional import OtlpOutput, OwnPort, TextfileOutput
+from torchmem.sdk.reading.communicators import CommunicatorReader
 from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.host import HostReader
 from torchmem.sdk.reading.plan import PlannedPeaks
@@ -52,6 +53,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield context.ooms
     yield context.phases
     yield HostReader(backend)
+    yield CommunicatorReader(recorder)
     yield growth
     yield PlannedPeaks(context.plan, recorder)
     yield context.engine
