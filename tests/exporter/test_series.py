@@ -9,7 +9,7 @@ GPUS = 4
 UUIDS = [f"GPU-0a7c03e1-5f42-9d08-b3c6-0d41e80f2a9{index}" for index in range(GPUS)]
 MAX_PER_RANK, MAX_PER_GPU, MAX_PER_ENGINE = 101, 150, 25
 ENGINES = ("torchmem_engine_", "torchmem_reserved_unbacked_bytes")
-LIBRARIES = ("torchmem_communicator_bytes",)
+LIBRARIES = ("torchmem_communicator_bytes", "torchmem_rmm_")
 
 
 def count_series(uuids: list[str], ranks: int, *, only: tuple[str, ...] = ()) -> int:
@@ -41,7 +41,12 @@ def test_a_process_group_adds_few_series() -> None:
     """NCCL's communicators cost at most 2 series for each process group."""
     groups = len(full_sample().devices[0].communicators)
 
-    assert 0 < count_series(UUIDS, GPUS, only=LIBRARIES) / GPUS <= 2 * groups
+    assert 0 < count_series(UUIDS, GPUS, only=LIBRARIES[:1]) / GPUS <= 2 * groups
+
+
+def test_rmm_adds_few_series() -> None:
+    """RAPIDS' memory manager costs 3 series for each rank that uses it."""
+    assert count_series(UUIDS, GPUS, only=LIBRARIES[1:]) == 3 * GPUS
 
 
 def test_an_h100_adds_a_bounded_number_of_series() -> None:

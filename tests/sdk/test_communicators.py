@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from torchmem.allocator.process_groups import CommunicatorMemory
-from torchmem.sample.communicators import MAX_GROUPS, OTHER_GROUPS, Communicator
+from torchmem.sample.libraries import MAX_GROUPS, OTHER_GROUPS, Communicator
 from torchmem.sdk.pytorch.process_groups import process_groups
 from torchmem.sdk.reading.communicators import GrowthOutside, largest
 from torchmem.sdk.session import Session

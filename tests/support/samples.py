@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from torchmem.sample.communicators import Communicator
+from torchmem.sample.libraries import Communicator, RmmMemory
 from torchmem.sample.engine import MAX_RESIDUALS, Engine
 from torchmem.sample.release_tiers import TIERS
 from torchmem.sample.run_history import MAX_POINTS, Growth, GrowthKind, RunHistory
@@ -148,6 +148,7 @@ devices = st.builds(
     growth=_optional(growths),
     engine=_optional(engines),
     communicators=st.dictionaries(text, communicators, max_size=3),
+    rmm=_optional(st.builds(RmmMemory, *[_optional(size)] * 3, st.booleans())),
 )
 processes = st.builds(
     Process,
@@ -296,6 +297,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             "tp": Communicator(gib // 8, 0, gib // 2),
             "dp": Communicator(gib // 4, is_counted=False),
         },
+        rmm=RmmMemory(2 * gib, gib, 3 * gib // 2),
     )
     process = Process(
         pid=pid,

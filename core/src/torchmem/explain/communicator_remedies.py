@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import OomReport, format_seconds
 from torchmem.explain.remedy import Remedy
-from torchmem.sample.communicators import Communicator, held_bytes, joined
+from torchmem.sample.libraries import Communicator, held_bytes, joined
 
 SUBSTANTIAL = 0.05
 """The share of the device's memory from which communicators are worth a remedy."""

@@ -15,7 +15,7 @@ from typing import Protocol
 from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
-from torchmem.sample.communicators import held_bytes
+from torchmem.sample.libraries import held_bytes
 from torchmem.sample.sample import ASLEEP, PASSING, Allocator, ByPool, DeviceSample, Layout
 
 MAX_GPU_BYTES = 1 << 50
@@ -80,6 +80,7 @@ _GROUP_OF = {
     "private_pools": "releasable",
     "outside_allocator": "outside_allocator",
     "communicators": "outside_allocator",
+    "rmm": "outside_allocator",
     "other_processes": "other_processes",
     "not_pytorch": "other_processes",
     "driver": "other_processes",
@@ -104,6 +105,7 @@ _ORDER = (
     "cached",
     "outside_allocator",
     "communicators",
+    "rmm",
     "other_processes",
     "not_pytorch",
     "driver",
@@ -123,7 +125,7 @@ LEGEND = tuple(
 """All parts in drawing order."""
 
 _DRAWN = {name: place for place, name in enumerate(_ORDER)}
-_SHRUNK_FIRST = ("outside_allocator", "communicators", "releasable", "cached", "private_pools", "stranded")
+_SHRUNK_FIRST = ("outside_allocator", "rmm", "communicators", "releasable", "cached", "private_pools", "stranded")
 _SHRUNK = {
     name: place for place, name in enumerate(dict.fromkeys((*_SHRUNK_FIRST, *reversed(_ORDER))))
 }
@@ -143,6 +145,8 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[PartBytes, ..
         device = _awake(device, asleep)
         outside = None if outside is None else outside + asleep
     allocator, reserved = device.allocator, _reserved(device)
+    if allocator is None and device.rmm and device.rmm.serves_pytorch:
+        return (PartBytes("rmm", device.rmm.held_bytes),) if device.rmm.held_bytes else ()
     if allocator is None or reserved is None:
         return ()
     if outside is not None and outside < 0:
@@ -156,11 +160,16 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[PartBytes, ..
 
 def _outside(device: DeviceSample, outside: int) -> list[PartBytes]:
     """Return what is outside the allocator by owner; what no library counts is the rest."""
-    counted = min(held_bytes(device.communicators.values()), outside)
-    return [
-        PartBytes("outside_allocator", outside - counted),
-        PartBytes("communicators", counted),
-    ]
+    counted = _counted(device)
+    found = _fitted([PartBytes(name, size) for name, size in counted.items()], outside)
+    rest = outside - sum(part.bytes for part in found)
+    return [PartBytes("outside_allocator", rest), *found]
+
+
+def _counted(device: DeviceSample) -> dict[str, int]:
+    """Return what libraries outside the allocator hold by their own count."""
+    rmm = device.rmm.held_bytes if device.rmm else 0
+    return {"communicators": held_bytes(device.communicators.values()), "rmm": rmm}
 
 
 def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartBytes, ...]:
@@ -172,7 +181,7 @@ def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartByt
     outside = outside_bytes(device, driver_free)
     if device.total_bytes is None or outside is None:
         return ()
-    counted = min(outside, held_bytes(device.communicators.values()))
+    counted = min(outside, sum(_counted(device).values()))
     # `outside` is without what is asleep already, which the parts of a rank leave out by themselves.
     asleep = known_components(device).get(ASLEEP, 0)
     held = rank_parts(device, counted - asleep if counted else None)

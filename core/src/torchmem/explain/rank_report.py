@@ -14,7 +14,7 @@ from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.growth import room_left
 from torchmem.explain.headline import short_headline
 from torchmem.explain.oom_report import format_seconds
-from torchmem.sample.communicators import Communicator, held_bytes
+from torchmem.sample.libraries import Communicator, held_bytes
 from torchmem.sample.sample import (
     Allocator,
     DeviceSample,
@@ -78,6 +78,7 @@ def rank_facts(sample: Sample, device: DeviceSample, now: float) -> tuple[Fact, 
         *_engine(device),
         *_outside(device, now),
         *_communicators(device, now),
+        *_rmm(device),
         *_cache(device, now),
         *_events(sample, device, now),
         *_host(sample, now),
@@ -180,6 +181,17 @@ def _communicators(device: DeviceSample, now: float) -> Iterator[Fact]:
     names = sorted(groups, key=lambda name: -groups[name].held_bytes)
     texts = [f"{name} {_communicator(groups[name], now)}" for name in names]
     yield Fact("NCCL", f"{format_size(held_bytes(groups.values()))}: {', '.join(texts)}")
+
+
+def _rmm(device: DeviceSample) -> Iterator[Fact]:
+    """Yield what RAPIDS' memory manager tells."""
+    rmm = device.rmm
+    if rmm is None:
+        return
+    sizes = {"pool": rmm.pool_bytes, "in use": rmm.used_bytes, "at its peak": rmm.peak_bytes}
+    known = [f"{format_size(size)} {words}" for words, size in sizes.items() if size is not None]
+    whose = "PyTorch's allocator" if rmm.serves_pytorch else "beside PyTorch's allocator"
+    yield Fact("RMM", f"{', '.join(known)}; {whose}")
 
 
 def _communicator(each: Communicator, now: float) -> str:

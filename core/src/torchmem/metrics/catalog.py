@@ -445,6 +445,14 @@ COMMUNICATOR = _group.gauge(
     "group",
     "state",
 )
+RMM_POOL = _group.gauge(
+    "torchmem_rmm_pool_bytes", "Bytes that the pool of RAPIDS' memory manager (RMM) has taken."
+)
+RMM_USED = _group.gauge(
+    "torchmem_rmm_used_bytes",
+    "Bytes allocated from RMM, if the script counts them (rmm.statistics.enable_statistics).",
+)
+RMM_PEAK = _group.gauge("torchmem_rmm_peak_bytes", "The most of torchmem_rmm_used_bytes.")
 
 _NVML_DEVICES = "NVML: devices and memory"
 _group = _Group(_NVML_DEVICES)

@@ -232,6 +232,10 @@ def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Met
     yield keyed_family(catalog.GROWTH, growths, lambda growth: {growth.kind: growth.bytes_per_step})
     yield from _engine_families([(labels, d.engine) for labels, d in devices if d.engine])
     yield _communicators(devices)
+    rmm = [(labels, d.rmm) for labels, d in devices if d.rmm]
+    yield value_family(catalog.RMM_POOL, rmm, lambda memory: memory.pool_bytes)
+    yield value_family(catalog.RMM_USED, rmm, lambda memory: memory.used_bytes)
+    yield value_family(catalog.RMM_PEAK, rmm, lambda memory: memory.peak_bytes)
     yield keyed_family(
         catalog.GROWTH_START, growths, lambda growth: {growth.kind: growth.since_step}
     )

@@ -139,6 +139,14 @@ PARTS: Mapping[str, MemoryPart] = {
         "Memory of NCCL's communicators, by NCCL's own count or by their moment.",
         long="NCCL's communicators",
     ),
+    "rmm": MemoryPart(
+        "RMM",
+        "RAPIDS' memory manager",
+        "#a4bd6e",
+        "M",
+        "Memory of RAPIDS' memory manager: its pool, or what is allocated from it.",
+        long="RAPIDS' memory manager",
+    ),
     "other_processes": MemoryPart(
         "other processes",
         "Other processes",

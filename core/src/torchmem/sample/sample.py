@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from torchmem.sample.communicators import MAX_GROUPS, Communicator
 from torchmem.sample.engine import Engine, too_long
 from torchmem.sample.launch import is_launch
+from torchmem.sample.libraries import MAX_GROUPS, Communicator, RmmMemory
 from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
@@ -257,7 +257,7 @@ class DeviceSample:
     what the first read found, usually within a second of the creation of the CUDA context.
     `run_history` spans the whole run, and `growth` is what grows in it now, if anything does.
     `engine` is the inference engine in this process, None without one. `communicators` holds NCCL's
-    memory, outside the allocator, by process group.
+    memory, outside the allocator, by process group; `rmm` that of RAPIDS' memory manager.
     """
 
     index: int
@@ -282,6 +282,7 @@ class DeviceSample:
     growth: Growth | None = None
     engine: Engine | None = None
     communicators: dict[str, Communicator] = field(default_factory=dict)
+    rmm: RmmMemory | None = None
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:

@@ -24,6 +24,7 @@ from torchmem.sdk.reading.communicators import CommunicatorReader
 from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.host import HostReader
 from torchmem.sdk.reading.plan import PlannedPeaks
+from torchmem.sdk.reading.rmm import RmmReader
 from torchmem.sdk.release.part import ReleasePart
 from torchmem.sdk.release.release import Release
 from torchmem.sdk.run_summaries import RunSummaries
@@ -54,6 +55,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield context.phases
     yield HostReader(backend)
     yield CommunicatorReader(recorder)
+    yield RmmReader(recorder)
     yield growth
     yield PlannedPeaks(context.plan, recorder)
     yield context.engine

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from torchmem.allocator.outside_memory import outside_at_start, outside_bytes
 from torchmem.allocator.process_groups import CommunicatorMemory, ProcessGroup
-from torchmem.sample.communicators import MAX_GROUPS, OTHER_GROUPS, Communicator, joined
+from torchmem.sample.libraries import MAX_GROUPS, OTHER_GROUPS, Communicator, joined
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.part import Part
 from torchmem.sdk.reading.device import DeviceRecord

@@ -1,4 +1,4 @@
-"""`Communicator`: the GPU memory of NCCL (or RCCL) for one process group."""
+"""GPU memory that libraries other than PyTorch's allocator count themselves: NCCL (RCCL), and RMM."""
 
 from __future__ import annotations
 
@@ -64,3 +64,25 @@ def joined(communicators: Iterable[Communicator]) -> Communicator:
         all(each.is_counted for each in found),
         max(idle) if idle and len(idle) == len(found) else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RmmMemory:
+    """Memory of RAPIDS' memory manager on one device, in bytes.
+
+    Attributes:
+        pool_bytes: what its pool has taken from the driver; None without a PoolMemoryResource.
+        used_bytes: what is allocated from it; None without an adaptor that counts.
+        peak_bytes: the most of that, as far as the adaptor remembers.
+        serves_pytorch: whether it is PyTorch's allocator, which then has no statistics of its own.
+    """
+
+    pool_bytes: int | None = None
+    used_bytes: int | None = None
+    peak_bytes: int | None = None
+    serves_pytorch: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        """What is on the device at least: the pool, or without one what is allocated."""
+        return self.used_bytes or 0 if self.pool_bytes is None else self.pool_bytes
