@@ -252,3 +252,57 @@ def test_nccl_that_does_not_count_is_no_error() -> None:
     assert [group.memory() for group in process_groups(torch, 0)] == [None, None]
     assert [group.is_ready for group in process_groups(torch, 0)] == [True, True]
     assert [group.collectives() for group in process_groups(torch, 0)] == [None, None]
+
+
+def suspended_bytes(session: Session) -> int:
+    """Return what the tier `communicators` has given back so far."""
+    (device,) = session.lifetime.monitor.sample().devices
+    return device.releases["communicators"].released_bytes
+
+
+def test_the_script_suspends_and_resumes(session: Session, groups: Groups) -> None:
+    """Bytes are counted as a tier of releases, and suspended ones are not on the device."""
+    groups.all = [Group("tp", counted(100, 300)), Group("dp", counted(10, 20))]
+    step(session)
+
+    assert session.suspend_communicators(["tp"]) == 300 * MIB
+    assert session.suspend_communicators() == 20 * MIB
+    assert session.suspend_communicators() == 0
+    assert suspended_bytes(session) == 320 * MIB
+    tp = session.lifetime.monitor.sample().devices[0].communicators["tp"]
+    assert (tp.held_bytes, tp.suspended_bytes) == (100 * MIB, 300 * MIB)
+    assert session.resume_communicators() == 320 * MIB
+    assert session.resume_communicators() == 0
+    tp = session.lifetime.monitor.sample().devices[0].communicators["tp"]
+    assert (tp.held_bytes, tp.suspended_bytes) == (400 * MIB, 0)
+
+
+def test_without_nccls_support_nothing_is_suspended(
+    session: Session, groups: Groups, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Groups that NCCL does not count, or that do not exist yet, are left alone, and it is said."""
+    groups.all = [Group("old", None), Group("later", counted(1, 2), is_ready=False)]
+    step(session)
+
+    assert session.suspend_communicators() == 0
+    assert "needs PyTorch 2.12, NCCL 2.29.7" in caplog.text
+    assert groups.all[1].reads == 0
+
+
+def test_nothing_suspends_by_itself(session: Session, groups: Groups) -> None:
+    """No part of the SDK suspends communicators: other ranks would wait for this one."""
+    groups.all = [Group("tp", counted(100, 300))]
+    for _ in range(3):
+        step(session)
+    session.release()
+
+    assert groups.all[0].counted == counted(100, 300)
+
+
+def test_before_cuda_there_is_nothing_to_suspend(
+    backend: SimulatedBackend, open_session: Callable[..., Session]
+) -> None:
+    """A session that has not started returns 0."""
+    session = open_session(SimulatedBackend([], initialized=False))
+
+    assert session.suspend_communicators() == session.resume_communicators() == 0

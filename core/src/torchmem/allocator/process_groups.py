@@ -45,7 +45,7 @@ class ProcessGroup(Protocol):
         """
 
     def suspend(self) -> None:
-        """Give back what can be; every process of the group must call it, while nothing runs.
+        """Wait for the device, and give back what can be; every process of the group must call it.
 
         Raises RuntimeError if that is unsupported, or fails.
         """

@@ -37,6 +37,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     recorder, path = context.recorder, monitor.path
     history = RecordedHistory(backend, recorder.allocated_peaks)
     growth = GrowthJudge(recorder, settings.interval, lambda: monitor.has_ended)
+    communicators = CommunicatorReader(recorder)
     lines = LineHistory(settings, recorder, errors, context.cost, growth.judged)
     release = Release(
         recorder, errors, settings, context.phases.reset, context.hooks, context.engine
@@ -54,7 +55,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield context.ooms
     yield context.phases
     yield HostReader(backend)
-    yield CommunicatorReader(recorder)
+    yield communicators
     yield RmmReader(recorder)
     yield growth
     yield PlannedPeaks(context.plan, recorder)
@@ -67,7 +68,9 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     if settings.history:
         monitor.on_early_read = errors.suppressing(lines.stage, lines.at_early_read)
         yield lines
-    context.release = ReleasePart(release, path, context.clock, snapshot_after_release)
+    context.release = ReleasePart(
+        release, path, context.clock, snapshot_after_release, communicators.read_now
+    )
     yield context.release
     yield Capture(history, path, errors, before_start=stop_own_recordings)
     yield from _outputs(context, monitor)

@@ -20,7 +20,10 @@ class TorchProcessGroup:
     `device` is the one that the script bound to the group, else `only_device`.
     """
 
-    def __init__(self, group: Any, backend: Any, name: str, only_device: int | None) -> None:
+    def __init__(
+        self, torch: Any, group: Any, backend: Any, name: str, only_device: int | None
+    ) -> None:
+        self._torch = torch
         self._backend = backend
         described = getattr(group, "group_desc", "")
         self.name = name if described in UNDESCRIBED else str(described)
@@ -58,7 +61,8 @@ class TorchProcessGroup:
         return CommunicatorMemory(stats["persist"], stats["suspend"], bool(stats["suspended"]))
 
     def suspend(self) -> None:
-        """Call `Backend.suspend`."""
+        """Call `Backend.suspend` when no collective runs any more, as NCCL requires."""
+        self._torch.cuda.synchronize(self.device)
         self._backend.suspend()
 
     def resume(self) -> None:
@@ -78,7 +82,7 @@ def process_groups(torch: Any, only_device: int | None) -> Iterator[TorchProcess
     for group, name in list(groups.items()):
         backend = _nccl_backend(torch, group)
         if backend is not None:
-            yield TorchProcessGroup(group, backend, str(name), only_device)
+            yield TorchProcessGroup(torch, group, backend, str(name), only_device)
 
 
 def _nccl_backend(torch: Any, group: Any) -> Any | None:
