@@ -76,7 +76,11 @@ def test_parts_of_a_known_rank() -> None:
     assert parts["parameters"] == 8 * GIB
     assert parts["kv_cache"] == 2 * GIB
     assert parts["pending"] == GIB
-    assert (parts["communicators"], parts.get("rmm"), parts.get("outside_allocator")) == (GIB, None, None)
+    assert (parts["communicators"], parts.get("rmm"), parts.get("outside_allocator")) == (
+        GIB,
+        None,
+        None,
+    )
     free = device.layout.stranded_bytes / device.layout.free_bytes
     assert abs(parts["stranded"] / (parts["stranded"] + parts["releasable"]) - free) < 1e-6
 
@@ -107,7 +111,9 @@ def test_tensors_in_the_middle_of_a_step() -> None:
 def test_what_is_outside_is_divided_by_owner() -> None:
     """NCCL's communicators are a part of what is outside, and never more than that is."""
     nccl = {"tp": Communicator(GIB, GIB, GIB), "dp": Communicator(GIB // 2, is_counted=False)}
-    device = replace(full_sample().devices[0], communicators=nccl, rmm=RmmMemory(GIB), components={})
+    device = replace(
+        full_sample().devices[0], communicators=nccl, rmm=RmmMemory(GIB), components={}
+    )
     parts = {part.name: part.bytes for part in rank_parts(device, 4 * GIB)}
     fewer = {part.name: part.bytes for part in rank_parts(device, 3 * GIB)}
 

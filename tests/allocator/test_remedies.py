@@ -13,8 +13,8 @@ from support.reports import BY_NAME, CAPACITY, EXTERNAL, LIMIT, STRANDED, STRAND
 
 from torchmem.explain.oom_report import OomReport, failure_reason
 from torchmem.explain.remedies import SETTING_REMEDIES, conf_variable, remedies
-from torchmem.sample.libraries import Communicator
 from torchmem.sample.engine import Engine
+from torchmem.sample.libraries import Communicator
 from torchmem.sample.remedy_words import REMEDY_WORDS
 from torchmem.sample.run_history import RunHistory
 

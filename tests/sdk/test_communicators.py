@@ -230,12 +230,16 @@ STATS = {"persist": 5, "suspend": 7, "suspended": 1, "total": 12}
 def test_only_groups_of_nccl_are_found() -> None:
     """Groups of Gloo, and groups without a backend for GPUs, are left out; wrappers are opened."""
     wrapped = SimpleNamespace(wrapped_pg=Backend("nccl", STATS))
-    torch = torch_with({
-        PyTorchGroup(Backend("nccl", STATS), group_desc="tp"): "1",
-        PyTorchGroup(Backend("gloo", STATS)): "2",
-        PyTorchGroup(None): "3",
-        PyTorchGroup(wrapped, group_desc="undefined", bound_device_id=SimpleNamespace(index=3)): "4",
-    })
+    torch = torch_with(
+        {
+            PyTorchGroup(Backend("nccl", STATS), group_desc="tp"): "1",
+            PyTorchGroup(Backend("gloo", STATS)): "2",
+            PyTorchGroup(None): "3",
+            PyTorchGroup(
+                wrapped, group_desc="undefined", bound_device_id=SimpleNamespace(index=3)
+            ): "4",
+        }
+    )
     found = list(process_groups(torch, 0))
 
     assert [(group.name, group.device) for group in found] == [("tp", 0), ("4", 3)]

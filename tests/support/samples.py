@@ -6,8 +6,8 @@ from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from torchmem.sample.libraries import Communicator, RmmMemory
 from torchmem.sample.engine import MAX_RESIDUALS, Engine
+from torchmem.sample.libraries import Communicator, RmmMemory
 from torchmem.sample.release_tiers import TIERS
 from torchmem.sample.run_history import MAX_POINTS, Growth, GrowthKind, RunHistory
 from torchmem.sample.sample import (

@@ -125,7 +125,15 @@ LEGEND = tuple(
 """All parts in drawing order."""
 
 _DRAWN = {name: place for place, name in enumerate(_ORDER)}
-_SHRUNK_FIRST = ("outside_allocator", "rmm", "communicators", "releasable", "cached", "private_pools", "stranded")
+_SHRUNK_FIRST = (
+    "outside_allocator",
+    "rmm",
+    "communicators",
+    "releasable",
+    "cached",
+    "private_pools",
+    "stranded",
+)
 _SHRUNK = {
     name: place for place, name in enumerate(dict.fromkeys((*_SHRUNK_FIRST, *reversed(_ORDER))))
 }
@@ -182,7 +190,7 @@ def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartByt
     if device.total_bytes is None or outside is None:
         return ()
     counted = min(outside, sum(_counted(device).values()))
-    # `outside` is without what is asleep already, which the parts of a rank leave out by themselves.
+    # `outside` is without what is asleep already, which the parts of a rank leave out themselves.
     asleep = known_components(device).get(ASLEEP, 0)
     held = rank_parts(device, counted - asleep if counted else None)
     return _whole(device.total_bytes, held, driver_free, None)

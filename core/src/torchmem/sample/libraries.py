@@ -1,4 +1,4 @@
-"""GPU memory that libraries other than PyTorch's allocator count themselves: NCCL (RCCL), and RMM."""
+"""GPU memory that other libraries than PyTorch's allocator count: NCCL (or RCCL), and RMM."""
 
 from __future__ import annotations
 
