@@ -29,8 +29,10 @@ def rendered() -> dict[Path, str]:
 
 def _rows() -> Iterator[str]:
     for alert, severities in _severities().items():
-        runbook = (RUNBOOKS / f"{alert}.md").read_text(encoding="utf-8")
-        meaning = runbook.splitlines()[2].removesuffix(".")
+        runbook = RUNBOOKS / f"{alert}.md"
+        if not runbook.exists():
+            raise SystemExit(f"docs/runbooks/{alert}.md is missing: each alert needs a runbook.")
+        meaning = runbook.read_text(encoding="utf-8").splitlines()[2].removesuffix(".")
         yield f"| [{alert}](runbooks/{alert}.md) | {', '.join(severities)} | {meaning} |"
 
 

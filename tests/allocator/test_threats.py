@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from support.samples import full_sample, samples
 
 from torchmem.allocator.sizes import GIB, MIB
@@ -226,3 +228,9 @@ def test_components_of_another_moment() -> None:
     parts = _parts(replace(DEVICE, components={"held": 5}))
 
     assert parts["tensors"] == 40 * GIB + (1 << 20)
+
+
+@given(st.floats(0, 1e7))
+def test_a_duration_has_no_sixty_seconds(seconds: float) -> None:
+    """A duration just below a minute or an hour is not rounded up to "60 s" or "60 min"."""
+    assert not re.search(r"\b60 (s|min)\b", format_seconds(seconds))

@@ -15,13 +15,18 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from support.publishing import publish
+from support.reports import CAPACITY
 from support.stubborn_rank import stubborn_rank
 from support.waiting import until
 
 from torchmem.cli.main import command_line, main
-from torchmem.demo.ending import next_steps
+from torchmem.demo.ending import explained, next_steps
 from torchmem.demo.ranks import DemoPlan, RankProcesses
 from torchmem.demo.screen import show
+from torchmem.explain.headline import headline
+from torchmem.explain.oom_report import encode
+from torchmem.explain.remedies import remedies
 from torchmem.sample.run_directory import REPORT_SUFFIX
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.errors import OutOfMemoryError
@@ -207,7 +212,10 @@ def demo_ranks(arguments: list[str]) -> int:
 
 @pytest.mark.parametrize("has_oom", [True, False])
 def test_what_to_do_after_the_end(tmp_path: Path, has_oom: bool) -> None:
-    """The last lines name the screen, the page, and after an OOM the command that explains it."""
+    """The last lines name the screen, the page, and after an OOM the command that explains it.
+
+    The commands exist.
+    """
     if has_oom:
         (tmp_path / "1000").mkdir()
         (tmp_path / "1000" / f"1-2-1{REPORT_SUFFIX}").touch()
@@ -215,4 +223,19 @@ def test_what_to_do_after_the_end(tmp_path: Path, has_oom: bool) -> None:
 
     assert any(line.endswith("top --exporter http://127.0.0.1:9847") for line in lines)
     assert lines[-1] == "and in a browser: http://127.0.0.1:9847"
-    assert any(f"oom --run-dir {tmp_path}" in line for line in lines) is has_oom
+    assert any(f"why --run-dir {tmp_path}" in line for line in lines) is has_oom
+    for line in lines:
+        if line.startswith("  "):
+            _, *words = line.split()
+            command_line(words[:1]).parse_args(words)
+
+
+def test_without_a_terminal_the_demo_ends_with_the_verdict(tmp_path: Path) -> None:
+    """Each rank that ran out of memory is explained, the first one first; without one, nothing."""
+    publish(tmp_path, encode(CAPACITY), f"1-2-3-1{REPORT_SUFFIX}")
+    lines = list(explained(tmp_path))
+
+    assert lines[0].startswith(f"rank {CAPACITY.process.rank}: ")
+    assert headline(CAPACITY)[:40] in lines[0]
+    assert remedies(CAPACITY)[0].text[:40] in "".join(lines)
+    assert list(explained(tmp_path / "empty")) == []

@@ -37,10 +37,12 @@ from torchmem.exporter.live.history import (
 )
 from torchmem.exporter.live.states import States
 from torchmem.exporter.sample_files import RunDirectory
+from torchmem.exporter.server import serve
 from torchmem.node.state import GpuState, NodeState, NvmlState, RankState
 from torchmem.sample.sample import Ending, State
 
 GIB = 1 << 30
+NVML_ERROR_GPU_IS_LOST = 15
 
 
 def node(time: float, *ranks: RankState, gpus: int = 1) -> NodeState:
@@ -192,18 +194,38 @@ def test_it_is_the_nodes(page: Page, tmp_path: Path) -> None:
             "[...document.querySelectorAll('.details .line-names:not([hidden]) span')].map((name)"
             " => [name.textContent, name.firstChild.style.borderTopColor])"
         )
-        history_js = page.evaluate("document.querySelector('script[type=module]').src").replace(
-            "page.js", "history.js"
-        )
-        shown = page.evaluate(
-            f"import('{history_js}').then(({{ ofGpu }}) => ofGpu({json.dumps({'uuid': uuid(0)})}))"
-        )
+        shown = page.evaluate(columns(page))
 
     *earlier, _ = known["gpus"][uuid(0)]["times"]  # the next point may replace the newest one
     assert earlier
     assert set(earlier) <= set(shown[0])
     assert [name for name, _ in legend] == ["tensors", "reserved", "headroom"]
     assert len({stroke for _, stroke in legend} - {""}) == 3
+
+
+def columns(page: Page) -> str:
+    """Return JavaScript for what the page knows of the past of its first GPU."""
+    source = page.evaluate("document.querySelector('script[type=module]').src")
+    history_js = source.replace("page.js", "history.js")
+    return f"import('{history_js}').then(({{ ofGpu }}) => ofGpu({json.dumps({'uuid': uuid(0)})}))"
+
+
+def test_the_past_of_a_lost_gpu_goes_on(page: Page, tmp_path: Path) -> None:
+    """The chart of a GPU that is lost moves on with a gap, instead of standing still."""
+    (gpu,) = SimulatedNode(1).gpus(60.0)
+    exporter = Exporter(FakeNvml.of(gpu), RunDirectory(tmp_path))
+    with closing(exporter), closing(serve(exporter, port=0)) as server:
+        page.goto(server.url)
+        page.wait("document.querySelector('.past .uplot')")
+        gpu.error_code = NVML_ERROR_GPU_IS_LOST
+        gap = "(columns) => columns[1].filter((each) => each === null).length > 1"
+        page.wait(f"{columns(page)}.then({gap})")
+        times, *groups = page.evaluate(columns(page))
+
+    gaps = [all(group[at] is None for group in groups) for at in range(len(times))]
+    assert gaps == sorted(gaps)
+    assert not gaps[0]
+    assert times == sorted(times)
 
 
 @pytest.mark.parametrize(("ended", "seconds"), [(None, 20), ("exited", 120)])

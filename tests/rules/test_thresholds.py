@@ -58,6 +58,12 @@ def test_the_shipped_file_is_yaml() -> None:
     assert len(content) == len(defaults().values) + len(["overrides"])
 
 
+def test_a_threshold_without_a_known_suffix_is_told() -> None:
+    """Who adds a threshold learns which suffixes say what its value is."""
+    with pytest.raises(UsageError, match=r"stranded_limit has no known suffix: use _ratio, _bytes"):
+        scope("stranded_limit")
+
+
 def test_every_threshold_is_used() -> None:
     """Every threshold in the file has an effect: on the rules, or on the judgment of a rank."""
     used = {name for _, text in templates() for name in re.findall(r"\[\[(\w+)\]\]", text)}

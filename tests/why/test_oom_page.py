@@ -98,12 +98,12 @@ def put_map(report: Path, content: MemoryMap) -> None:
 
 
 def test_the_page_is_beside_the_text(tmp_path: Path, source: Path) -> None:
-    """`--html FILE` writes the page and prints the text, and the page has the same text."""
+    """`--html FILE` writes the page, says so, and prints the text, which the page has, too."""
     file = tmp_path / "oom.html"
     done = oom(source, "--html", file)
     written = Page(file.read_bytes())
 
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (done.returncode, done.stderr.decode()) == (0, f"torchmem: {file} written.\n")
     assert done.stdout == oom(source).stdout
     assert written.content["pre"] == [done.stdout.decode()]
     assert [entry.name for entry in tmp_path.glob("*oom.html*")] == ["oom.html"]

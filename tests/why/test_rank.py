@@ -221,7 +221,7 @@ def test_the_page(tmp_path: Path) -> None:
     content = file.read_text()
     device = json.loads(content.split('id="document">')[1].split("</script>")[0])["devices"][0]
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"torchmem: {file} written.\n")
     assert escape(done.stdout) in content
     assert "Enable expandable segments" in str(device["advice"])
     assert "fragmentation" in [threat["cause"] for threat in device["threats"]]

@@ -206,7 +206,10 @@ def _check_overridable(name: object, label: str, where: str, known: Mapping[str,
 
 def _kind(name: str) -> Kind:
     """Return the kind of a threshold by the suffix of its name."""
-    return next(kind for suffix, kind in _KINDS.items() if name.endswith(suffix))
+    found = next((kind for suffix, kind in _KINDS.items() if name.endswith(suffix)), None)
+    if found is None:
+        raise UsageError(f"the threshold {name} has no known suffix: use {', '.join(_KINDS)}.")
+    return found
 
 
 def _number(value: object, expected: str, low: float, high: float) -> str:

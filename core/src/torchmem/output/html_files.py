@@ -23,7 +23,11 @@ def check(path: Path) -> None:
 
 
 def write(content: bytes, path: Path) -> None:
-    """Write a page. A reader of the file sees the old page or the new one. Raise UsageError."""
+    """Write a page, and name its file on stderr. Raise UsageError.
+
+    A reader of the file sees the old page or the new one.
+    """
+    name = sanitize_text(str(path))
     try:
         if path == STDOUT:
             sys.stdout.buffer.write(content)
@@ -32,9 +36,9 @@ def write(content: bytes, path: Path) -> None:
             path.write_bytes(content)
         else:
             _replace(path.resolve(), content)
+            print(f"torchmem: {name} written.", file=sys.stderr)
     except OSError as error:
         reason = error.strerror or "unknown"
-        name = sanitize_text(str(path))
         raise UsageError(
             f"{name} cannot be written ({reason}): name another file with --html."
         ) from None

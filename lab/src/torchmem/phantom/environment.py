@@ -49,9 +49,10 @@ def phantom_environment(
 
 def _gpu_variables(gpu: GpuModel) -> dict[str, str]:
     """Return the variables that `c/model.c` reads."""
+    product = gpu.product.removeprefix("GPU of ")  # the name is often shown after "GPU"
     return {
         "PHANTOM_GPU_MODEL": gpu.name,
-        "PHANTOM_NAME": f"{gpu.product} (phantom)",
+        "PHANTOM_NAME": f"{product} (phantom)",
         "PHANTOM_MEMORY": str(gpu.memory_bytes),
         "PHANTOM_CONTEXT": str(gpu.context_bytes),
         "PHANTOM_MULTIPROCESSORS": str(gpu.multiprocessors),

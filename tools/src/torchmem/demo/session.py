@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from torchmem.demo.ending import demo_line, next_steps
+from torchmem.demo.ending import demo_line, explained, next_steps
 from torchmem.demo.ranks import END_SIGNALS, DemoPlan, RankProcesses
 from torchmem.demo.screen import last_picture, show
 from torchmem.exporter.collect import Exporter
@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
         if sys.stdout.isatty():
             ranks.close()
             _stay(server.url, folder / "run")
+        else:
+            print(*explained(folder / "run"), sep="\n", flush=True)
     return 0
 
 

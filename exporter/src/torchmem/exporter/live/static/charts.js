@@ -73,8 +73,8 @@ export function createChart(element, { series, stacked = false, max, format, isB
   function shown() {
     if (!stacked) return columns;
     const [times, ...values] = columns;
-    let below = times.map(() => 0);
-    const sums = values.map((column) => (below = column.map((value, at) => below[at] + (value ?? 0))));
+    let below = times.map((_, at) => (values.some((column) => column[at] !== null) ? 0 : null));
+    const sums = values.map((column) => (below = column.map((value, at) => (below[at] === null ? null : below[at] + (value ?? 0)))));
     return [times, ...sums.reverse()];
   }
 

@@ -27,7 +27,7 @@ export async function load() {
 export function remember(state) {
   groups = state.groups;
   groupOf = new Map(state.legend.map((entry) => [entry.name, groups.findIndex(({ name }) => name === entry.group)]));
-  for (const gpu of state.gpus) if (gpu.parts.length) add(gpu.uuid, state.time, sums(gpu.parts));
+  for (const gpu of state.gpus) if (gpu.parts.length || series.has(gpu.uuid)) add(gpu.uuid, state.time, sums(gpu.parts));
   const known = new Set(state.gpus.map((gpu) => gpu.uuid));
   for (const uuid of series.keys()) if (!known.has(uuid)) series.delete(uuid);
 }
@@ -44,8 +44,9 @@ function add(uuid, time, values) {
   if (excess > 0) columns.forEach((column) => column.splice(0, excess));
 }
 
+/** Return the bytes of each group; null while nothing is known, as without NVML. */
 function sums(parts) {
-  const found = groups.map(() => 0);
+  const found = groups.map(() => (parts.length ? 0 : null));
   for (const part of parts) {
     const group = groupOf.get(part.name) ?? -1;
     if (group >= 0) found[group] += part.bytes;
