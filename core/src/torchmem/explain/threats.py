@@ -27,6 +27,7 @@ from torchmem.explain.threat_words import (
 )
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
+from torchmem.sample.libraries import held_bytes
 from torchmem.sample.sample import (
     DeviceSample,
     Layout,
@@ -264,7 +265,8 @@ def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threa
     if headroom is None or not _is_below(headroom, limits.near_capacity_ratio, device):
         return
     outside = outside_bytes(device, device.driver_free_bytes) or 0
-    foreign = outside - CONTEXT_ALLOWANCE_BYTES
+    own = held_bytes(each for each in device.communicators.values() if each.is_counted)
+    foreign = outside - own - CONTEXT_ALLOWANCE_BYTES
     if foreign > 0 and not _is_below(foreign, limits.near_capacity_ratio, device):
         held = f", while {format_size(outside)} is held outside PyTorch's allocator"
         cause: OomCause = "external"

@@ -47,10 +47,6 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
         lines.stop()
         recorder.stop_recording()
 
-    def snapshot_after_release() -> None:
-        monitor.reader.snapshot_here()
-        monitor.measure()
-
     yield context.uncaught
     yield context.ooms
     yield context.phases
@@ -68,9 +64,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     if settings.history:
         monitor.on_early_read = errors.suppressing(lines.stage, lines.at_early_read)
         yield lines
-    context.release = ReleasePart(
-        release, path, context.clock, snapshot_after_release, communicators.read_now
-    )
+    context.release = _release(context, monitor, release, communicators)
     yield context.release
     yield Capture(history, path, errors, before_start=stop_own_recordings)
     yield from _outputs(context, monitor)
@@ -94,6 +88,20 @@ def _reports(context: Context, monitor: Monitor, lines: LineHistory) -> OomRepor
     if settings.note_on_oom:
         context.uncaught.explain(reports.note)
     return reports
+
+
+def _release(
+    context: Context, monitor: Monitor, release: Release, communicators: CommunicatorReader
+) -> ReleasePart:
+    """Return the part that releases memory, with what is read after it has."""
+
+    def snapshot_after_release() -> None:
+        monitor.reader.snapshot_here()
+        monitor.measure()
+
+    return ReleasePart(
+        release, monitor.path, context.clock, snapshot_after_release, communicators.read_now
+    )
 
 
 def _map(monitor: Monitor, errors: Errors, *, enabled: bool) -> Part:

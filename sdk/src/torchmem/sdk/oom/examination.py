@@ -273,4 +273,5 @@ def _evidence(
         total=record.device.total_bytes,
         private_free=layout.private_free_bytes if layout else 0,
         large_segment=config.large_segment_size,
+        communicators=record.communicators,
     )

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Mapping
 
 from torchmem.allocator.outside_memory import outside_at_start, outside_bytes
 from torchmem.allocator.process_groups import CommunicatorMemory, ProcessGroup
-from torchmem.sample.libraries import MAX_GROUPS, OTHER_GROUPS, Communicator, joined
+from torchmem.sample.libraries import (
+    MAX_GROUPS,
+    OTHER_GROUPS,
+    Communicator,
+    held_bytes,
+    joined,
+)
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.part import Part
 from torchmem.sdk.reading.device import DeviceRecord
@@ -34,7 +40,7 @@ class CommunicatorReader(Part):
         self._backend = recorder.backend
         self._known: Mapping[int, Groups] = {}
         self._names: set[str] = set()
-        self._use = Use()
+        self._idle_times = IdleTimes()
         self._growth: dict[int, GrowthOutside] = {}
         self._next = float("-inf")
 
@@ -64,7 +70,7 @@ class CommunicatorReader(Part):
             if memory is None:
                 others.setdefault(group.device, set()).add(group.name)
             else:
-                found = _counted(memory, self._use.idle_since(group))
+                found = _counted(memory, self._idle_times.idle_since(group))
                 counted.setdefault(group.device, {}).setdefault(group.name, []).append(found)
         self._known = {
             index: {
@@ -75,6 +81,9 @@ class CommunicatorReader(Part):
             }
             for index, record in self._recorder.records().items()
         }
+        for index, record in self._recorder.records().items():
+            by_nccl = (each for each in self._known.get(index, {}).values() if each.is_counted)
+            record.communicators = held_bytes(by_nccl)
 
     def _growth_on(self, index: int, record: DeviceRecord) -> GrowthOutside:
         if index not in self._growth:
@@ -119,7 +128,7 @@ class GrowthOutside:
         }
 
 
-class Use:
+class IdleTimes:
     """Since when groups have begun no collective, by their count at each read."""
 
     def __init__(self) -> None:
