@@ -208,6 +208,8 @@ class TorchBackend:
 
     def process_groups(self) -> Iterator[TorchProcessGroup]:
         """Return the groups that NCCL or RCCL serves."""
+        if self.world() is None:
+            return iter(())
         devices = self.devices()
         return process_groups(torch, devices[0].index if len(devices) == 1 else None)
 

@@ -73,11 +73,10 @@ class TorchProcessGroup:
 def process_groups(torch: Any, only_device: int | None) -> Iterator[TorchProcessGroup]:
     """Yield the process groups that NCCL serves, in the order of their creation.
 
-    `only_device` is the only device that this process uses; None if there are several.
+    torch.distributed must be initialized. `only_device` is the only device that this process uses;
+    None if there are several.
     """
     distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return
     groups = distributed.distributed_c10d._world.pg_names  # noqa: SLF001
     for group, name in list(groups.items()):
         backend = _nccl_backend(torch, group)
