@@ -438,10 +438,9 @@ OUTSIDE_ALLOCATOR_START = _group.gauge(
 _group = _Group("Outside PyTorch's allocator", DEVICE)
 COMMUNICATOR = _group.gauge(
     "torchmem_communicator_bytes",
-    "Memory of NCCL's or RCCL's communicators by process group (its description, else its name). "
-    "NCCL counts what is persistent or suspendable, and what is suspended, which is not on the "
-    "device. estimated: NCCL does not count (before 2.29.7, or PyTorch before 2.12), and this is "
-    "by how much the memory outside the allocator grew while the communicators were created.",
+    "Memory of NCCL's or RCCL's communicators by process group (its description, else its name): "
+    "persistent, suspendable, or suspended and so not on the device, as NCCL counts. Before NCCL "
+    "2.29.7 and PyTorch 2.12: estimated, the growth outside the allocator when they were created.",
     "group",
     "state",
 )
