@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dashboards import recorded
-from dashboards.queries import DEVICE_ROW, EXHAUSTION, newest, row, select
+from dashboards.queries import (
+    DEVICE_ROW,
+    EXHAUSTION,
+    append_matcher,
+    newest,
+    row,
+    select,
+)
 
 from torchmem.metrics import catalog
 from torchmem.metrics.colors import CAUSES, STATES, TRENDS
@@ -32,8 +39,9 @@ NAMES = {
 """What threatens a rank, or the cause of its OOM, in two words."""
 COLORS = {**CAUSES, **TRENDS, "failed": STATES["failed"]}
 
+_OOM = "TorchmemOutOfMemory"
 ALERTS: Mapping[str, tuple[str, RemedyKind] | None] = {
-    "TorchmemOutOfMemory": None,
+    _OOM: None,
     "TorchmemFragmentationHigh": ("fragmentation", "expandable_segments"),
     "TorchmemStrandedAfterPhase": ("fragmentation", "expandable_segments"),
     "TorchmemMemoryLeak": ("leak", "find_kept"),
@@ -64,30 +72,52 @@ def judgments() -> str:
     """
     devices = ", ".join(DEVICE_ROW)
     most = f"topk by ({devices}) (1, {row(DEVICE_ROW, select(recorded.THREAT_COUNT), *TOLD)})"
-    return f"({row(DEVICE_ROW, select(catalog.THREAT_INFO), *TOLD)} or on ({devices}) {most})"
+    now = row(DEVICE_ROW, select(catalog.THREAT_INFO), *TOLD)
+    # The product removes series that have just ended, which `or` would keep in VictoriaMetrics.
+    return f"(1 * {now} or on ({devices}) {most})"
 
 
 def alerts() -> str:
     """Return the alert of each rank, firing or pending, with the threat and the remedy it tells."""
-    return " or on (run, launch, rank) ".join(_alert(*each) for each in ALERTS.items())
+    of_oom = newest(select(recorded.ALERTS, alertname=_OOM))
+    devices = ", ".join(DEVICE_ROW)
+    about = f"group_left (remedy) {row(DEVICE_ROW, select(catalog.LAST_OOM_INFO), *OF_OOM)}"
+    causes = row(DEVICE_ROW, of_oom, "alertname", "cause")
+    ooms = f"{causes} * on ({devices}, cause) {about} or on ({devices}) {causes}"
+    told = f"({select(recorded.ALERTS)} * on (alertname) group_left (threat, remedy) ({_told()}))"
+    first = f"topk by ({devices}) (1, {row(DEVICE_ROW, newest(told), 'alertname', *TOLD)})"
+    return (
+        f'label_replace({ooms}, "threat", "$1", "cause", "(.*)") or on (run, launch, rank) {first}'
+    )
 
 
-def _alert(name: str, told: tuple[str, RemedyKind] | None) -> str:
-    found = newest(select(recorded.ALERTS, alertname=name))
-    if told is None:
-        devices, causes = ", ".join(DEVICE_ROW), row(DEVICE_ROW, found, "alertname", "cause")
-        about = f"group_left (remedy) {row(DEVICE_ROW, select(catalog.LAST_OOM_INFO), *OF_OOM)}"
-        ooms = f"{causes} * on ({devices}, cause) {about} or on ({devices}) {causes}"
-        return f'label_replace({ooms}, "threat", "$1", "cause", "(.*)")'
-    threat, remedy = told
-    known = f'label_replace({row(DEVICE_ROW, found, "alertname")}, "threat", "{threat}", "", "")'
-    return f'label_replace({known}, "remedy", "{REMEDY_WORDS[remedy]}", "", "")'
+def _told() -> str:
+    """Return what each other alert tells, as labels; the first that counts has the highest value.
+
+    One expression for all, because VictoriaMetrics refuses queries of more than 16 KiB.
+    """
+    known = [(alert, *about) for alert, about in ALERTS.items() if about]
+    rows = []
+    for value, (alert, threat, remedy) in zip(range(len(known), 0, -1), known, strict=True):
+        labels = {"alertname": alert, "threat": threat, "remedy": REMEDY_WORDS[remedy]}
+        text = f"vector({value})"
+        for label, content in labels.items():
+            text = f'label_replace({text}, "{label}", "{content}", "", "")'
+        rows.append(text)
+    return " or ".join(rows)
 
 
 def reasons() -> str:
     """Return why each rank is threatened, or has run out of memory, with the first advice."""
     told = row(DEVICE_ROW, alerts(), *TOLD)
     return f"{judgments()} or on (run, launch, rank) {told}"
+
+
+def threatened() -> str:
+    """Return the devices of ranks that have a reason."""
+    matcher = f'alertname=~"{"|".join(ALERTS)}"'
+    alerting = newest(append_matcher(select(recorded.ALERTS), matcher))
+    return row(DEVICE_ROW, f"{judgments()} or on (run, launch, rank) {alerting}")
 
 
 def seconds_left() -> str:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from benchmarks.cluster.serve import INTERVAL
 from benchmarks.cluster.watching import RULES, write_rules, write_targets
-from support.scaled import NEWER
 from support.stack import answers, free_port, running
 from support.waiting import until
 
@@ -85,7 +84,7 @@ class StoredFleet:
         """Start vmalert with all rules, all of them evaluated at each interval."""
         write_rules(self.folder, RULES, INTERVAL / self.interval)
         for path in (self.folder / "rules").iterdir():
-            path.write_text(_GROUP_INTERVAL.sub("", NEWER.sub("", path.read_text())))
+            path.write_text(_GROUP_INTERVAL.sub("", path.read_text()))
         self._start(
             RULER,
             f"-rule={self.folder / 'rules' / '*.yml'}",

@@ -174,7 +174,7 @@ _KILLED = with_texts(
     KILLS,
 )
 # The newest of several errors within the range.
-_LAST_SEEN = f"max_over_time(timestamp({select(catalog.LAST_OOM_INFO)})[$__range:])"
+_LAST_SEEN = f"max_over_time(timestamp({select(catalog.LAST_OOM_INFO)})[$__range:10s])"
 _LABELS = ("cause", "onset", "remedy", "line")
 _ENDS = f"{row(DEVICE_ROW, _LAST_SEEN, *_LABELS)} or {row(DEVICE_ROW, _KILLED, *_LABELS)}"
 _END = f"topk by ({', '.join(DEVICE_ROW)}) (1, {_ENDS})"

@@ -127,7 +127,7 @@ _SHARE = row(DEVICE_ROW, HEADROOM_SHARE)
 _SOON = f"bottomk({MAX_LINES}, {row(DEVICE_ROW, reasons.seconds_left())})"
 _LEAST = f"bottomk({MAX_LINES}, {_SHARE})"
 _ENDED = _states("oom|killed|failed")
-_THREATENED = f"topk({MAX_LINES}, {reasons.reasons()})"
+_THREATENED = f"topk({MAX_LINES}, {reasons.threatened()})"
 _LISTED = f"({row(DEVICE_ROW, f'{_LEAST} or {_SOON} or {_ENDED} or {_THREATENED}')})"
 
 

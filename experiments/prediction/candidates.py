@@ -37,8 +37,8 @@ def shipped(name: str = ALERT) -> Rule:
     ]
     (alert,) = (rule for rule in rules if rule.get("alert") == name)
     records = _needed(alert["expr"], [rule for rule in rules if "record" in rule])
-    kept = _seconds(alert.get("keep_firing_for", "0s"))
-    return Rule("shipped", alert["expr"], _seconds(alert["for"]), tuple(records), kept)
+    condition, _, kept = alert["expr"].partition(" or last_over_time(")
+    return Rule("shipped", condition, _seconds(alert["for"]), tuple(records), _seconds(kept))
 
 
 def _needed(expression: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from torchmem.explain.parts import (
 )
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.sample.libraries import Communicator, RmmMemory
-from torchmem.sample.sample import DeviceSample
+from torchmem.sample.sample import Allocator, ByPool, DeviceSample
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -83,6 +83,22 @@ def test_parts_of_a_known_rank() -> None:
     )
     free = device.layout.stranded_bytes / device.layout.free_bytes
     assert abs(parts["stranded"] / (parts["stranded"] + parts["releasable"]) - free) < 1e-6
+
+
+def test_the_drivers_own_pool_has_no_stranded_bytes() -> None:
+    """cudaMallocAsync tells its pool's size and what is in use, and has no snapshots."""
+    held, used = ByPool(None, None, 50 * GIB), ByPool(None, None, 40 * GIB)
+    pool = Allocator(used, used, held, None, None, 40 * GIB, 40 * GIB, 50 * GIB)
+    device = DeviceSample(0, None, None, 80 * GIB, pool, driver_free_bytes=28 * GIB)
+
+    parts = {part.name: part.bytes for part in device_parts(device, 28 * GIB)}
+
+    assert parts == {
+        "in_use": 40 * GIB,
+        "cached": 10 * GIB,
+        "not_pytorch": 2 * GIB,
+        "free": 28 * GIB,
+    }
 
 
 def test_tensors_in_the_middle_of_a_step() -> None:

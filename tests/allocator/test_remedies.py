@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.reports import BY_NAME, CAPACITY, EXTERNAL, LIMIT, STRANDED, STRANDED_LIMIT, reports
 
+from torchmem.explain.headline import headline
 from torchmem.explain.oom_report import OomReport, failure_reason
 from torchmem.explain.remedies import SETTING_REMEDIES, conf_variable, remedies
+from torchmem.explain.verdict import Verdict
 from torchmem.sample.engine import Engine
 from torchmem.sample.libraries import Communicator
 from torchmem.sample.remedy_words import REMEDY_WORDS
@@ -254,3 +256,14 @@ def test_idle_communicators_that_would_have_made_room_come_first() -> None:
 
     assert kinds(idle)[0] == "suspend_communicators"
     assert "suspend_communicators" not in kinds(used)
+
+
+@pytest.mark.parametrize(("is_shared", "kind"), [(False, "driver_limit"), (True, "page_cache")])
+def test_a_driver_that_refuses_needs_another_remedy(is_shared: bool, kind: str) -> None:
+    """A higher memory fraction does not help there; a smaller page cache does on shared memory."""
+    oom = replace(LIMIT.oom, detail="driver")
+    device = replace(LIMIT.device, shares_host_memory=is_shared)
+    report = replace(LIMIT, oom=oom, device=device, verdict=Verdict("limit", "driver", None))
+    assert [remedy.kind for remedy in remedies(report)] == [kind]
+    assert headline(report).startswith("The driver refused")
+    assert "a limit of its own" in " ".join(failure_reason(report))

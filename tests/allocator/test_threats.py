@@ -57,6 +57,13 @@ def test_the_cause_to_expect(device: DeviceSample, causes: list[str]) -> None:
     assert causes == [threat.cause for threat in threats(CALM, device, SHIPPED)]
 
 
+def test_managed_memory_is_no_neighbor() -> None:
+    """What a paged optimizer has on the GPU is the process's own, and moves if room is needed."""
+    device = _device(GIB, GIB, 0, driver_free_bytes=GIB, managed_bytes=70 * GIB)
+    (threat,) = threats(CALM, device, SHIPPED)
+    assert threat.cause == "capacity"
+
+
 @pytest.mark.parametrize(
     ("content", "causes"),
     [

@@ -64,11 +64,21 @@ LEAK = _history(
         (replace(FULL, limit=40 * GIB, reserved=39 * GIB, driver_free=40 * GIB), "limit"),
         (replace(FULL, reserved=10 * GIB), "external"),
         (replace(FULL, reserved=10 * GIB, total=None), "capacity"),
+        (replace(FULL, reserved=10 * GIB, shares_host_memory=True), "capacity"),
+        (replace(FULL, reserved=20 * GIB, driver_free=58 * GIB), "limit"),
     ],
 )
 def test_the_cause_is_the_change_that_gives_most_room(evidence: OomEvidence, cause: str) -> None:
     """In a first step, the cause is the change with a tenth of the GPU to spare, else capacity."""
     assert cause == judge(evidence, None, FIRST).cause
+
+
+def test_a_driver_that_refuses_what_it_has_free_is_named() -> None:
+    """As under WSL: 2 GiB fail with 58 GiB free, and no change of the program would help."""
+    evidence = replace(FULL, reserved=20 * GIB, driver_free=58 * GIB, cached_free=GIB)
+    assert judge(evidence, None, _run(FLAT)) == Verdict("limit", "driver", None)
+    forbidden = replace(evidence, limit=21 * GIB)
+    assert judge(forbidden, None, FIRST).detail != "driver"
 
 
 def test_a_leak_is_a_leak_though_the_rests_add_up_to_one_request() -> None:
@@ -294,7 +304,7 @@ def test_any_oom_has_a_consistent_verdict(evidence: OomEvidence, about: Circumst
     assert verdict.cause in OOM_CAUSES
     assert verdict.why is None or verdict.why.onset in ONSETS
     assert all(gain.bytes >= 0 for gain in verdict.gains)
-    assert bool(verdict.material) == (verdict.cause != "capacity")
+    assert bool(verdict.material) == (verdict.cause != "capacity" and verdict.detail != "driver")
 
 
 @given(evidence_of_any_gpu, st.integers(0, 80 * GIB))

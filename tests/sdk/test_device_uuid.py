@@ -116,6 +116,7 @@ def test_rocm_uuids_are_rocminfos(own: str | None, expected: str | None) -> None
 def test_a_device_is_described_by_its_properties() -> None:
     """Name, UUID, and bytes are those of torch's index."""
     torch = fake_torch()
+    torch.cuda.mem_get_info = lambda index: (0, 80)
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(
         name="H100", uuid=PLAIN, total_memory=80
     )

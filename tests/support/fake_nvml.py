@@ -141,11 +141,11 @@ class FakeNode:
         }
         return {**os.environ, **names}
 
-    def nvml(self, **clocks: Any) -> PyNvml:
-        """Return the exporter's NVML on this node, in this process; `clocks` for NvmlLibrary."""
+    def nvml(self, **settings: Any) -> PyNvml:
+        """Return the exporter's NVML on this node, in this process; `settings` for NvmlLibrary."""
         state = {"FAKE_NVML_STATE": str(self.file), "FAKE_NVML_LOG": str(self.log)}
         os.environ.update(state)
-        return PyNvml(NvmlLibrary(binding(self.library()), **clocks))
+        return PyNvml(NvmlLibrary(binding(self.library()), **settings))
 
     def calls(self, function: str) -> int:
         """Return how often the function was called."""

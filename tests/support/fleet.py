@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from docs.generate.pictures.history import STALE, History, prometheus
-from support.stack import answers, free_port, get, running
-from support.waiting import until
+from support.stack import get, victoria_metrics
 
 from torchmem.sample.remedy_words import REMEDY_WORDS
 
@@ -28,12 +27,14 @@ OWNERS = {"gpt": {"user": "mia", "team": "vision"}, "probe": {"user": "leo", "te
 USED: Runs = {"gpt": [(0, 10, 2), (10, 10.5, 1), (11, 20, 2)], "probe": [(24, 48, 1)]}
 LOST: Runs = {"gpt": [(10, 10.5, 1), (11, 11.1, 2)]}
 STRANDED: Runs = {"gpt": [(12, 14, 0.5)], "probe": [(24, 32, 0.25)]}
+EMPTY: Runs = {"probe": [(60, 64, 2)]}
 IDLE: Runs = {"probe": [(40, 44, 0.5)]}
 GPUS = {
     "run:torchmem_gpus:count": USED,
     "run:torchmem_oom_lost_gpus:sum": LOST,
     "run:torchmem_stranded_gpus:sum": STRANDED,
     "run:nvml_idle_held_gpus:sum": IDLE,
+    "run:nvml_assigned_empty_gpus:sum": EMPTY,
 }
 CLUSTER: Runs = {
     "cluster:nvml_gpus:count": [(0, 72, 8)],
@@ -134,15 +135,7 @@ def filled_prometheus(folder: Path) -> Iterator[str]:
 @contextmanager
 def filled_victoria_metrics(folder: Path) -> Iterator[str]:
     """Run a VictoriaMetrics with the three days; yield its URL."""
-    address = f"127.0.0.1:{free_port()}"
-    command = [
-        "victoria-metrics",
-        f"-storageDataPath={folder / 'victoria'}",
-        f"-httpListenAddr={address}",
-        "-memory.allowedBytes=256MB",
-    ]
-    with running(command, folder / "victoria.log"):
-        until(lambda: answers(f"http://{address}/health"))
-        fill(f"http://{address}")
-        get(f"http://{address}/internal/force_flush")
-        yield f"http://{address}"
+    with victoria_metrics(folder) as url:
+        fill(url)
+        get(f"{url}/internal/force_flush")
+        yield url

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, get_args
 
 from hypothesis import strategies as st
@@ -45,6 +46,17 @@ text = st.text(max_size=20)
 
 def _optional(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
     return st.none() | strategy
+
+
+def _possible(device: DeviceSample) -> DeviceSample:
+    """Leave out free memory that the device does not have."""
+    total, first = device.total_bytes, device.first_read
+    if total is None:
+        return device
+    if first is not None and first.driver_free_bytes > total:
+        device = replace(device, first_read=None)
+    is_more = (device.driver_free_bytes or 0) > total
+    return replace(device, driver_free_bytes=None) if is_more else device
 
 
 layouts = st.builds(
@@ -147,9 +159,11 @@ devices = st.builds(
     run_history=_optional(run_histories),
     growth=_optional(growths),
     engine=_optional(engines),
+    shares_host_memory=st.booleans(),
+    managed_bytes=_optional(size),
     communicators=st.dictionaries(text, communicators, max_size=3),
     rmm=_optional(st.builds(RmmMemory, *[_optional(size)] * 3, st.booleans())),
-)
+).map(_possible)
 processes = st.builds(
     Process,
     pid=st.integers(1, 1 << 22),
@@ -242,6 +256,7 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
         ),
         phase_peaks={"forward": 48 * gib},
         stats_timestamp=1_700_000_002.0,
+        managed_bytes=3 << 20,
         driver_free_bytes=5 * gib,
         limit_bytes=72 * gib,
         planned_peak_bytes=66 * gib,

@@ -95,7 +95,7 @@ class Rank:
         capacity = self.capacity or self.total
         self.gpu = SimulatedGpu(capacity, use=use, uuid=self.uuid, name="Simulated")
         self.allocator = DeviceCachingAllocator(self.gpu, config=self.config)
-        self.backend = SimulatedBackend([self.allocator])
+        self.backend = self.open_backend()
         self.recorder, self.plan = Recorder(self.backend), Plan()
         self._ooms, self._growth = OomExaminer(self.recorder), GrowthJudge(self.recorder)
         self._peaks = PlannedPeaks(self.plan, self.recorder)
@@ -105,6 +105,10 @@ class Rank:
         self.snapshot_at = 0.0
         self.oom_at: float | None = None
         self.last_oom_at = 0.0
+
+    def open_backend(self) -> SimulatedBackend:
+        """Return the allocator as the SDK sees it."""
+        return SimulatedBackend([self.allocator])
 
     def play(self) -> Series:
         """Train until the time is over or memory runs out, and scrape until the end."""

@@ -116,13 +116,12 @@ def prometheus(
     folder: Path,
     exporters: str | list[str],
     alertmanager: str | None = None,
-    remote_write: str | None = None,
     thresholds: Thresholds | None = None,
 ) -> Iterator[Prometheus]:
     """Run Prometheus with the shipped configuration, except for targets and an interval of 1 s.
 
-    `exporters` is HOST:PORT, of one or of several; `remote_write` is the URL of a store that
-    receives all samples; `thresholds` are those of the rules, by default the shipped ones.
+    `exporters` is HOST:PORT, of one or of several; `thresholds` are those of the rules, by default
+    the shipped ones.
     """
     configuration = folder / "prometheus"
     shutil.copytree(ROOT / "prometheus", configuration)
@@ -131,12 +130,10 @@ def prometheus(
     main = configuration / "prometheus.yml"
     shipped = main.read_text()
     assert SHIPPED_INTERVAL in shipped
-    sent = f"remote_write:\n  - url: {remote_write}\n" if remote_write else ""
     main.write_text(
         shipped.replace(SHIPPED_INTERVAL, TEST_INTERVAL).replace(
             "scrape_timeout: 8s", "scrape_timeout: 1s"
         )
-        + sent
     )
     # Groups whose rules need no more are evaluated more rarely.
     for rules in (configuration / "rules").glob("*.yml"):
@@ -155,6 +152,22 @@ def prometheus(
     with running(command, folder / "prometheus.log"):
         until(lambda: answers(f"http://{address}/-/ready"))
         yield Prometheus(f"http://{address}")
+
+
+@contextmanager
+def victoria_metrics(folder: Path) -> Iterator[str]:
+    """Run VictoriaMetrics, which keeps samples of any age; yield its URL."""
+    address = f"127.0.0.1:{free_port()}"
+    command = [
+        "victoria-metrics",
+        f"-storageDataPath={folder / 'victoria'}",
+        f"-httpListenAddr={address}",
+        "-retentionPeriod=100y",
+        "-memory.allowedBytes=256MB",
+    ]
+    with running(command, folder / "victoria.log"):
+        until(lambda: answers(f"http://{address}/health"))
+        yield f"http://{address}"
 
 
 def _targets(configuration: Path, kind: str, addresses: str | list[str] | None) -> None:

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.allocator_programs import SETTINGS
 from support.late_recordings import ADDRESSES, CONF, late_recording
@@ -183,6 +183,8 @@ def damaged(events: tuple[Event, ...], chance: random.Random) -> tuple[Event, ..
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(list(SETTINGS)), st.sampled_from(ADDRESSES), st.integers(0, 10_000))
+@example("max_split", "reuse", 5926)  # a free oversize block beside one in use
+@example("fraction", "reuse", 47)  # a segment ends while a block seems to be in use
 def test_damaged_recordings_are_no_traceback(name: str, addresses: str, seed: int) -> None:
     """Whatever the events are, there is an answer or one sentence."""
     setting = SETTINGS[name]

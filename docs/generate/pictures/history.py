@@ -28,10 +28,13 @@ CONFIGURATION = "storage:\n  tsdb:\n    out_of_order_time_window: 2d\n"
 
 
 class History:
-    """Samples on their way to Prometheus; a series that a scrape lacks gets the marker STALE."""
+    """Samples on their way to Prometheus; a series that a scrape lacks gets the marker STALE.
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    `copies` are the URLs of other stores that get the same samples.
+    """
+
+    def __init__(self, url: str, *copies: str) -> None:
+        self.url, self._copies = url, copies
         self._pending: dict[Labels, list[tuple[int, float]]] = defaultdict(list)
         self._count = 0
 
@@ -47,12 +50,13 @@ class History:
 
     def _send(self, series: list[tuple[Labels, list[tuple[int, float]]]]) -> None:
         body = b"".join(_field(1, _time_series(labels, points)) for labels, points in series)
-        request = urllib.request.Request(  # noqa: S310 - loopback
-            f"{self.url}/api/v1/write",
-            _snappy(body),
-            {"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"},
-        )
-        urllib.request.urlopen(request, timeout=60).close()  # noqa: S310
+        for store in (self.url, *self._copies):
+            request = urllib.request.Request(  # noqa: S310 - loopback
+                f"{store}/api/v1/write",
+                _snappy(body),
+                {"Content-Encoding": "snappy", "Content-Type": "application/x-protobuf"},
+            )
+            urllib.request.urlopen(request, timeout=60).close()  # noqa: S310
 
     def query_range(
         self, expression: str, start: float, end: float, step: float

@@ -77,12 +77,16 @@ class Modules(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device on which this process has a context: torch's index, NVML's UUID, name and bytes."""
+    """A device on which this process has a context: torch's index, NVML's UUID, name and bytes.
+
+    `shares_host_memory`: it has no memory of its own, but uses the host's.
+    """
 
     index: int
     uuid: str | None
     name: str | None
     total_bytes: int | None
+    shares_host_memory: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +132,10 @@ class Backend(Protocol):
         return None
 
     def free_bytes(self, device: int) -> int | None:
-        """Return the bytes that the driver can still allocate on the device (cudaMemGetInfo)."""
+        """Return the bytes that the driver can still allocate on the device (cudaMemGetInfo).
+
+        On a device that shares the host's memory, what the host has available.
+        """
         return None
 
     def pinned_memory(self) -> PinnedMemory | None:

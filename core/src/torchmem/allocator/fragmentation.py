@@ -114,6 +114,8 @@ def measurement(
             _add_segment(totals, segment)
     cached, flushed = (_cached_free(totals, config, flush=flush) for flush in (False, True))
     layout = _layout(totals, timestamp)
+    # Once the setting is off, free blocks of expandable segments serve no request
+    # (`get_free_block`).
     was_disabled = totals.has_expandable and not config.expandable_segments
     if available is not None and config.known and not was_disabled:
         layout = replace(

@@ -122,6 +122,7 @@ def _from_driver(
         # The limit applies to the whole request, although its start may be mapped already.
         below_limit = available.limit - available.reserved + returned
         grown = min(grown, segment_request(below_limit, config))
+    # A small request grows a range of its own pool, by pages of 2 MiB.
     return grown if grown > SMALL_SIZE else min(new_segment, SMALL_SIZE)
 
 
@@ -149,6 +150,7 @@ def range_ends(ranges: Sequence[SegmentInfo], page: int) -> Iterator[RangeEnd]:
     for this, following in zip_longest(ranges, ranges[1:]):
         last = this["blocks"][-1]
         free = last["size"] if last["state"] == "inactive" else 0
+        # A flush unmaps whole pages, so only the bytes before the first of them stay.
         flushed = min(free, -(last["address"] - this["address"]) % page)
         yield RangeEnd(_space(this, following, free), free, flushed)
 

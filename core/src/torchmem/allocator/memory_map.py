@@ -62,6 +62,7 @@ def thinned(mapped: DeviceMap, max_blocks: int) -> DeviceMap:
     if count <= max_blocks:
         return mapped
     for below in _MERGED_BELOW:
+        # Between two larger blocks, a merged one may remain.
         larger = sum(size >= below for segment in found for size in segment.sizes)
         if larger > max_blocks // 2 and below != _MERGED_BELOW[-1]:
             continue

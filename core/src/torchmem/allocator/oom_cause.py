@@ -18,6 +18,8 @@ from torchmem.sample.sample import OomDetail
 CONTEXT_ALLOWANCE_BYTES = 1 << 30
 # With NCCL's communicators: each takes up to a few hundred MB, and jobs have one to ten of them.
 COMMUNICATORS_ALLOWANCE_BYTES = 4 << 30
+# The driver allocates whole pages of 2 MiB, and the process frees little while an error is raised.
+REFUSAL_SLACK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class OomEvidence:
         private_free: free bytes in the pools of CUDA graphs and MemPools.
         large_segment: size of the segment for requests of 1 to 10 MiB.
         communicators: what NCCL counts of this process's communicators, 0 if it does not.
+        shares_host_memory: whether the memory is the host's, which holds what else is in use.
+        managed: managed memory of this process, which may be on the device.
     """
 
     requested: int
@@ -46,6 +50,8 @@ class OomEvidence:
     private_free: int = 0
     large_segment: int = LARGE_BUFFER
     communicators: int = 0
+    shares_host_memory: bool = False
+    managed: int = 0
 
     @property
     def needed(self) -> int:
@@ -58,8 +64,10 @@ class OomEvidence:
 
     @property
     def outside(self) -> int:
-        """Bytes of the device held by other processes and other libraries; 0 without a total."""
-        return 0 if self.total is None else max(0, self.total - self.driver_free - self.reserved)
+        """Bytes of the device held by other processes and other libraries; 0 if unknown."""
+        if self.total is None or self.shares_host_memory:
+            return 0
+        return max(0, self.total - self.driver_free - self.reserved - self.managed)
 
     def foreign(self, at_start: int | None, *, is_alone: bool) -> int:
         """Return the least that other processes hold.
@@ -76,6 +84,11 @@ class OomEvidence:
         own = max(COMMUNICATORS_ALLOWANCE_BYTES, CONTEXT_ALLOWANCE_BYTES + self.communicators)
         at_start = min(at_start, outside)
         return max(0, at_start - CONTEXT_ALLOWANCE_BYTES, self.outside - own)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the driver had what it did not give, and no memory fraction forbade it."""
+        return self.obtainable >= self.requested + REFUSAL_SLACK_BYTES
 
     @property
     def obtainable(self) -> int:

@@ -252,6 +252,7 @@ def pieces(points: Sequence[Point]) -> list[int]:
     """
     number = len(points)
     cost, price = _line_costs(points), PIECE_PRICE * math.log(max(2, number)) * _noise(points) ** 2
+    # The first piece is free.
     best, start_of = [-price, *[math.inf] * number], [0] * (number + 1)
     for end in range(1, number + 1):
         for start in range(max(1, end - MIN_PIECE_POINTS + 1)):
@@ -266,6 +267,7 @@ def pieces(points: Sequence[Point]) -> list[int]:
 
 def _line_costs(points: Sequence[Point]) -> Callable[[int, int], float]:
     """Return the function that gives the squared distances from the line through points[i:j]."""
+    # Sums of squares lose their last digits unless they begin near zero.
     first_x, first_y = points[0]
     x = [step - first_x for step, _ in points]
     y = [size - first_y for _, size in points]
@@ -317,6 +319,7 @@ def _rises(points: Sequence[Point], evidence: Evidence) -> bool:
 def _is_certain(number: int, slopes: Sequence[float], evidence: Evidence) -> bool:
     """Return whether values in random order would hardly ever rise like these, by Mann-Kendall."""
     signs = sum((slope > 0) - (slope < 0) for slope in slopes)
+    # The standard deviation of the sum of signs in random order, without ties.
     deviation = math.sqrt(number * (number - 1) * (2 * number + 5) / 18)
     return (evidence.few and signs == len(slopes)) or signs >= evidence.confidence * deviation
 
@@ -577,7 +580,7 @@ def room_left(device: DeviceSample) -> int | None:
     allocator, free, limit = device.allocator, device.driver_free_bytes, device.limit_bytes
     if allocator is None or free is None or allocator.active_peak_bytes is None:
         return None
-    if unbacked_bytes(device, free) is not None:
+    if device.shares_host_memory or unbacked_bytes(device, free) is not None:
         return None
     most = allocator.reserved_bytes.total + free
     return max(0, (most if limit is None else min(most, limit)) - allocator.active_peak_bytes)

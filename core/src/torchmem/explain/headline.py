@@ -236,6 +236,26 @@ def _wake_up(report: OomReport) -> str:
     return lacked
 
 
+def refusal(requested: int, free: int) -> str:
+    """Return that the driver refused memory that was free."""
+    return f"The driver refused {format_size(requested)}, although {format_size(free)} was free"
+
+
+def _limit(report: OomReport) -> str:
+    """Return whose limit was reached: the driver's, or the memory fraction's."""
+    if report.oom.detail == "driver":
+        return refusal(report.oom.requested_bytes or 0, report.driver_free_bytes)
+    if report.limit_bytes is None:
+        return _summary("limit")
+    free, limit = format_size(report.driver_free_bytes), _share(report, report.limit_bytes)
+    return f"The memory fraction of {limit} was reached, while {free} was free at the driver"
+
+
+def _summary(cause: OomCause) -> str:
+    text = CAUSE_SUMMARIES[cause]
+    return f"{text[0].upper()}{text[1:]}"
+
+
 def _cause(report: OomReport, gain: Gain | None) -> str:
     """Return the cause with its numbers."""
     cause: OomCause = report.oom.cause
@@ -243,15 +263,12 @@ def _cause(report: OomReport, gain: Gain | None) -> str:
         return _wake_up(report)
     if cause == "fragmentation":
         return _fragmentation(report)
-    if cause == "limit" and report.limit_bytes is not None:
-        free = format_size(report.driver_free_bytes)
-        limit = _share(report, report.limit_bytes)
-        return f"The memory fraction of {limit} was reached, while {free} was free at the driver"
+    if cause == "limit":
+        return _limit(report)
     if cause == "external" and report.outside_bytes is not None:
         held = _share(report, report.outside_bytes)
         return f"{held} was held outside this process's allocator, by other processes"
     if cause == "library" and gain is not None and gain.matters:
         cached = format_size(gain.bytes)
         return f"A library got no memory from the driver, while PyTorch cached {cached} more"
-    text = CAUSE_SUMMARIES[cause]
-    return f"{text[0].upper()}{text[1:]}"
+    return _summary(cause)

@@ -250,7 +250,7 @@ def _fragmentation(report: OomReport) -> Sequence[str]:
     largest = layout.largest_free_block_bytes if layout else None
     return (
         "" if largest is None else f"The largest of these blocks is {format_size(largest)}.",
-        FRAGMENTATION_REASONS[detail] if detail else "",
+        FRAGMENTATION_REASONS.get(detail, "") if detail else "",
         _in_pools(report),
         _limit_beside(report),
     )
@@ -275,6 +275,8 @@ def _limit_size(report: OomReport, limit: int) -> str:
 
 def _limit(report: OomReport) -> Sequence[str]:
     limit, reserved = report.limit_bytes, report.reserved_bytes
+    if report.oom.detail == "driver":
+        return ("The driver had enough, and refused it: a limit of its own was reached.",)
     if limit is None or reserved is None:
         return ("The process had reached its memory fraction.",)
     most, held = _limit_size(report, limit), format_size(reserved)

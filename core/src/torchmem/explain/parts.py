@@ -184,12 +184,14 @@ def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartByt
     """Return the parts of a whole device as one of its processes knows it, without NVML.
 
     `driver_free` was read with the statistics of `device`. The result is empty if it is None, or if
-    some reserved bytes are not on the device and it is unknown which.
+    some reserved bytes are not on the device and it is unknown which. Where the device shares the
+    host's memory, what is not PyTorch's is also what the host uses.
     """
     outside = outside_bytes(device, driver_free)
-    if device.total_bytes is None or outside is None:
+    is_known = device.shares_host_memory or outside is not None
+    if device.total_bytes is None or driver_free is None or not is_known:
         return ()
-    counted = min(outside, sum(_counted(device).values()))
+    counted = min(outside or 0, sum(_counted(device).values()))
     # `outside` is without what is asleep already, which the parts of a rank leave out themselves.
     asleep = known_components(device).get(ASLEEP, 0)
     held = rank_parts(device, counted - asleep if counted else None)

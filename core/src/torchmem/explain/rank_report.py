@@ -161,6 +161,12 @@ def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:
             f"at least {format_size(unbacked)} of the reserved memory is not on the GPU: an "
             "allocator outside PyTorch has returned it to the driver, as in vLLM's sleep mode",
         )
+    if device.managed_bytes:
+        yield Fact(
+            "managed memory",
+            f"{format_size(device.managed_bytes)}, which the driver moves between the GPU and the "
+            "host; NVML counts it as used by no process",
+        )
     first, start = device.first_read, outside_at_start(device)
     outside = outside_bytes(device, device.driver_free_bytes)
     if first is not None and start is not None and outside is not None:

@@ -22,7 +22,7 @@ from torchmem.explain.remedy import Remedy, in_order
 from torchmem.explain.serving import engine_advice, serves
 from torchmem.explain.tensor_remedies import capacity, larger_step, leak, new_phase, smaller
 from torchmem.explain.verdict import CAUSE_BY_CHANGE, Gain, OnsetEvidence
-from torchmem.sample.remedy_words import RemedyKind
+from torchmem.sample.remedy_words import REMEDY_WORDS, RemedyKind
 from torchmem.sample.sample import Layout, Onset, OomCause, OomDetail
 
 SETTING_REMEDIES: Mapping[RemedyKind, str] = {
@@ -44,7 +44,7 @@ ROUNDUP_DIVISIONS = 8
 GARBAGE_COLLECTION_THRESHOLD = 0.8
 SPLIT_SIZES_MB = (64, 128, 256, 512)
 MIN_SPLIT_SIZE_MB = 32  # the setting must exceed 20 MiB
-LARGE_SEGMENT_SIZE_MB = 12
+LARGE_SEGMENT_SIZE_MB = 12  # the setting must exceed 10 MiB
 
 LIBRARY_FRACTION = 0.95
 """The memory fraction that leaves a margin for NCCL, cuBLAS, cuDNN and their like."""
@@ -144,7 +144,7 @@ def _setting(report: OomReport, key: RemedyKind, value: str, note: str = "") -> 
 
 
 def _fragmentation(report: OomReport) -> Iterator[Remedy]:
-    first, *others = _FRAGMENTATION[report.oom.detail or "stranded"](report)
+    first, *others = _FRAGMENTATION.get(report.oom.detail or "stranded", _stranded)(report)
     yield first
     yield from _raised_limit(report)
     yield from others
@@ -326,6 +326,10 @@ def _small_segment(report: OomReport) -> Iterator[Remedy]:
 
 
 def _limit(report: OomReport) -> Iterator[Remedy]:
+    if report.oom.detail == "driver":
+        kind: RemedyKind = "page_cache" if report.device.shares_host_memory else "driver_limit"
+        yield Remedy(kind, f"{REMEDY_WORDS[kind]}.")
+        return
     yield from _raised_limit(report)
     yield from _garbage_collection(report)
     yield from smaller(report)
@@ -343,6 +347,7 @@ def _raised_limit(report: OomReport) -> Iterator[Remedy]:
     needed = (reserved + requested) / total
     most = (reserved + report.driver_free_bytes) / total - (1 - LIBRARY_FRACTION)
     if needed < 1:
+        # Rounded down for the libraries, but never below what the request needs.
         fraction = max(int(100 * most), math.ceil(100 * needed)) / 100
         yield Remedy(
             "raised_limit",

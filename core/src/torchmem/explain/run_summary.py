@@ -146,6 +146,8 @@ def headroom_at_peak(device: DeviceSample) -> int | None:
     allocator, free = device.allocator, device.driver_free_bytes
     if allocator is None or free is None or allocator.reserved_peak_bytes is None:
         return None
+    if device.shares_host_memory:
+        return None
     return max(0, free + allocator.reserved_bytes.total - allocator.reserved_peak_bytes)
 
 

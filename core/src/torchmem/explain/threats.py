@@ -264,9 +264,11 @@ def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threa
     headroom = layout.headroom_flush_bytes if layout else None
     if headroom is None or not _is_below(headroom, limits.near_capacity_ratio, device):
         return
+    if device.shares_host_memory:
+        return  # what the host has left is the threat
     outside = outside_bytes(device, device.driver_free_bytes) or 0
     own = held_bytes(each for each in device.communicators.values() if each.is_counted)
-    foreign = outside - own - CONTEXT_ALLOWANCE_BYTES
+    foreign = outside - own - (device.managed_bytes or 0) - CONTEXT_ALLOWANCE_BYTES
     if foreign > 0 and not _is_below(foreign, limits.near_capacity_ratio, device):
         held = f", while {format_size(outside)} is held outside PyTorch's allocator"
         cause: OomCause = "external"
@@ -284,6 +286,8 @@ def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threa
 
 def _libraries(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
     layout, free = device.layout, device.driver_free_bytes
+    if device.shares_host_memory:
+        return
     releasable = layout.releasable_bytes if layout else 0
     is_short = free is not None and free < limits.gpu_library_bytes
     if free is not None and is_short and releasable >= limits.library_releasable_bytes:
@@ -302,14 +306,15 @@ def _retries(sample: Sample, device: DeviceSample, _: Limits) -> Iterator[Threat
         yield Threat("retries", text)
 
 
-def _host(sample: Sample, _: DeviceSample, limits: Limits) -> Iterator[Threat]:
+def _host(sample: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threat]:
     host = sample.host
     if host is None or host.limit_bytes is None or host.available_bytes is None:
         return
     if host.available_bytes < limits.host_available_ratio * host.limit_bytes:
+        shared = ", which the GPU shares," if device.shares_host_memory else ""
         yield Threat(
             "host",
-            f"Host memory is almost full: {format_size(host.available_bytes)} of "
+            f"Host memory{shared} is almost full: {format_size(host.available_bytes)} of "
             f"{format_size(host.limit_bytes)} is left.",
             bytes=host.available_bytes,
         )

@@ -61,6 +61,7 @@ class Limits:
     headroom_ratio: float
     near_capacity_ratio: float
     gpu_library_bytes: float
+    gpu_assigned_empty_seconds: float
     library_releasable_bytes: float
     host_available_ratio: float
 
@@ -186,6 +187,8 @@ def _is_re2(pattern: object) -> bool:
         return (
             isinstance(pattern, str)
             and bool(re.compile(pattern))
+            # Lookarounds, atomic groups, conditions, comments, backreferences, possessive
+            # quantifiers.
             and not re.search(r"\(\?[=!<>(#]|\\[1-9]|[*+?}]\+", pattern)
         )
     except re.error:

@@ -139,6 +139,8 @@ def judge(
     evidence: OomEvidence, blocks: LargestFreeBlocks | None, circumstances: Circumstances
 ) -> Verdict:
     """Return the verdict; `blocks` is None without a snapshot."""
+    if evidence.is_refused:
+        return Verdict("limit", "driver", None)
     run = _Run(evidence, circumstances)
     why = run.why()
     gains = tuple(_gains(evidence, blocks, run, why))

@@ -117,7 +117,13 @@ DEVICE_TOTAL = _group.gauge(
 )
 DRIVER_FREE = _group.gauge(
     "torchmem_driver_free_bytes",
-    "Free memory of the device at the driver, read with the statistics of the allocator.",
+    "Free memory of the device at the driver, read with the statistics of the allocator. Absent if "
+    "the device shares the host's memory.",
+)
+MANAGED = _group.gauge(
+    "torchmem_managed_bytes",
+    "Managed memory of the process (cudaMallocManaged), as paged optimizers of bitsandbytes use "
+    "it, on the device or on the host. NVML counts it as used by no process. Absent without any.",
 )
 MEMORY_LIMIT = _group.gauge(
     "torchmem_memory_limit_bytes",
@@ -409,13 +415,19 @@ ENGINE_SLEEP_RESIDUAL_GROWTH = _group.gauge(
 _group = _Group("Join of allocator and NVML", DEVICE)
 OUTSIDE_ALLOCATOR = _group.gauge(
     "torchmem_outside_allocator_bytes",
-    "Process memory in NVML minus reserved bytes: CUDA context, NCCL, cuBLAS, other libraries. "
-    "The value of the latest moment at which both were known.",
+    "Process memory in NVML minus reserved bytes: CUDA context, NCCL, cuBLAS, other libraries, and "
+    "the managed memory that is on the device. The value of the latest moment at which both were "
+    "known.",
 )
 OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
     "torchmem_outside_allocator_timestamp_seconds",
     "Unix time at which torchmem_outside_allocator_bytes was measured.",
     is_detail=True,
+)
+MISPLACED = _group.gauge(
+    "torchmem_misplaced_bytes",
+    "What the rank holds, as NVML reports it, on this GPU that is another rank's of its launch; "
+    "absent if it holds less than a context.",
 )
 RESERVED_UNBACKED = _group.gauge(
     "torchmem_reserved_unbacked_bytes",
@@ -461,7 +473,8 @@ NVML_UP = _group.gauge(
     "reason",
 )
 NVML_DRIVER_INFO = _group.info(
-    "nvml_driver_info", "Versions of the driver, of NVML and of the latest supported CUDA."
+    "nvml_driver_info",
+    "Versions of the driver, of NVML and of the latest supported CUDA; platform is wsl under WSL.",
 )
 
 _group = _Group(_NVML_DEVICES, GPU)
@@ -528,8 +541,23 @@ NVML_PROCESS_UTILIZATION = _group.gauge(
 NVML_PROCESS_INFO = _group.info(
     "nvml_process_info",
     "Name, user, container, pod, Slurm job, systemd unit, rank, run and launch of a process on the "
-    "GPU, where visible.",
+    'GPU, where visible; state="dead" for a process that is gone.',
     "pid",
+)
+NVML_DEAD_PROCESS_MEMORY = _group.gauge(
+    "nvml_dead_process_memory_bytes",
+    "Memory of processes that are gone, which NVML still lists; "
+    "absent unless the exporter sees the node's processes.",
+)
+NVML_GPU_ASSIGNMENT_INFO = _group.info(
+    "nvml_gpu_assignment_info",
+    "Who was given the GPU: pod, namespace and container by the kubelet, job, user and account by "
+    "Slurm; needs the setting kubelet_socket or scontrol.",
+)
+NVML_GPU_ASSIGNED_EMPTY = _group.gauge(
+    "nvml_gpu_assigned_empty_seconds",
+    "How long the GPU has been given to somebody without a process on it, 0 while it has one; "
+    "absent if nobody is known to have it.",
 )
 NVML_UNATTRIBUTED_MEMORY = _group.gauge(
     "nvml_unattributed_memory_bytes",

@@ -215,7 +215,9 @@ def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Met
         catalog.COMPONENT_PEAK_TIMESTAMP, devices, lambda d: d.component_peak_timestamp
     )
     yield value_family(catalog.DEVICE_TOTAL, devices, lambda d: d.total_bytes)
-    yield value_family(catalog.DRIVER_FREE, devices, lambda d: d.driver_free_bytes)
+    own = [(labels, device) for labels, device in devices if not device.shares_host_memory]
+    yield value_family(catalog.DRIVER_FREE, own, lambda d: d.driver_free_bytes)
+    yield value_family(catalog.MANAGED, devices, lambda d: d.managed_bytes)
     yield value_family(catalog.MEMORY_LIMIT, devices, lambda d: d.limit_bytes)
     yield value_family(catalog.STATS_TIMESTAMP, devices, lambda d: d.stats_timestamp)
     yield value_family(catalog.PLANNED_PEAK, devices, lambda d: d.planned_peak_bytes)

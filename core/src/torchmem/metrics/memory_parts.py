@@ -118,10 +118,11 @@ PARTS: Mapping[str, MemoryPart] = {
     ),
     "cached": MemoryPart(
         "cached",
-        "Cached, no snapshot yet",
+        "Cached, not in a snapshot",
         "#a1a6df",
         "C",
-        "Free in PyTorch's cache, since the newest snapshot.",
+        "Free in PyTorch's cache since the newest snapshot, or in the driver's pool "
+        "(cudaMallocAsync).",
         long="free blocks of PyTorch",
     ),
     "outside_allocator": MemoryPart(

@@ -296,6 +296,7 @@ class Push:
         self._repeating.close(seconds)
 
     def _begin(self) -> None:
+        # Otherwise a script that traces its HTTP requests would trace these, too.
         attach(set_value("suppress_instrumentation", True))
         self._quiet.thread = threading.get_ident()
         self._exporter = self._make_exporter()

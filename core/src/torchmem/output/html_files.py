@@ -35,6 +35,7 @@ def write(content: bytes, path: Path) -> None:
         elif _is_special(path):
             path.write_bytes(content)
         else:
+            # Resolved, because replacing a link would leave its target as it was.
             _replace(path.resolve(), content)
             print(f"torchmem: {name} written.", file=sys.stderr)
     except OSError as error:

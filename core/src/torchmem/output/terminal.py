@@ -82,6 +82,7 @@ def wrapped(text: str, first: str = "", width: int | None = None) -> list[str]:
 
 def write_out(text: str) -> None:
     """Write to stdout, with "?" in place of characters that its encoding lacks."""
+    # Notebooks have a stream of their own, which cannot be reconfigured.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     sys.stdout.write(text)

@@ -22,9 +22,14 @@ RemedyKind = Literal[
     "pool_on_oom",
     "more_free",
     "raised_limit",
+    "driver_limit",
+    "page_cache",
     "repeat",
     "wait",
     "find_processes",
+    "dead_processes",
+    "set_device",
+    "assigned_empty",
     "other_gpu",
     "shared_gpu",
     "cache_for_libraries",
@@ -99,11 +104,31 @@ REMEDY_WORDS: Mapping[RemedyKind, str] = {
     ),
     "more_free": "Leave more memory free, for example with a smaller batch",
     "raised_limit": "Raise the memory fraction, which limits the process",
+    "driver_limit": (
+        "Try again: another process may have freed memory just then. If it happens again, turn "
+        "expandable segments off, as the driver limits mappings (WSL, some virtual machines), pin "
+        "less memory, and look for a limit on locked or virtual memory (ulimit -l, ulimit -v)"
+    ),
+    "page_cache": (
+        "Give the GPU the memory that the page cache of the host holds: read large files with "
+        "O_DIRECT, or drop the cache before (sync; echo 3 > /proc/sys/vm/drop_caches, as root)"
+    ),
     "repeat": "Catch torch.OutOfMemoryError and repeat the call, as the block is free soon after",
     "wait": "Wait for the other stream before the large allocation, or record fewer tensors on it",
     "find_processes": (
         "Find out which processes hold the memory (nvml_process_memory_bytes): a forgotten one, a "
         "notebook, another job, or a second rank on the same device"
+    ),
+    "dead_processes": (
+        "End the children of the dead process that still have the GPU open (fuser -v "
+        "/dev/nvidia*); if there are none, wait a minute, then reset the GPU while it is idle"
+    ),
+    "set_device": (
+        "Call torch.cuda.set_device(local_rank) before any other use of CUDA, and read checkpoints "
+        "with map_location"
+    ),
+    "assigned_empty": (
+        "Start as many ranks as the job has GPUs, look for ranks that have died, or end the job"
     ),
     "other_gpu": "Move this run to a free device, or check that each rank selects its own device",
     "shared_gpu": "If the GPU is shared on purpose, give each process a memory fraction",

@@ -26,7 +26,7 @@ from torchmem.sample.validity import Fault, without_impossible
 SCHEMA_VERSION = 1
 
 OomCause = Literal["capacity", "fragmentation", "limit", "external", "pending", "library"]
-OomDetail = Literal["stranded", "stream", "pool", "small_segment"]
+OomDetail = Literal["stranded", "stream", "pool", "small_segment", "driver"]
 Onset = Literal[
     "first_step", "leak", "garbage", "larger_step", "new_phase", "outside", "stranded", "tight"
 ]
@@ -211,10 +211,11 @@ class OomRecord:
     `timestamp` is in Unix seconds; `requested_bytes` is the request rounded up to a segment, or
     None for a library that did not report it; `cause` is the change that would have freed enough
     memory to matter, or capacity if none would; `detail` is the kind of fragmentation where that is
-    the cause. `onset` is what had changed; None if unknown. `line` is the innermost line of
-    the user's own code, as file:line without directories, and `function` is its function.
-    `at_wake_up`: an inference engine could not wake up, and `requested_bytes` is what it was still
-    to take from the driver. `remedy` is the first advice of the report; None in the report itself.
+    the cause, and `driver` for a limit of the driver's own, which had the memory. `onset` is what
+    had changed; None if unknown. `line` is the innermost line of the user's own code, as file:line
+    without directories, and `function` is its function. `at_wake_up`: an inference engine could not
+    wake up, and `requested_bytes` is what it was still to take from the driver. `remedy` is the
+    first advice of the report; None in the report itself.
     """
 
     timestamp: float
@@ -247,7 +248,9 @@ class DeviceSample:
     `phase_peaks` holds the highest allocated bytes in each phase that the script named.
     `stats_timestamp` is the time at which `allocator`, `counters`, `driver_free_bytes` and
     `limit_bytes` were read, in Unix seconds; `driver_free_bytes` is from cudaMemGetInfo, and
-    `limit_bytes` is what a memory fraction lets the process reserve, None without one. If they are
+    `limit_bytes` is what a memory fraction lets the process reserve, None without one.
+    `shares_host_memory`: the device has no memory of its own, but uses the host's; its
+    `driver_free_bytes` are what the host has available. If they are
     newer than `layout`, its headroom is from their time. `planned_peak_bytes` is the active peak to
     expect of the largest batch that the script plans. `components` holds what the bytes in
     `allocator` consist of: bytes by `Component`, or by the name of a part that the script tracks.
@@ -256,8 +259,10 @@ class DeviceSample:
     known from a step that ended at `component_peak_timestamp`, in Unix seconds. `first_read` is
     what the first read found, usually within a second of the creation of the CUDA context.
     `run_history` spans the whole run, and `growth` is what grows in it now, if anything does.
-    `engine` is the inference engine in this process, None without one. `communicators` holds NCCL's
-    memory, outside the allocator, by process group; `rmm` that of RAPIDS' memory manager.
+    `engine` is the inference engine in this process, None without one. `managed_bytes` is the
+    managed memory of the process (cudaMallocManaged) for this device; None without any.
+    `communicators` holds NCCL's memory, outside the allocator, by process group; `rmm` that of
+    RAPIDS' memory manager.
     """
 
     index: int
@@ -283,6 +288,8 @@ class DeviceSample:
     engine: Engine | None = None
     communicators: dict[str, Communicator] = field(default_factory=dict)
     rmm: RmmMemory | None = None
+    shares_host_memory: bool = False
+    managed_bytes: int | None = None
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:
@@ -465,8 +472,21 @@ def _contradictions(value: object) -> Mapping[str, Any] | None:
     if isinstance(value, Process):
         return {} if is_launch(value.launch) else {"launch": None}
     if isinstance(value, DeviceSample):
-        return {name: {} for name, most in _MOST.items() if len(getattr(value, name)) > most}
+        return _contradictions_of_device(value)
     return {}
+
+
+def _contradictions_of_device(device: DeviceSample) -> Mapping[str, Any]:
+    """Return too many components, and free memory that the device does not have."""
+    wrong: dict[str, Any] = {
+        name: {} for name, most in _MOST.items() if len(getattr(device, name)) > most
+    }
+    total, free, first = device.total_bytes, device.driver_free_bytes, device.first_read
+    if total is not None and free is not None and free > total:
+        wrong["driver_free_bytes"] = None
+    if total is not None and first is not None and first.driver_free_bytes > total:
+        wrong["first_read"] = None
+    return wrong
 
 
 _MOST = {
@@ -474,7 +494,7 @@ _MOST = {
     "component_peaks": MAX_COMPONENTS,
     "communicators": MAX_GROUPS,
 }
-"""More entries than the SDK publishes."""
+"""The most entries that the SDK publishes."""
 
 
 def _is_whole(value: Sample | Layout | RunHistory | Growth) -> bool:

@@ -38,6 +38,7 @@ FileProblem = Literal[
     "unsafe_directory",
 ]
 
+# O_NONBLOCK: opening a FIFO would otherwise wait for a writer (fifo(7)).
 _READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _IRREGULAR = {errno.ELOOP, errno.ENXIO}  # open() met a link (O_NOFOLLOW), or a socket
 
@@ -78,6 +79,7 @@ def read_untrusted(
     """Read a whole file; raise the errors of `open_untrusted`."""
     with open_untrusted(path, max_bytes, owner, directory=directory) as (file, status):
         try:
+            # It may have grown since fstat.
             data = file.read(max_bytes + 1)
         except OSError as error:
             raise _unreadable(error) from error

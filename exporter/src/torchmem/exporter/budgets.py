@@ -88,6 +88,7 @@ class PageShare:
         page = [*families([view], all_series=all_series), *threat_families(judged)]
         rows = [row for family in page for row in family.samples]
         size = sum(len(row.name) + _LINE_BYTES + _labels_size(row.labels) for row in rows)
+        # Python salts the hashes of texts, so no user can make two series equal on purpose.
         return cls(array("q", [hash((row.name, *row.labels.items())) for row in rows]), size)
 
 

@@ -54,7 +54,9 @@ def directory_status(directory: int) -> DirectoryStatus:
     return DirectoryStatus(
         _problem(os.fstat(directory)),
         room.f_blocks * room.f_frsize,
+        # f_bfree would include what is reserved for root.
         room.f_bavail * room.f_frsize,
+        # Btrfs, for example, has no fixed number of inodes and reports 0.
         room.f_files or None,
         room.f_ffree if room.f_files else None,
     )

@@ -169,6 +169,7 @@ class Driver:
 
         `in_use`: a call in another thread has not returned, so NVML must not be shut down.
         """
+        # The pause is not over: `_open` has raised the same failure again.
         if error is self._failure:
             return
         if self._failure is None or self._failure.reason != error.reason:

@@ -54,12 +54,14 @@ class Versions:
     """Versions of the driver, of NVML, and the newest CUDA that the driver supports (as 13.0).
 
     `outdated_binding` is an installed pynvml that lacks functions of NVML, None if it is complete.
+    `platform` is "wsl" on Linux under Windows.
     """
 
     driver: str | None = None
     nvml: str | None = None
     cuda: str | None = None
     outdated_binding: OutdatedBinding | None = None
+    platform: str | None = None
 
 
 class GpuValue:

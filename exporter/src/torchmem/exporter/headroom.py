@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torchmem.allocator.later_layout import MAX_SKEW_BYTES
+from torchmem.allocator.outside_memory import is_limited
 from torchmem.exporter.subjects.outside_allocator import ProcessUse, live_devices
 from torchmem.host.process_table import process_key
 from torchmem.node.published import DeviceProcess, Published
@@ -30,20 +31,25 @@ def bounded(
     changed: dict[int, dict[int, DeviceSample]] = {}
     for item, device, use in live_devices(published, uses):
         known = outside.get((device.uuid or "", process_key(item.sample.process)))
-        taken = None if use is None or known is None else taken_by_others(device, use, known)
+        taken = None if use is None else taken_by_others(device, use, known)
         if taken is not None and taken > MAX_SKEW_BYTES and device.layout is not None:
             layout = _without(device.layout, taken)
             changed.setdefault(id(item), {})[device.index] = replace(device, layout=layout)
     return [_with_devices(item, changed.get(id(item), {})) for item in published]
 
 
-def taken_by_others(device: DeviceSample, use: ProcessUse, outside: int) -> int | None:
+def taken_by_others(device: DeviceSample, use: ProcessUse, outside: int | None) -> int | None:
     """Return what other processes have taken since the statistics of this one were read.
 
-    Its own allocations do not change the sum of what it holds and what is free.
+    Its own allocations do not change the sum of what it holds and what is free. If software limits
+    the process, others take from it where the card has less than its limit leaves.
     """
     then, now = device.driver_free_bytes, use.available_bytes
     if then is None or now is None or device.allocator is None:
+        return None
+    if is_limited(device, use.card_bytes):
+        return then - now + use.used_bytes
+    if outside is None:
         return None
     return then + device.allocator.reserved_bytes.total + outside - now
 

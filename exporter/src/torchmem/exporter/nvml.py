@@ -7,6 +7,7 @@ return codes are nvmlReturn_t of nvml.h, driver 580.
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
@@ -81,7 +82,8 @@ class NvmlLibrary:
     """NVML's functions by name; `missing_values` notes each that is not available.
 
     `module` is pynvml by default, or an object with the same functions and `NVMLError`. `clock`
-    returns Unix seconds, `monotonic` seconds that never go back.
+    returns Unix seconds, `monotonic` seconds that never go back. `is_wsl`: whether this is Linux
+    under Windows, where NVML does not know the processes of Windows.
     """
 
     def __init__(
@@ -90,12 +92,14 @@ class NvmlLibrary:
         *,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        is_wsl: bool | None = None,
     ) -> None:
         self._module = module
         self._functions: dict[str, Callable[..., Any]] = {}
         self._constants: dict[Sequence[str], Any] = {}
         self.clock = clock
         self.monotonic = monotonic
+        self.is_wsl = "microsoft" in platform.release().lower() if is_wsl is None else is_wsl
         self.missing_values = MissingValues()
         self.array_types: set[type] = set()
 

@@ -151,6 +151,7 @@ class Collection:
         if encoding not in self._tasks:
             make = partial(self._body, encoding.format, compress=encoding.is_compressed)
             self._tasks[encoding] = in_thread(self._pages.thread, make)
+        # Another client may wait for the same page.
         return await asyncio.shield(self._tasks[encoding])
 
     def _body(self, exposition_format: Format, *, compress: bool) -> tuple[bytes, bool]:
@@ -224,6 +225,7 @@ class Scrapes:
             return await self._exposition(request)
         finally:
             self._waiting[client] -= 1
+            # This forgets the clients whose count is 0.
             self._waiting += Counter()
 
     async def ready(self, _: Request) -> Response:

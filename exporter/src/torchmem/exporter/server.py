@@ -136,6 +136,7 @@ class _Server:
         seconds = self._heartbeat.seconds
         while not stopping.is_set():
             self._heartbeat.beat()
+            # In Python 3.10, this is not the built-in TimeoutError.
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(stopping.wait(), seconds and seconds / _BEATS)
 

@@ -189,6 +189,7 @@ class _Scan:
         except OSError as error:
             if lacks_descriptors(error):
                 self._refuse(name, "no_descriptors")
+        # One more than is kept, so that `newest_files` sees that there were too many.
         _cut_oldest(found, self._kept + 1)
         return seen
 

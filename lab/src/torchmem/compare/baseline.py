@@ -139,6 +139,7 @@ def save(path: Path, entries: Mapping[str, BaselineEntry]) -> None:
         # Other processes read the file while it is replaced.
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             file.write(text)
+        # The mode of a temporary file is 0600, and a baseline is a file of the repository.
         Path(file.name).chmod(0o644)
         os.replace(file.name, path)  # noqa: PTH105 - raises with both names
     except OSError as error:

@@ -163,5 +163,5 @@ def code(text: str) -> str:
 def escaped(text: str) -> str:
     """Return text that Markdown and HTML show as it is."""
     named = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "|": "&#124;", "`": "&#96;", "*": "&#42;"}
-    named |= {"_": "&#95;", "\n": " ", "@": "&#64;"}
+    named |= {"_": "&#95;", "\n": " ", "@": "&#64;"}  # an @name would notify a user
     return "".join(named.get(character, character) for character in text)

@@ -12,7 +12,9 @@ from torchmem.sample.remedy_words import REMEDY_WORDS
 
 MAX_ROWS = 8
 MIN_ROW_SHARE = 0.01
-"""Smaller uses and changes, of the peak or of the largest change, are added up."""
+"""Of the peak; smaller uses are added up."""
+MIN_CHANGE_SHARE = 0.1
+"""Of the largest change; smaller ones are left out."""
 MAX_CODE = 60
 MIN_KEPT_SHARE = 0.1
 """Of a peak or its growth. Less is what a script's variables keep for one more step."""
@@ -90,7 +92,7 @@ def largest_changes(found: PeakDiff) -> list[Change]:
     """Return the finest changes known, without small ones: first growth, then decreases."""
     changes = found.by_line or found.by_module or found.by_component
     largest = max((abs(change.bytes) for change in changes), default=0)
-    return [change for change in changes if abs(change.bytes) >= 10 * MIN_ROW_SHARE * largest]
+    return [change for change in changes if abs(change.bytes) >= MIN_CHANGE_SHARE * largest]
 
 
 def headline(found: PeakDiff) -> str | None:

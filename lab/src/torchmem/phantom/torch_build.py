@@ -92,6 +92,7 @@ def find_torch(python: str, environment: Mapping[str, str]) -> TorchBuild | None
     try:
         probe = subprocess.run(
             [python, "-c", _PROBE],
+            # Without it, that Python does not restart itself (startup/sitecustomize.py).
             env={name: value for name, value in environment.items() if name != BUILT_FOR},
             capture_output=True,
             text=True,

@@ -28,7 +28,7 @@ from torchmem.sample.errors import UsageError
 
 MORE_RUNS = 2
 """Runs that tell growth from variation."""
-_PYTHON = re.compile(r"python[\d.]*t?")
+_PYTHON = re.compile(r"python[\d.]*t?")  # t: the free-threaded build
 _TABLES = ("find_batch", "matrix")
 _FLAGS = ("save_baseline", "baseline", "tolerance", "markdown")
 

@@ -140,6 +140,7 @@ def _checked_command(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _without_dashes(words: Sequence[str]) -> tuple[str, ...]:
+    # argparse.REMAINDER keeps the dashes.
     return tuple(words[1:] if words[:1] == ["--"] else words)
 
 

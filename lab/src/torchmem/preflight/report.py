@@ -221,6 +221,7 @@ def _copy_snapshot(result: RunResult, path: Path) -> None:
     try:
         target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with result.snapshot.open("rb") as source, open(target, "wb") as copy:  # noqa: PTH123 - a descriptor
+            # An existing file has kept its own mode.
             os.fchmod(target, 0o600)
             shutil.copyfileobj(source, copy)
     except OSError as error:

@@ -223,6 +223,7 @@ def _signal_group(group: int, number: int) -> None:
 
 def _kill_processes_with(entry: str) -> None:
     """Kill every process with this environment entry, "NAME=VALUE", in whatever session it is."""
+    # A process may have started another one since they were listed.
     for _ in range(MAX_KILL_ROUNDS):
         paths = Path("/proc").glob("[0-9]*/environ")
         pids = [int(path.parent.name) for path in paths if entry.encode() in _entries(path)]

@@ -140,6 +140,7 @@ def main(descriptor: int) -> None:
     for name, value in start["options"].items():
         setattr(config.option, name, value)
     config.args = start["files"]
+    # Plugins leave reports and files to the parent of what looks like a worker of xdist.
     config.workerinput = {"workerid": WORKER, "workercount": 1, "testrunuid": WORKER}  # type: ignore[attr-defined]
     config.workeroutput = {}  # type: ignore[attr-defined]
     config.pluginmanager.register(ChildRunner(requests, answers), "torchmem_child")

@@ -316,5 +316,6 @@ def _processes() -> list[int]:
         if event in _STARTS:
             count[0] += 1
 
+    # Only once, as an audit hook cannot be removed (PEP 578).
     sys.addaudithook(count_starts)
     return count

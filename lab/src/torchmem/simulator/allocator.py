@@ -96,6 +96,8 @@ class DeviceCachingAllocator:
             if block is None:
                 block = self._search_or_allocate(orig_size, size, pool, stream)
             if block is not None:
+                # A block of another pool comes from a `use_on_oom` pool, which is searched with the
+                # setting off.
                 is_expandable = self.config.expandable_segments and block.pool is pool
                 return self._alloc_found_block(
                     block,
@@ -141,6 +143,7 @@ class DeviceCachingAllocator:
             if neighbor is not None and not neighbor.allocated:
                 subsumed = try_merge_blocks(block, neighbor)
                 if subsumed:
+                    # The merged block takes the place of its free neighbor in `inactive_split`.
                     split_blocks -= 1
                     split_size -= subsumed
         block.pool.insert_into_blocks(block)
@@ -328,6 +331,8 @@ class DeviceCachingAllocator:
             remaining = block
             block = split_head(remaining, size)
             pool.insert_into_blocks(remaining)
+            # The rest of a part of a segment was counted before; the rest of a whole segment was
+            # not.
             inactive_split = (0, -size) if already_split else (1, remaining.size)
         elif already_split:
             inactive_split = (-1, -block.size)
@@ -342,6 +347,7 @@ class DeviceCachingAllocator:
         return block
 
     def _notify_oom_observers(self, details: OutOfMemoryDetails) -> None:
+        # torch/csrc/cuda/Module.cpp calls this argument `device_allocated`, but it is the limit.
         total = details.total if details.allowed is None else details.allowed
         for observer in list(self._oom_observers):
             observer(details.device, details.requested, total, details.free)

@@ -163,6 +163,7 @@ class SimulatedBackend(Backend):
         for block in blocks:
             allocator = self._allocators[block.device]
             stream = allocator.current_stream if block.stream is None else block.stream
+            # A request that the driver refuses would make the allocator give back its cache.
             if not allocator.would_reuse(block.size, stream) and (
                 block.size > allocator.gpu.mem_get_info()[0]
             ):

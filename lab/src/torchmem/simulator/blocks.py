@@ -402,6 +402,8 @@ def should_split(
         return False
     if pool.is_small or is_expandable_segments_active:
         return remaining >= MIN_BLOCK_SIZE
+    # So a large block in use may have almost 1 MiB more than its rounded request, even if nothing
+    # of it shows in a snapshot.
     return remaining > SMALL_SIZE and size < max_split_size
 
 

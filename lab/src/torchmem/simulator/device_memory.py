@@ -96,8 +96,11 @@ class CachedBlocks:
             return False
         needed = max(params.size, self.max_split_size)
         free = params.pool.of_stream(params.stream)
+        # Blocks of expandable segments do not count since PyTorch 2.5 (pytorch/pytorch#134338).
+        # Any other free oversize block is a whole segment, except in a damaged recording, where the
+        # driver must not take back what is in use.
         fitting = next(free.at_least(needed), None)
-        if fitting is not None and fitting.expandable_segment is None:
+        if fitting is not None and not fitting.is_split():
             self.release_block(fitting)
             return True
         oversize = [block for block in free.at_least(self.max_split_size) if block.size < needed]
@@ -105,9 +108,10 @@ class CachedBlocks:
         for block in reversed(oversize):
             if released >= needed:
                 break
-            if block.expandable_segment is None:
+            if not block.is_split():
                 released += block.size
                 self.release_block(block)
+        # As in PyTorch, what was given back in vain is not taken again.
         return released >= needed
 
     def _count_segment(self, pool: BlockPool, size: int) -> None:
@@ -134,6 +138,8 @@ def garbage_collect_cached_blocks(
     The age of a block is the number of searches in its pool since it was freed. Each round gives
     back every block that reaches the mean age of the remaining ones.
     """
+    # This leaves out expandable segments: as their range is larger than the GPU's memory, a block
+    # without memory always follows.
     freeable = [block for block in large_blocks if not block.is_split()]
     reclaimed = 0
     while reclaimed < target_size and freeable:
@@ -169,6 +175,7 @@ class DevicePools:
         self.stats = stats
         self.order = order
         self.allowed_memory_maximum: int | None = None
+        # With equal numbers, only the address decides between blocks of equal size.
         self.counter = counter = repeat(0) if order == "address" else count(1)
         numbers = counter if order == "block" else None
         self.small_blocks = BlockPool(is_small=True, device_stats=stats, numbers=numbers)
@@ -212,6 +219,8 @@ class DevicePools:
         """
         if self.allowed_memory_maximum is not None and self.collects_garbage:
             self._garbage_collect(self.allowed_memory_maximum)
+        # Since PyTorch 2.11, `use_on_oom` pools come before all that gives memory back; in 2.8 to
+        # 2.10 they came last.
         block = self._alloc_block(params) or self._try_mempool_fallback(params)
         if block is None and self.cached.release_available_cached_blocks(params):
             block = self._alloc_block(params)
@@ -265,6 +274,8 @@ class DevicePools:
             garbage_collect_cached_blocks(self.large_blocks, excess, self.cached)
 
     def _alloc_block(self, params: AllocParams) -> Block | None:
+        # PyTorch checks the limits with a whole segment, also where an expandable segment would
+        # need only a few pages more.
         config, total = self.config, self.stats.reserved_bytes.current + params.alloc_size
         if self.allowed_memory_maximum is not None and total > self.allowed_memory_maximum:
             return None

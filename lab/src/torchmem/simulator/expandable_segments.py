@@ -85,6 +85,7 @@ class ExpandableSegments:
         try_merge_blocks(to_map, to_map.prev)
         try_merge_blocks(to_map, to_map.next)
         pool.insert_into_blocks(to_map)
+        # PyTorch's `map_block` does not count a segment: `segment` is 0 for expandable segments.
         self.stats.num_device_alloc += 1
         pool.add_reserved(mapped_size)
         return True
@@ -156,6 +157,8 @@ class ExpandableSegments:
     def _reserve_range(self, pool: BlockPool, stream: int, address: int | None) -> Block:
         page = SMALL_BUFFER if pool.is_small else self.large_segment_size
         total = self.gpu.total_bytes
+        # PyTorch reserves 1 1/8 of the GPU's memory, so that pages unmapped at the front can be
+        # mapped at the end (`ExpandableSegment`).
         size = -(-(total + total // 8) // page) * page
         if address is None:
             address = self.gpu.reserve_addresses(size)

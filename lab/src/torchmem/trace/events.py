@@ -39,6 +39,7 @@ FREE_REQUESTED, FREE_COMPLETED = _CODES["free_requested"], _CODES["free_complete
 OOM, _SNAPSHOT = _CODES["oom"], _CODES["snapshot"]
 _WITH_STACK = {ALLOC, OOM}
 _FREES = {FREE_REQUESTED, FREE_COMPLETED}
+# PyTorch's `compile_context` (2.8 and newer) outside of torch.compile.
 NOT_COMPILED = "N/A"
 
 
@@ -110,6 +111,9 @@ class TraceReader:
                 "has no free_completed events, so it is unknown when memory was free again: record "
                 "without skip_actions."
             )
+        # A block with a stack was allocated while the history was on: its entry has been
+        # overwritten. One without, or a free without an allocation, may also be from before the
+        # recording.
         missing = [stack for address, stack in stacks.items() if address not in self._live]
         if any(stack != NO_STACK for stack in missing):
             self.columns.truncated = True

@@ -67,5 +67,6 @@ def _end(lifetimes: Lifetimes, moment: int | None) -> int:
 
 def _grows(sizes: Sequence[int]) -> bool:
     """Return whether what a line has kept grows from part to part."""
+    # The last part of the warm-up is what growth starts from.
     kept = list(enumerate(accumulate(sizes), 1))
     return judge_growth("kept", kept[WARMUP_PARTS - 1 :], MEASURED_EXACTLY) is not None

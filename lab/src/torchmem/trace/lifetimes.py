@@ -101,6 +101,7 @@ class Lifetimes:
         """Add every allocation of the trace; return those that were not freed, by address."""
         columns = self.trace.columns
         live: dict[int, int] = {}
+        # Recorded with skip_actions, a trace may have only the completions.
         has_requests = _FREE_REQUESTED in columns.codes
         free = _FREE_REQUESTED if has_requests else _FREE_COMPLETED
         for event, (code, address) in enumerate(zip(columns.codes, columns.addresses, strict=True)):

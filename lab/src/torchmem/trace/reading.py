@@ -122,6 +122,7 @@ def read_with_stacks(
     ):
         size = os.fstat(file).st_size
         while not select.select([worker.answer], [], [], POLL_SECONDS)[0]:
+            # The worker's stdin is this open file, so both share one offset.
             progress(os.lseek(file, 0, os.SEEK_CUR), size)
         return tuple(_stacked_traces(worker.header(), worker.answer, path.name))
 

@@ -149,6 +149,8 @@ def load(file: BinaryIO) -> Any:
     except (InvalidSnapshotError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001 - damaged bytes can raise any exception
+        # CPython raises EOFError("Ran out of input") or UnpicklingError("pickle data was
+        # truncated").
         if isinstance(error, EOFError) or "truncated" in str(error):
             raise InvalidSnapshotError(
                 "ends too early, so it was not written or copied completely: copy it again or "

@@ -63,6 +63,8 @@ def what_if(  # noqa: PLR0913 - all but the recording are options
     run = run_facts(recording, gpu_bytes, total_bytes, versions or {})
     gpu_known = run.gpu_bytes is not None
     tried = candidates(recording, run.settings, settings, gpu_known=gpu_known)
+    # With memory from before the trace, each setting is replayed twice: switched, and after a
+    # restart.
     rounds = 2 if run.before.segments else 1
     replays = ReplayProgress(progress, max(1, run.events), 2 + rounds * len(tried))
     reproduction, fidelity, inference = reproduce_best(run, replays)
@@ -211,6 +213,7 @@ def on_gpus(
     replays = ReplayProgress(progress, max(1, run.events), 1 + len(gpus))
     reproduced: tuple[Reproduction, Fidelity, Inference] | None = None
     unlimited, results = answer.outcomes[0], dict[str, ReplayResult]()
+    # The largest first: a replay that met no limit stands for all smaller GPUs that its peak fits.
     for gpu in sorted(gpus, key=lambda gpu: gpu.obtainable, reverse=True):
         if _is_same(unlimited, run.settings.config, gpu):
             results[gpu.name] = replace(unlimited, name=gpu.name)

@@ -63,6 +63,8 @@ class Executor:
             self._release_pool,
             self._empty_pool,
         )
+        # A block that waits for a stream becomes free where the recording says so, not at the next
+        # request.
         self.allocator.gpu.hold_events(True)
 
     def use_pools(self, pools: Iterable[PoolId]) -> None:

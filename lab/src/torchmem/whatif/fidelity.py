@@ -82,6 +82,7 @@ def reproduce_best(
     """
     tried = list[tuple[Reproduction, Inference]]()
     for inference in run.inferences:
+        # An explanation that is worse than the best one so far need not be replayed to its end.
         max_misses = min((other.misses for other, _ in tried), default=run.events)
         try:
             reproduction = reproduce(

@@ -158,6 +158,8 @@ class ForcedReplay:
             left.next, right.prev = right, left
 
     def _add_segment(self, event: Event) -> None:
+        # The entry does not name its pool. All segments of the small pool have this size, those of
+        # the large pool are larger.
         key = event.pool, event.stream, event.size == SMALL_BUFFER
         block = PlacedBlock(
             event.address, event.size, key, next(self._segment_numbers), next(self._numbers)
@@ -169,9 +171,13 @@ class ForcedReplay:
 
     def _drop_segment(self, address: int) -> None:
         block = self._blocks.get(address)
-        if block is not None and block.free and block.prev is None and block.next is None:
-            self._free[block.key].remove(block)
-            del self._blocks[address]
+        # If the recording lost events, blocks may seem to be in use. They end all the same: the
+        # next segment may have their addresses.
+        while block is not None:
+            if block.free:
+                self._free[block.key].remove(block)
+            del self._blocks[block.address]
+            block = block.next
 
     def _alloc(self, event: Event) -> None:
         size, is_new = self._config.round_size(event.size), self._is_new
@@ -189,6 +195,8 @@ class ForcedReplay:
     def _learn(self, chosen: PlacedBlock, size: int) -> None:
         """Draw conclusions from the choice of a free block; a new segment is not a choice."""
         free = self._free[chosen.key]
+        # A smaller block that was passed over must have been too small. With max_split_size, the
+        # choice need not be the best fit and proves nothing.
         if chosen.size > size and self._config.max_split_size is None and not chosen.key[2]:
             for smaller in free.between(size, chosen.size):
                 self._shorten(smaller, smaller.size - size + MIN_BLOCK_SIZE)

@@ -73,9 +73,9 @@ class AgeEvidence:
             newer = rival.number if self.of_blocks else rival.segment
             if older < 0 and newer < 0 and older != newer:
                 self.pairs[older, newer] += 1
-            elif older == newer:
+            elif older == newer:  # within one segment, the lowest address comes first
                 self.contradictions += rival.address < chosen.address
-            elif older > 0:
+            elif older > 0:  # numbers from before the trace are below 0, and older
                 self.contradictions += newer < older
 
     def sorted_ages(self, addresses: Mapping[int, int]) -> tuple[list[int], int]:

@@ -153,6 +153,8 @@ def _owners(recording: Recording, config: AllocatorConfig) -> Owners:
         if segment.is_expandable:
             key = segment.pool, segment.stream, _kind(is_small=segment.is_small)
             owners.update(dict.fromkeys(_units(segment.address, segment.total_size), key))
+    # The size of a mapping tells its pool; that of an unmapped run of pages may not, so it comes
+    # second.
     for action in ("segment_map", "segment_unmap"):
         for event in recording.events:
             if event.action == action:

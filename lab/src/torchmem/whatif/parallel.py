@@ -40,6 +40,7 @@ def in_processes(calls: Sequence[Callable[[], T]]) -> Iterator[T]:
 
 
 def _end_at_interrupt() -> None:
+    # The terminal sends Ctrl-C to all processes of the group; only the parent should report it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -278,6 +278,7 @@ class Reproduction:
         """Return whether the program released cache before a request, not the allocator for it."""
         if operation is Operation.TRY_MALLOC or waits_on:
             return False  # empty_cache would have waited for all streams
+        # A retry would have asked for new memory after it gave the cache back.
         if self.group[-1].action in DRIVER_FREES:
             return True
         config, allocator = self.config, self.executor.allocator
@@ -285,6 +286,7 @@ class Reproduction:
             return True
         if self.gpu_bytes is not None:
             added = sum(other.size for other in self.group if other.action in DRIVER_ALLOCS)
+            # The new memory had no room beside the cache: the allocator's retry made it.
             if allocator.stats.reserved_bytes.current + added > self.gpu_bytes:
                 return False
         if config.max_split_size is not None or config.garbage_collection_threshold:

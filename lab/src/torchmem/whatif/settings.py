@@ -169,6 +169,7 @@ def _effective(config: AllocatorConfig, settings: Mapping[str, object]) -> Alloc
     """Override what was last parsed with what the allocator reports that it uses."""
     if "expandable_segments" in settings:
         config = replace(config, expandable_segments=settings["expandable_segments"] is True)
+    # PyTorch reports -1 for unlimited.
     split = settings.get("max_split_size")
     if isinstance(split, int):
         config = replace(config, max_split_size=split if split > 0 else None)

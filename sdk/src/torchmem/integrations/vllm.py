@@ -205,6 +205,7 @@ class Worker(GpuWorker):
         try:
             yield
         finally:
+            # This removes the attribute of the instance, behind which is the method of its class.
             del runner.capture_model
 
     def execute_model(self, scheduler_output: Any, *arguments: Any, **keywords: Any) -> Any:

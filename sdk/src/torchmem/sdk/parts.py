@@ -23,6 +23,7 @@ from torchmem.sdk.publish.optional import OtlpOutput, OwnPort, TextfileOutput
 from torchmem.sdk.reading.communicators import CommunicatorReader
 from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.host import HostReader
+from torchmem.sdk.reading.managed import ManagedMemory
 from torchmem.sdk.reading.plan import PlannedPeaks
 from torchmem.sdk.reading.rmm import RmmReader
 from torchmem.sdk.release.part import ReleasePart
@@ -53,6 +54,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     yield HostReader(backend)
     yield communicators
     yield RmmReader(recorder)
+    yield ManagedMemory()
     yield growth
     yield PlannedPeaks(context.plan, recorder)
     yield context.engine

@@ -147,6 +147,7 @@ def _sent(request: urllib.request.Request, timeout_seconds: float) -> HttpAnswer
 
     The timeout is that of a single read: it ends a thread that nobody waits for any more.
     """
+    # Not `build_opener`, whose further handlers follow redirects and raise other statuses.
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler,

@@ -163,6 +163,7 @@ def _until(text: str | None) -> int:
     if text is None:
         return int(time.time()) // 60 * 60
     try:
+        # fromisoformat reads a Z only since Python 3.11.
         moment = datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
         seconds = moment.replace(tzinfo=moment.tzinfo or timezone.utc).timestamp()
     except (ValueError, OverflowError):

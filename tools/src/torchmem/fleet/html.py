@@ -36,6 +36,7 @@ def _styles() -> str:
 
 def _tables(markdown: str) -> str:
     """Return the Markdown of the report as markup: its headings, tables and paragraphs."""
+    # The title and the headline, with the empty line between them, are in the page's heading.
     lines = markdown.split("\n")[3:]
     return f'<section class="card fleet-tables">{"".join(_blocks(lines))}</section>\n'
 

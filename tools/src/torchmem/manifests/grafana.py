@@ -123,6 +123,7 @@ class Grafana:
                 f"cannot reach {self.url} ({http.why_not(error)}): "
                 "check the URL, and that Grafana runs."
             ) from error
+        # A 404 without a message is not from Grafana's API but from another server at this URL.
         if answer.status in accepted and http.message(answer, "message") is not None:
             return None
         if answer.status != HTTPStatus.OK:

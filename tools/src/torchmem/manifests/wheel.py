@@ -63,5 +63,6 @@ def _zipped(contents: dict[str, bytes]) -> bytes:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as wheel:
         for path, content in sorted(contents.items()):
+            # Unlike a plain name, a ZipInfo has no time of today: it is of 1980-01-01.
             wheel.writestr(zipfile.ZipInfo(path), content, zipfile.ZIP_DEFLATED)
     return archive.getvalue()

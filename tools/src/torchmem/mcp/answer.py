@@ -69,6 +69,7 @@ def fitted(data: Mapping[str, Any], max_bytes: int = MAX_DATA_BYTES) -> dict[str
 
     `left_out` in it has the number of items that are missing, by the path of the list.
     """
+    # Through JSON, so that tuples become lists, which can be cut.
     kept: dict[str, Any] = printable_json(json.loads(json.dumps(data, allow_nan=False)))
     left_out = Counter[str]()
     while _size(kept) > max_bytes:
@@ -77,6 +78,7 @@ def fitted(data: Mapping[str, Any], max_bytes: int = MAX_DATA_BYTES) -> dict[str
             return {"left_out": {"everything": 1}}
         tables = [item for item in lists if len(item[2]) > FEW_ITEMS]
         size, path, longest = max(tables or lists, key=lambda item: item[0])
+        # At most half is kept, so that this ends; fewer if the list alone is too long.
         keep = min(len(longest) // 2, len(longest) * max_bytes // size)
         left_out[path] += len(longest) - keep
         del longest[keep:]

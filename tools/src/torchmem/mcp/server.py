@@ -229,6 +229,7 @@ def _with_whole_characters(line: str) -> str:
         text = json.dumps(json.loads(line), ensure_ascii=False)
     except (ValueError, RecursionError):
         return line  # the SDK's parser refuses it as well
+    # Only in UTF-16 is a lone surrogate one unit: by way of UTF-8 it would become three U+FFFD.
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 

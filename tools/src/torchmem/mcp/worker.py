@@ -76,7 +76,7 @@ async def ask(
     )
     try:
         output, _ = await asyncio.wait_for(process.communicate(question), max_seconds)
-    except asyncio.TimeoutError:
+    except asyncio.TimeoutError:  # not the built-in one before Python 3.11
         _end(process)
         await process.wait()
         return Reply.error(_TOO_LONG)

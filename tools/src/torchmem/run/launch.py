@@ -69,6 +69,7 @@ def execute(command: list[str], environment: Mapping[str, str]) -> NoReturn:
     if program is None:
         code = NOT_EXECUTABLE if Path(name).is_file() else NOT_FOUND
         raise CommandError(f"{name} is not a program: {program_advice(name)}", code)
+    # What Python still holds in its buffers is lost in execve.
     sys.stdout.flush()
     for signal_name in RESTORED_SIGNALS:
         if hasattr(signal, signal_name):

@@ -111,6 +111,7 @@ def _run(command: Sequence[str], errors: ErrorOutput, seconds: float) -> tuple[b
         stdout=subprocess.PIPE,
         stderr=errors.writer,
         env=without_python_variables(os.environ),
+        # A replay may fork processes, which end with its group.
         start_new_session=True,
     ) as process:
         try:

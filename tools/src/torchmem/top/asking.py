@@ -56,6 +56,7 @@ class Asking:
 
     def _run(self) -> None:
         while not self._is_closed:
+            # Before the question, so that a rank that is wanted meanwhile is asked about at once.
             self._wake.clear()
             self.newest = asked(self._source, self.newest, self._wanted)
             self._wake.wait(self._interval)

@@ -13,6 +13,9 @@ from contextlib import contextmanager, suppress
 
 ESCAPE_SECONDS = 0.05
 """How long the rest of an escape sequence may take; a lone Escape is the key."""
+# In this order: the function keys of Linux's console, CSI and SS3 sequences, single characters.
+# Terminals send SS3 (ESC O) for cursor keys in application mode, which another program may have
+# left on.
 _KEY = re.compile(r"\x1b\[\[[A-E]|\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 _INCOMPLETE = re.compile(r"\x1b(\[\[?[0-9;]*|O)?\Z")
 _NAMES = {
@@ -36,7 +39,7 @@ _NAMES = {
     "\n": "enter",
     "\x7f": "backspace",
     "\x08": "backspace",
-    "\x04": "q",
+    "\x04": "q",  # Ctrl-D is no end of file in cbreak mode
 }
 
 

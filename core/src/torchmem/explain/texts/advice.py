@@ -18,11 +18,6 @@ from torchmem.sample.remedy_words import REMEDY_WORDS, RemedyKind
 MAX_REMEDIES = 4
 MIN_FRACTION = 0.1
 """No engine starts with a smaller share of the GPU."""
-REFUSED = (
-    "Try again: another process may have freed memory just then. If it happens again, turn "
-    "expandable segments off, as the driver limits mappings (WSL, some virtual machines), and look "
-    "for a limit on locked or virtual memory (ulimit -l, ulimit -v)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +56,7 @@ _KINDS: Mapping[TextCause, tuple[RemedyKind, ...]] = {
     "capacity": ("smaller_batch", "recompute", "shard_if_large"),
     "fragmentation": ("expandable_segments",),
     "limit": ("raised_limit",),
+    "refused": ("driver_limit",),
     "external": ("find_processes", "other_gpu"),
     "pending": ("repeat",),
     "library": ("cache_for_libraries", "room_for_libraries"),
@@ -98,9 +94,7 @@ def advice(message: Message, judged: Judged) -> tuple[Remedy, ...]:
 
 
 def _general(cause: TextCause | None) -> Iterator[Remedy]:
-    if cause == "refused":
-        yield Remedy(None, f"{REFUSED}.")
-    elif cause is not None:
+    if cause is not None:
         yield from (Remedy(kind, f"{REMEDY_WORDS[kind]}.") for kind in _KINDS[cause])
 
 

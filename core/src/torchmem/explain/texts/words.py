@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from torchmem.allocator.sizes import format_size
-from torchmem.explain.headline import headline
+from torchmem.explain.headline import headline, refusal
 from torchmem.explain.oom_report import CAUSE_SUMMARIES, failure_reason
 from torchmem.explain.texts.formats import TextCause
 from torchmem.explain.texts.judgment import Judged
@@ -73,8 +73,7 @@ def _plain(judged: Judged) -> str:
 
 
 def _refused(numbers: Numbers, _: Judged) -> str:
-    asked, free = format_size(numbers.requested or 0), format_size(numbers.free or 0)
-    return f"The driver refused {asked}, although {free} was free"
+    return refusal(numbers.requested or 0, numbers.free or 0)
 
 
 def _external(_: Numbers, judged: Judged) -> str:

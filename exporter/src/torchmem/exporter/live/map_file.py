@@ -98,6 +98,7 @@ class MapFiles:
             raise ValueError(f"The file of the map {error}.") from error
         content = self._kept[rank.path][1]
         if isinstance(content, ValueError):
+            # Each time a kept exception is raised, its traceback would grow.
             raise content.with_traceback(None)
         return version, content
 

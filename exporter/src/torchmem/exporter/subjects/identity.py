@@ -38,6 +38,7 @@ def read_versions(nvml: NvmlLibrary) -> Versions:
         nvml=text(_version(nvml, "nvmlSystemGetNVMLVersion")),
         cuda=None if cuda is None else f"{cuda // 1000}.{cuda % 1000 // 10}",
         outdated_binding=nvml.outdated_binding,
+        platform="wsl" if nvml.is_wsl else None,
     )
 
 
@@ -142,6 +143,7 @@ def _version_facts(versions: Versions) -> dict[str, str]:
             "driver_version": versions.driver,
             "nvml_version": versions.nvml,
             "cuda_version": versions.cuda,
+            "platform": versions.platform,
         }
     )
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import Any
 
+from torchmem.explain.parts import MAX_GPU_BYTES
 from torchmem.exporter.gpus import GpuValue, series
 from torchmem.exporter.nvml import FUNCTION_NOT_FOUND, NOT_SUPPORTED, OTHER_VERSION, NvmlDevice
 from torchmem.metrics import catalog
 
-_MAX_BYTES = 1 << 50
-"""More than any GPU has, so a larger number is garbage."""
 _ROUNDING_BYTES = 1 << 20
 """What the parts may be more than the whole, where a driver counts them in pages."""
 _MEMORY_INFO = "nvmlDeviceGetMemoryInfo"
+_BAR1_INFO = "nvmlDeviceGetBAR1MemoryInfo"
 
 
 class ImpossibleMemoryError(ValueError):
@@ -36,11 +36,16 @@ class MemoryInfo(GpuValue):
     def __post_init__(self) -> None:
         parts = (self.used, self.free, self.reserved or 0)
         fits = sum(parts) <= self.total + _ROUNDING_BYTES
-        if min(parts) < 0 or not fits or self.total > _MAX_BYTES:
+        if min(parts) < 0 or not fits or self.total > MAX_GPU_BYTES:
             raise ImpossibleMemoryError(
                 f"{self.used} bytes used, {self.free} free and {self.reserved or 0} reserved of "
                 f"{self.total}"
             )
+
+    @property
+    def usable(self) -> int:
+        """Bytes that are not kept by the driver for itself."""
+        return self.total - (self.reserved or 0)
 
     @classmethod
     def read(cls, gpu: NvmlDevice) -> MemoryInfo | None:
@@ -92,10 +97,15 @@ class Bar1(GpuValue):
     @classmethod
     def read(cls, gpu: NvmlDevice) -> Bar1 | None:
         """Call nvmlDeviceGetBAR1MemoryInfo."""
-        info = gpu.call_seldom("nvmlDeviceGetBAR1MemoryInfo")
-        if info is None or not info.bar1Used <= info.bar1Total <= _MAX_BYTES:
+        info = gpu.call_seldom(_BAR1_INFO)
+        if info is None:
             return None
-        return cls(info.bar1Total, info.bar1Used)
+        total, used = info.bar1Total, info.bar1Used
+        if not used <= total <= MAX_GPU_BYTES:
+            text = f"{used} bytes used of {total}"
+            gpu.nvml.missing_values.note_impossible(_BAR1_INFO, text)
+            return None
+        return cls(total, used)
 
 
 def _memory_code(gpu: NvmlDevice) -> int:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import Metric
 
+from torchmem.allocator.outside_memory import is_limited, unbacked_bytes
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects import mig
@@ -37,11 +38,13 @@ class ProcessUse:
     used_bytes: of the process.
     free_bytes: of the device when its processes were listed; None if unknown.
     is_alone: whether NVML lists no other process on the device.
+    card_bytes: of the GPU, without what the driver keeps for itself; None if unknown.
     """
 
     used_bytes: int
     free_bytes: int | None
     is_alone: bool
+    card_bytes: int | None = None
 
     @property
     def available_bytes(self) -> int | None:
@@ -97,6 +100,7 @@ class _Row:
     labels: tuple[str, ...]
     outside: _Outside | None
     start: int | None
+    managed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,16 +110,32 @@ class OutsideBytes:
     by_process: the bytes outside the allocator; below zero, that many reserved bytes are not on
         the device.
     uses: what NVML reports of each process, by the device's UUID and the pid.
+    managed: managed memory that is on the device, which NVML counts to no process.
     """
 
     rows: Sequence[_Row] = ()
     by_process: Mapping[DeviceProcess, int] = field(default_factory=dict)
     uses: Mapping[tuple[str, int], ProcessUse] = field(default_factory=dict)
+    managed: Mapping[DeviceProcess, int] = field(default_factory=dict)
+
+    @property
+    def with_managed(self) -> Mapping[DeviceProcess, int]:
+        """The bytes outside the allocator by process, with managed memory."""
+        return {key: size + self.managed.get(key, 0) for key, size in self.by_process.items()}
+
+    @property
+    def held(self) -> Mapping[tuple[str, int], int]:
+        """NVML's bytes of each process, by the device's UUID and the pid."""
+        return {key: use.used_bytes for key, use in self.uses.items()}
 
 
 def outside_families(found: OutsideBytes, *, all_series: bool = True) -> Iterator[Metric]:
     """Yield the bytes outside the allocator by GPU and rank; with all series, also their times."""
-    known = [(row.labels, row.outside) for row in found.rows if row.outside]
+    known = [
+        (row.labels, replace(row.outside, size=row.outside.size + row.managed))
+        for row in found.rows
+        if row.outside
+    ]
     rows = [(labels, outside) for labels, outside in known if outside.timestamp]
     yield value_family(catalog.OUTSIDE_ALLOCATOR, rows, lambda outside: outside.size)
     if all_series:
@@ -163,16 +183,25 @@ class OutsideAllocator:
         self._occupants = (*earlier, _occupants_by_gpu(reading, now))[-_KEPT_SCRAPES:]
         rows: list[_Row] = []
         keys: set[DeviceProcess] = set()
+        unclaimed = {gpu.uuid: each.unattributed for gpu, each in reading.values(Processes)}
+        managed: dict[DeviceProcess, int] = {}
         for item, device, use in live_devices(published, uses):
             key = device.uuid or "", process_key(item.sample.process)
             keys.add(key)
-            outside = self._join(key, use, device, now, is_later=is_later) if use else None
+            if use is None:
+                outside = self._beyond(key, device)
+            else:
+                outside = self._join(key, use, device, now, is_later=is_later)
             before = [occupants.get(key[0]) for occupants in earlier]
             start = self._start(key, use, device, item.pid, before) if use else None
-            rows.append(_Row(item.view(indices).device_labels(device), outside, start))
+            if outside and device.managed_bytes and unclaimed.get(key[0]):
+                managed[key] = min(device.managed_bytes, unclaimed[key[0]] or 0)
+                unclaimed[key[0]] = (unclaimed[key[0]] or 0) - managed[key]
+            labels = item.view(indices).device_labels(device)
+            rows.append(_Row(labels, outside, start, managed.get(key, 0)))
         self._forget_all_but(keys, now)
         by_process = {key: held.size - held.unbacked for key, held in self._held.items()}
-        return OutsideBytes(rows, by_process, uses)
+        return OutsideBytes(rows, by_process, uses, managed)
 
     def _join(
         self,
@@ -207,6 +236,20 @@ class OutsideAllocator:
                 use.used_bytes, device.allocator.reserved_bytes.total
             )
         return self._held.get(key)
+
+    def _beyond(self, key: DeviceProcess, device: DeviceSample) -> _Outside | None:
+        """Return how many reserved bytes are not on the device at least, without NVML's bytes.
+
+        As under WSL, where Windows moves what does not fit to the host's memory.
+        """
+        unbacked = unbacked_bytes(device, device.driver_free_bytes)
+        known = self._held.get(key)
+        if unbacked is not None:
+            self._held[key] = _Outside(0, 0.0, unbacked)
+            return self._held[key]
+        if known is not None and not known.timestamp:
+            del self._held[key]
+        return None
 
     def _start(
         self,
@@ -252,7 +295,8 @@ def outside_bytes(use: ProcessUse, device: DeviceSample, before: _Scrape | None)
     assert device.allocator is not None  # noqa: S101 - checked by the caller
     outside_now = use.used_bytes - device.allocator.reserved_bytes.total
     taken_since = None
-    if use.free_bytes is not None and device.driver_free_bytes is not None:
+    is_limit = is_limited(device, use.card_bytes)
+    if use.free_bytes is not None and device.driver_free_bytes is not None and not is_limit:
         taken_since = device.driver_free_bytes - use.free_bytes
     if taken_since is not None and abs(taken_since) <= _SAME_BYTES:
         return outside_now
@@ -283,7 +327,7 @@ def start_bytes(
         if size is not None:
             return size
     available = use.available_bytes
-    if available is None or not use.is_alone:
+    if available is None or not use.is_alone or is_limited(device, use.card_bytes):
         return None
     if not _was_alone_since(first.timestamp, pid, available, earlier):
         return None
@@ -343,7 +387,7 @@ def uses_by_process(reading: Reading) -> Mapping[tuple[str, int], ProcessUse]:
     names = mig.mig_names(reading)
     uses: dict[tuple[str, int], ProcessUse] = {}
     for gpu, processes in reading.values(Processes):
-        rows = processes.plausible()
+        rows = processes.listed
         for row in rows:
             for name in (gpu.uuid,) if row.mig_uuid is None else names.get(row.mig_uuid, ()):
                 use = _use(row, rows, processes)
@@ -359,4 +403,5 @@ def _use(
     if row.used_bytes is None:
         return None
     is_alone = row.mig_uuid is None and len(rows) == 1
-    return ProcessUse(row.used_bytes, processes.free.get(row.mig_uuid), is_alone)
+    card = processes.memory.usable if processes.memory and row.mig_uuid is None else None
+    return ProcessUse(row.used_bytes, processes.free.get(row.mig_uuid), is_alone, card)

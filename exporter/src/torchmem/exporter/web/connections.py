@@ -196,6 +196,7 @@ class Connections:
         """
         for connection in list(self._open):
             connection.close_after_answer()
+        # In Python 3.10, this is not the built-in TimeoutError.
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wait_until_all_are_closed(), seconds)
         for connection in list(self._open):

@@ -19,10 +19,15 @@ _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
 _ANY = 0xFFFFFFFF
+# nlmsghdr: length, type, flags, sequence number, port. Then inet_diag_req_v2: family, protocol,
+# extensions, padding, states, and an inet_diag_sockid of both ports, both addresses, interface and
+# cookie.
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI")
 _PORTS = struct.Struct("!HH")
 _INTERFACE_AND_COOKIE = struct.Struct("=III")
+# inet_diag_msg: family, state, timer, retransmits, the 48 bytes of an inet_diag_sockid, expiry,
+# both queues, user ID, inode.
 _ANSWER = struct.Struct("=BBBB48xIIIII")
 _TCP_ESTABLISHED = 1
 

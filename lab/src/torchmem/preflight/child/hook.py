@@ -34,6 +34,7 @@ def begin() -> None:
     session = sdk.instrument(backend=backend)
     watcher = StepWatcher(backend, session, config)
     backend.on_init(watcher.cuda_initialized)
+    # First, because the watcher may end the process at this step.
     backend.on_step(watcher.marks.optimizer_stepped)
     backend.on_step(watcher.optimizer_stepped)
     session.lifetime.loop.after_step = watcher.step_called

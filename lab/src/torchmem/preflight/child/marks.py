@@ -160,6 +160,7 @@ class TraceMarks:
         """Yield the modules with their paths, and note the names when there are new ones."""
         if modules.version != self._version:
             self._version = modules.version
+            # By this clock it is always 0.0: names that come late would be missing in the result.
             names = ModuleNames(modules, clock=float)
             names.forget_modules()
             self._names.append(names)

@@ -55,6 +55,7 @@ def on_optimizer(callback: Callable[[bool], None]) -> None:
     """Run `callback` before each step of a torch.optim optimizer, with whether it has a closure."""
 
     def before(_: object, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        # PyTorch passes the optimizer, too, as the first argument (`profile_hook_step`).
         callback(any(callable(given) for given in (*arguments[1:2], keywords.get("closure"))))
 
     register_optimizer_step_pre_hook(before)

@@ -75,6 +75,7 @@ class RecordedHistory:
 
     def _read_facts(self, max_entries: int) -> dict[str, Any]:
         snapshot = self.backend.full_snapshot(traces=False)
+        # Before PyTorch 2.11, a snapshot has the entries of a recording that runs.
         snapshot = snapshot or self.backend.full_snapshot(traces=True) or {}
         return {
             "versions": dict(self.backend.versions()),

@@ -320,4 +320,5 @@ def _numbers(optimizer: Any) -> tuple[int, int, int]:
 
 def _sampled_parameters(optimizer: Any) -> Iterator[Any]:
     for group in _sampled(optimizer.param_groups):
+        # Of each group, the first and the last.
         yield from _sampled(group["params"])[:: SAMPLES - 1]

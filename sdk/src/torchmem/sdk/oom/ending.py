@@ -66,11 +66,12 @@ def library_oom(error: BaseException) -> LibraryOom | None:
 
     PyTorch's own OutOfMemoryError does not count: the allocator's observer reports it.
     """
+    links = [link for link in _chain(error) if not isinstance(link, KeyboardInterrupt)]
+    if is_oom(error) or not links:
+        return None  # without the import, which would change the exit code of a Ctrl-C, see `begin`
     from torchmem.explain.texts.exceptions import cause_of, unseen_oom
 
-    if is_oom(error):
-        return None
-    for link in _chain(error):
+    for link in links:
         text = _text(link)
         message = unseen_oom(text)
         if message:
@@ -93,6 +94,8 @@ def _is_pytorch_oom(error: BaseException) -> bool:
 
 
 def _is_unseen_oom(error: BaseException) -> bool:
+    if isinstance(error, KeyboardInterrupt):
+        return False  # without the import, as in `library_oom`
     from torchmem.explain.texts.exceptions import unseen_oom
 
     return unseen_oom(_text(error)) is not None
@@ -165,6 +168,7 @@ def last_error() -> BaseException | None:
     """
     if hasattr(sys, "ps1"):
         return None
+    # Python 3.12 and newer set `last_exc`.
     return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
 
@@ -242,6 +246,7 @@ class UncaughtErrors(Part):
         """Return how the process ends, with what is known of it: an exception that ends it."""
         if self._ending is None and error is not None:
             self._handle(error, ends_process=True)
+            # An uncaught one has reached `sys.excepthook`, see `_explain_below`.
             if not isinstance(error, SystemExit) and error is not last_error():
                 self.is_explained = self._explain(error)
         if self._ending is None:

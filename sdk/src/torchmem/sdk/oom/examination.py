@@ -5,6 +5,7 @@ This runs inside the allocator's OOM observer.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -32,6 +33,7 @@ from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, OomObse
 from torchmem.sdk.oom.ending import LibraryOom
 from torchmem.sdk.part import Part
 from torchmem.sdk.reading.device import DeviceRecord
+from torchmem.sdk.reading.managed import managed_bytes
 from torchmem.sdk.reading.recorder import Recorder
 from torchmem.sdk.safety.errors import Stage
 
@@ -271,6 +273,8 @@ def _evidence(
         cached_free=layout.free_bytes if layout else unused,
         reserved=reserved,
         total=record.device.total_bytes,
+        shares_host_memory=record.device.shares_host_memory,
+        managed=managed_bytes(sys.modules).get(record.device.index, 0),
         private_free=layout.private_free_bytes if layout else 0,
         large_segment=config.large_segment_size,
         communicators=record.communicators,

@@ -30,6 +30,7 @@ OBJECTS_PER_CHECK = 1000
 StorageOf = Callable[[object], "tuple[int, int] | None"]
 """Returns the identity and the bytes of a tensor's storage; None for other objects."""
 
+# Past a metaclass of the script, which may define these names.
 _module_of = type.__dict__["__module__"].__get__
 _name_of = type.__dict__["__name__"].__get__
 

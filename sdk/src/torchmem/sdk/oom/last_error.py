@@ -30,6 +30,7 @@ def kept_by_last_error(storage_of: StorageOf) -> int:
     for value in islice(_values(), MAX_VALUES):
         if storage_of(value) is not None:
             found.setdefault(id(value), [value, 0])[1] += 1
+    # The variable of the loop would count as a reference.
     value = None
     nothing = [object(), 0]
     unshared = sys.getrefcount(nothing[0])

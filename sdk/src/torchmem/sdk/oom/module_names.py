@@ -185,6 +185,7 @@ def _names_at(code: CodeType, line: int) -> frozenset[str]:
     starts = {start: number for start, _, number in code.co_lines()}
     for instruction in dis.get_instructions(code):
         current = starts.get(instruction.offset, current)
+        # Python 3.12 has no LOAD_METHOD any longer.
         if current == line and instruction.opname in {"LOAD_ATTR", "LOAD_METHOD"}:
             names.add(str(instruction.argval))
     return frozenset(names)

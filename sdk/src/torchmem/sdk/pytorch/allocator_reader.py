@@ -136,5 +136,6 @@ def settings_text(settings: Mapping[str, Any]) -> dict[str, str]:
         f"{size}:{count}" for size, count in divisions.items() if count
     )
     parsed = parse_alloc_conf(flat.get(LAST_PARSED, ""))
+    # The snapshot has it in bytes, as max_split_size.
     parsed.pop("max_split_size_mb", None)
     return {name: text for name, text in (parsed | flat).items() if text}

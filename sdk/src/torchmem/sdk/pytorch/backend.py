@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ from torchmem.sample.sample import PinnedMemory
 from torchmem.sdk.pytorch.all_tensors import TensorWalk
 from torchmem.sdk.pytorch.allocator_reader import AllocatorReader
 from torchmem.sdk.pytorch.call_stack import backward_node
+from torchmem.sdk.pytorch.device_memory import FreeMemory
 from torchmem.sdk.pytorch.device_uuid import describe_device
 from torchmem.sdk.pytorch.dynamo import untraced
 from torchmem.sdk.pytorch.graph_captures import Captures
@@ -124,6 +126,7 @@ class TorchBackend:
         self._devices: dict[int, Device] = {}
         self._user_peaks: UserPeaks | None = None
         self._reader = AllocatorReader(torch, os.environ)
+        self._free = FreeMemory(torch)
         self._walk = TensorWalk(torch)
         self._observer_code: CodeType | None = None
         self._pending = PendingCalls(partial(untraced, torch))
@@ -174,8 +177,19 @@ class TorchBackend:
         return self._reader.segments()
 
     def free_bytes(self, device: int) -> int | None:
-        """Return the first value of `torch.cuda.mem_get_info` (cudaMemGetInfo)."""
-        return int(torch.cuda.mem_get_info(device)[0])
+        """Return the first value of `torch.cuda.mem_get_info` (cudaMemGetInfo), if it can be true.
+
+        On a device that shares the host's memory, what the host has available.
+        """
+        total, is_shared = self._memory_of(device)
+        return self._free.read(device, total, is_shared=is_shared)
+
+    def _memory_of(self, device: int) -> tuple[int, bool]:
+        """Return the bytes of a device, and whether they are the host's."""
+        known = self._devices.get(device)
+        if known is None or known.total_bytes is None:
+            return sys.maxsize, False
+        return known.total_bytes, known.shares_host_memory
 
     def pinned_memory(self) -> PinnedMemory | None:
         """Return `torch._C._cuda_hostMemoryStats()` (since 2.7); it makes no CUDA call.
@@ -237,6 +251,7 @@ class TorchBackend:
         The first snapshot with stacks imports torch._inductor, which torch.optim has mostly done
         (2.13, `py_symbolize`). Importing it here keeps that second out of the snapshots' account.
         """
+        # The module's `__getattr__` imports it (torch/__init__.py).
         getattr(torch, "_inductor", None)
         return self._reader.recording.start(
             "stacks", enabled="state", context="state", max_entries=1
@@ -417,12 +432,15 @@ class TorchBackend:
         """
 
         def observe(device: int, requested: int, limit: int, driver_free: int) -> None:
+            # A request of `hold` failed, not one of the script.
             if self._holding_thread == threading.get_ident():
                 return
             was_enabled = gc.isenabled()
             gc.disable()  # first of all: what a collection frees is to be seen as garbage
             try:
-                observer(device, requested, limit, driver_free)
+                total, is_shared = self._memory_of(device)
+                free = self._free.possible(driver_free, total, is_shared=is_shared)
+                observer(device, requested, limit, free)
             except BaseException as error:  # noqa: BLE001 - the observer counts its own errors
                 self._raise_after_oom(error, callback.__code__)
             finally:

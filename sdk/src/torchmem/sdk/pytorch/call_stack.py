@@ -98,6 +98,7 @@ def _walk(frame: FrameType | None) -> Iterator[_Entry]:
     for _ in range(MAX_WALKED_FRAMES):
         if frame is None:
             return
+        # Globals given to `exec` may be a subclass of dict with a `get` of its own.
         yield frame.f_code, frame.f_lineno, dict.get(frame.f_globals, "__name__")
         frame = frame.f_back
 
@@ -144,4 +145,5 @@ def _shortened(file: str) -> str:
     data = file.encode(errors="surrogatepass")
     if len(data) <= MAX_TEXT:
         return file
+    # The ellipsis has 3 bytes in UTF-8.
     return "…" + data[3 - MAX_TEXT :].decode(errors="ignore")

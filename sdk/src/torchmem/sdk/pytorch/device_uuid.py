@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchmem.allocator.backend import Device
+from torchmem.sdk.pytorch.device_memory import shares_host_memory, total_bytes
 from torchmem.sdk.safety.interruptions import ignore, is_interruption
 
 _UUID = r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
@@ -16,10 +17,11 @@ _MIG = rf"MIG-({_UUID}|GPU-{_UUID}/\d+/\d+)"
 
 
 def describe_device(torch: Any, index: int, environment: Mapping[str, str]) -> Device:
-    """Return name, UUID, and bytes of torch's device `index`, from its own properties."""
+    """Return name, UUID, and memory of torch's device `index`, on which there is a context."""
     properties = torch.cuda.get_device_properties(index)
     uuid = device_uuid(torch, index, properties, environment)
-    return Device(index, uuid, str(properties.name), int(properties.total_memory))
+    total = total_bytes(torch, index, properties)
+    return Device(index, uuid, str(properties.name), total, shares_host_memory(properties))
 
 
 def device_uuid(

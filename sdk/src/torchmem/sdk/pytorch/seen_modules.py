@@ -39,6 +39,7 @@ class SeenModules:
     def see(self, module: Any) -> None:
         """Remember a module, which may be under construction; callable in any thread."""
         known = self._known.get(id(module))
+        # A new module may have the id of one that is gone.
         if (known is None or known() is not module) and not self._is_full:
             self._known[id(module)] = ref(module)
             if len(self._known) >= self._most:
@@ -73,6 +74,7 @@ class SeenModules:
         return [value for value in _own_values(module, "_parameters") if value is not None]
 
     def _refs(self, values: Iterable[object]) -> list[ref[Any]]:
+        # `isinstance` would ask the object for its `__class__`, which the script may define.
         return [ref(value) for value in values if issubclass(type(value), self._type)]
 
 

@@ -219,6 +219,7 @@ class DeviceRecord:
             allocator=self.allocator,
             driver_free_bytes=self.driver_free,
             limit_bytes=self.limit,
+            shares_host_memory=device.shares_host_memory,
         )
 
     def end_window(self) -> int:

@@ -53,6 +53,7 @@ class Plan:
 
     def batch(self, size: float) -> None:
         """Note a batch. It is called in each step, and does little."""
+        # The usual int is only compared, below; a bool has another type.
         if type(size) is not int and not self._is_size(size):
             return
         if self._size < size < MAX_SIZE:
