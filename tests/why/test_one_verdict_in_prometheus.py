@@ -35,15 +35,14 @@ TRAINING = "training-memory: Ranks with the least headroom"
 pytestmark = pytest.mark.stack
 
 STARTED = time.time()
-DURATIONS = ("fragmentation_for", "near_capacity_for", "library_memory_for", "leak_for")
+DURATIONS = ("fragmentation_for", "near_capacity_for", "leak_for")
 ALERTS = {
     "fragmentation": "TorchmemFragmentationHigh",
     "leak": "TorchmemMemoryLeak",
     "capacity": "TorchmemNearCapacity",
     "external": "TorchmemNearCapacity",
-    "library": "TorchmemNoMemoryForLibraries",
 }
-"""The alerts that are the judgment of a living rank."""
+"""The alerts that are the judgment of a living rank, without one that needs half an hour."""
 
 
 def _words(shown: str) -> str:

@@ -242,6 +242,8 @@ TEXTS: Mapping[str, str] = {
     "owner": _owner(),
     "planned worth": prediction.planned_worth(),
     "prediction worth": prediction.worth(),
+    # How inference servers name their processes, of which the kernel keeps 15 characters.
+    "serving processes": "(?i)(vllm|sglang|triton|ollama|llama-server|text-generation|trtllm).*",
     "xid explanation": _xid_explanation(),
     **dict(_increases()),
     **dict(_threats()),
