@@ -240,6 +240,20 @@ GROWTH: list[Panel] = [
     )
     .no_value("NVML does not see these processes"),
     lines(
+        "NCCL by process group",
+        Query(
+            f"sum by (group, state) ({live(select(catalog.COMMUNICATOR))})", "{{group}}, {{state}}"
+        ),
+        Unit.BYTES,
+    )
+    .description(
+        "What do NCCL's communicators hold outside the allocator, over all ranks? Suspended memory "
+        "is not on the GPUs. NCCL counts since 2.29.7; estimated is what grew outside the "
+        "allocator when a communicator was created. Fewer groups, NCCL_BUFFSIZE and "
+        "NCCL_MAX_NCHANNELS lower it."
+    )
+    .no_value("No process groups of NCCL"),
+    lines(
         "Deviation from the usual",
         [
             Query(f"max({select(spec)})", name)

@@ -82,3 +82,14 @@ def test_blocks_of_other_devices_are_ignored() -> None:
     assert LargestFreeBlocks() == largest_free_blocks(
         [segment(0, "large", [(GIB, "inactive")], device=1)], 0, GIB, 0
     )
+
+
+def test_what_nccl_counts_is_not_of_other_processes() -> None:
+    """Communicators are subtracted from what others can hold, also beyond the usual allowance."""
+    outside = replace(FULL, reserved=60 * GIB, driver_free=0)
+    counted = replace(outside, communicators=10 * GIB)
+
+    assert outside.foreign(GIB, is_alone=True) == 19 * GIB
+    assert counted.foreign(GIB, is_alone=True) == counted.foreign(None, is_alone=False) == 9 * GIB
+    assert outside.foreign(GIB, is_alone=False) == 16 * GIB
+    assert counted.foreign(GIB, is_alone=False) == 9 * GIB

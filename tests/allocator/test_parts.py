@@ -18,6 +18,7 @@ from torchmem.explain.parts import (
     tensor_bytes,
 )
 from torchmem.exporter.subjects.memory import MemoryInfo
+from torchmem.sample.libraries import Communicator, RmmMemory
 from torchmem.sample.sample import Allocator, ByPool, DeviceSample
 
 GIB = 1 << 30
@@ -45,7 +46,10 @@ def test_parts_of_a_rank_add_up(device: DeviceSample, outside: int | None) -> No
 
     allocator = device.allocator
     reserved = plausible(allocator.reserved_bytes.total) if allocator else None
-    assert total(parts) == (0 if reserved is None else max(0, reserved + (outside or 0)))
+    if allocator is None and device.rmm and device.rmm.serves_pytorch:
+        assert total(parts) == device.rmm.held_bytes
+    else:
+        assert total(parts) == (0 if reserved is None else max(0, reserved + (outside or 0)))
     assert all(part.bytes > 0 for part in parts)
 
 
@@ -72,7 +76,11 @@ def test_parts_of_a_known_rank() -> None:
     assert parts["parameters"] == 8 * GIB
     assert parts["kv_cache"] == 2 * GIB
     assert parts["pending"] == GIB
-    assert parts["outside_allocator"] == GIB
+    assert (parts["communicators"], parts.get("rmm"), parts.get("outside_allocator")) == (
+        GIB,
+        None,
+        None,
+    )
     free = device.layout.stranded_bytes / device.layout.free_bytes
     assert abs(parts["stranded"] / (parts["stranded"] + parts["releasable"]) - free) < 1e-6
 
@@ -116,11 +124,43 @@ def test_tensors_in_the_middle_of_a_step() -> None:
     )
 
 
+def test_what_is_outside_is_divided_by_owner() -> None:
+    """NCCL's communicators are a part of what is outside, and never more than that is."""
+    nccl = {"tp": Communicator(GIB, GIB, GIB), "dp": Communicator(GIB // 2, is_counted=False)}
+    device = replace(
+        full_sample().devices[0], communicators=nccl, rmm=RmmMemory(GIB), components={}
+    )
+    parts = {part.name: part.bytes for part in rank_parts(device, 4 * GIB)}
+    fewer = {part.name: part.bytes for part in rank_parts(device, 3 * GIB)}
+
+    names = ("communicators", "rmm", "outside_allocator")
+    assert [parts.get(name) for name in names] == [5 * GIB // 2, GIB, GIB // 2]
+    assert [fewer.get(name) for name in names] == [5 * GIB // 2, GIB // 2, None]
+
+
+def test_memory_of_rmm_as_pytorchs_allocator() -> None:
+    """PyTorch has no statistics then, and the pool is all that is known of the rank."""
+    rmm = RmmMemory(6 * GIB, 2 * GIB, serves_pytorch=True)
+    device = replace(full_sample().devices[0], allocator=None, layout=None, rmm=rmm)
+
+    assert rank_parts(device, None) == (PartBytes("rmm", 6 * GIB),)
+    assert rank_parts(replace(device, rmm=replace(rmm, serves_pytorch=False)), None) == ()
+
+
+def test_without_nvml_nccl_is_still_known() -> None:
+    """A report says what NCCL holds of the bytes that are neither free nor PyTorch's."""
+    nccl = {"tp": Communicator(GIB, GIB)}
+    device = replace(full_sample().devices[0], communicators=nccl, rmm=None, components={})
+    parts = {part.name: part.bytes for part in device_parts(device, 10 * GIB)}
+
+    assert (parts["communicators"], parts["not_pytorch"]) == (2 * GIB, 8 * GIB - 2 * MIB)
+
+
 @given(devices)
 def test_tensors_are_the_parts_of_tensors(device: DeviceSample) -> None:
     """The bytes of tensors are those of the parts that neither wait for a stream nor are free."""
     parts = rank_parts(device, None)
-    others = {"pending", "stranded", "releasable", "private_pools", "cached", "outside_allocator"}
+    others = {"pending", "stranded", "releasable", "private_pools", "cached"}
 
     expected = total(tuple(part for part in parts if part.name not in others))
     assert tensor_bytes(device, None, parts) == (None if device.allocator is None else expected)
@@ -189,4 +229,5 @@ def test_a_report_has_the_parts_of_the_page(device: DeviceSample, free: int) -> 
     if whole:
         assert device.total_bytes == total(whole)
     if whole and total(held) <= (device.total_bytes or 0):
-        assert [part for part in whole if part.name not in {"not_pytorch", "free"}] == list(held)
+        outside = {"not_pytorch", "communicators", "rmm", "free"}
+        assert [part for part in whole if part.name not in outside] == list(held)

@@ -16,6 +16,7 @@ from torchmem.explain.oom_report import OomReport, failure_reason
 from torchmem.explain.remedies import SETTING_REMEDIES, conf_variable, remedies
 from torchmem.explain.verdict import Verdict
 from torchmem.sample.engine import Engine
+from torchmem.sample.libraries import Communicator
 from torchmem.sample.remedy_words import REMEDY_WORDS
 from torchmem.sample.run_history import RunHistory
 
@@ -224,6 +225,37 @@ def test_a_trainer_with_an_engine_is_told_about_training() -> None:
     texts = " ".join(remedy.text for remedy in remedies(replace(CAPACITY, device=device)))
 
     assert "kv-cache-memory" not in texts
+
+
+def test_communicators_that_hold_much_are_named() -> None:
+    """Where NCCL holds a twentieth of the GPU, its groups and settings follow the other advice."""
+    gib = 1 << 30
+    total = CAPACITY.device.total_bytes or 0
+    groups = {"tp": Communicator(gib, 3 * gib), "dp": Communicator(gib, gib)}
+    found = remedies(replace(CAPACITY, device=replace(CAPACITY.device, communicators=groups)))
+    few = {"tp": Communicator(total // 50)}
+
+    assert found[0].kind == remedies(CAPACITY)[0].kind
+    assert found[-1].kind == "fewer_communicators"
+    assert "2 process groups, the largest tp with 4.00 GiB" in found[-1].text
+    assert "NCCL_BUFFSIZE" in found[-1].lines[0]
+    small = replace(CAPACITY, device=replace(CAPACITY.device, communicators=few))
+    assert remedies(small) == remedies(CAPACITY)
+
+
+def test_idle_communicators_that_would_have_made_room_come_first() -> None:
+    """What NCCL gives back while nothing runs is a cure if it is more than the request."""
+    gib, now = 1 << 30, CAPACITY.timestamp
+    oom = replace(CAPACITY.oom, requested_bytes=gib)
+    idle = {"tp": Communicator(gib, 6 * gib, idle_since=now - 720)}
+    used = {"tp": Communicator(gib, 6 * gib, idle_since=now - 10)}
+
+    def kinds(groups: dict[str, Communicator]) -> list[str | None]:
+        device = replace(CAPACITY.device, communicators=groups)
+        return [each.kind for each in remedies(replace(CAPACITY, oom=oom, device=device))]
+
+    assert kinds(idle)[0] == "suspend_communicators"
+    assert "suspend_communicators" not in kinds(used)
 
 
 @pytest.mark.parametrize(("is_shared", "kind"), [(False, "driver_limit"), (True, "page_cache")])

@@ -106,6 +106,11 @@ EXAMPLES: dict[str, Callable[[Call], Call] | None] = {
     "torch._C._dynamo.eval_frame.skip_code": lambda call: lambda: call(function.__code__),
     "torch._C._dynamo.eval_frame.set_eval_frame": lambda call: lambda: call(call(None)),
     "torch._C.DisableTorchFunction": entered,
+    # These need process groups, see test_communicators.py.
+    "torch.distributed.distributed_c10d._world": None,
+    "torch.distributed.ProcessGroup._get_backend": None,
+    "torch.distributed.ProcessGroupNCCL._is_initialized": None,
+    "torch.distributed.ProcessGroupNCCL._get_sequence_number_for_group": None,
     "torch.cuda._lazy_call": lambda call: lambda: call(function),
     "torch.cuda._raw_device_uuid_nvml": plain,
     "torch.cuda._get_nvml_device_index": lambda call: lambda: call(0),

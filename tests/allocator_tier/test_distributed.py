@@ -321,3 +321,27 @@ print(values.tolist())
 """
     completed = run_on_phantom("-c", script, memory="4GB", state=tmp_path / "state", environment={})
     assert completed.stdout == "[3, 4] [4] 3\n[0, 0]\n", completed.stderr
+
+
+def test_the_estimate_of_nccl_is_told_by_process_group(tmp_path: Path) -> None:
+    """What NCCL takes is a part of what is outside PyTorch, by the names that a live run has."""
+    path = tmp_path / "script.py"
+    path.write_text(
+        textwrap.dedent("""
+            import torch, torch.distributed as dist
+            dist.init_process_group("nccl")
+            model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for _ in range(3):
+                model(torch.ones(1, 8, device="cuda")).sum().backward()
+                optimizer.step()
+        """)
+    )
+    result = preflight((*torch_server().python(), str(path)), Placement(0, 8, 8))
+    (device,) = result.devices
+
+    major, minor = (int(number) for number in result.torch_version.split(".")[:2])
+    if (major, minor) < (2, 12):
+        pytest.skip("this PyTorch does not hand on what NCCL counts")
+    assert device.communicators == (("default_pg", (196 + 336) * MIB),)
+    assert device.communicators[0][1] < device.outside

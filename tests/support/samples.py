@@ -8,6 +8,7 @@ from typing import Any, get_args
 from hypothesis import strategies as st
 
 from torchmem.sample.engine import MAX_RESIDUALS, Engine
+from torchmem.sample.libraries import Communicator, RmmMemory
 from torchmem.sample.release_tiers import TIERS
 from torchmem.sample.run_history import MAX_POINTS, Growth, GrowthKind, RunHistory
 from torchmem.sample.sample import (
@@ -136,6 +137,7 @@ counters = st.builds(
     ooms=_optional(st.dictionaries(st.sampled_from(OOM_CAUSES), count, max_size=4)),
 )
 releases = st.builds(Releases, count, size, seconds, st.booleans())
+communicators = st.builds(Communicator, size, size, size, st.booleans(), _optional(seconds))
 devices = st.builds(
     DeviceSample,
     index=st.integers(0, 15),
@@ -159,6 +161,8 @@ devices = st.builds(
     engine=_optional(engines),
     shares_host_memory=st.booleans(),
     managed_bytes=_optional(size),
+    communicators=st.dictionaries(text, communicators, max_size=3),
+    rmm=_optional(st.builds(RmmMemory, *[_optional(size)] * 3, st.booleans())),
 ).map(_possible)
 processes = st.builds(
     Process,
@@ -302,6 +306,12 @@ def full_sample(rank: int = 0, pid: int = 4242, uuid: str = UUID, run: str = "ni
             (gib, 2 * gib, 3 * gib, 4 * gib),
             gib,
         ),
+        communicators={
+            "default_pg": Communicator(gib // 8, gib // 2, idle_since=1_700_000_180.0),
+            "tp": Communicator(gib // 8, 0, gib // 2),
+            "dp": Communicator(gib // 4, is_counted=False),
+        },
+        rmm=RmmMemory(2 * gib, gib, 3 * gib // 2),
     )
     process = Process(
         pid=pid,

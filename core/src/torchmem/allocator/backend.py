@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import ref
 
 from torchmem.allocator.snapshot import NestedStats, SegmentInfo
-from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.sample.sample import PinnedMemory
+
+if TYPE_CHECKING:
+    from torchmem.allocator.process_groups import ProcessGroup
+    from torchmem.allocator.tensor_groups import TensorGroup
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
@@ -149,6 +152,10 @@ class Backend(Protocol):
     def world(self) -> tuple[int, int] | None:
         """Return the rank and the world size in torch.distributed; None without a process group."""
         return None
+
+    def process_groups(self) -> Iterable[ProcessGroup]:
+        """Return the process groups whose communicators use this backend's devices."""
+        return ()
 
     def history_enabled(self) -> bool | None:
         """Return whether memory history is being recorded; None if this is unsupported."""

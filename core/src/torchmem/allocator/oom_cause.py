@@ -36,6 +36,7 @@ class OomEvidence:
         total: memory of the device; None if unknown.
         private_free: free bytes in the pools of CUDA graphs and MemPools.
         large_segment: size of the segment for requests of 1 to 10 MiB.
+        communicators: what NCCL counts of this process's communicators, 0 if it does not.
         shares_host_memory: whether the memory is the host's, which holds what else is in use.
         managed: managed memory of this process, which may be on the device.
     """
@@ -48,6 +49,7 @@ class OomEvidence:
     total: int | None
     private_free: int = 0
     large_segment: int = LARGE_BUFFER
+    communicators: int = 0
     shares_host_memory: bool = False
     managed: int = 0
 
@@ -71,13 +73,16 @@ class OomEvidence:
         """Return the least that other processes hold.
 
         `at_start` is what was outside the allocator at the first read, None if unknown. Later bytes
-        may belong to this process's own communicators, up to an allowance, unless it `is_alone`.
+        may belong to this process's own communicators: what NCCL counts, or up to an allowance,
+        unless it `is_alone`.
         """
+        outside = max(0, self.outside - self.communicators)
         if at_start is None:
-            return max(0, self.outside - CONTEXT_ALLOWANCE_BYTES)
+            return max(0, outside - CONTEXT_ALLOWANCE_BYTES)
         if is_alone:
-            return max(0, self.outside - min(at_start, CONTEXT_ALLOWANCE_BYTES))
-        at_start, own = min(at_start, self.outside), COMMUNICATORS_ALLOWANCE_BYTES
+            return max(0, outside - min(at_start, CONTEXT_ALLOWANCE_BYTES))
+        own = max(COMMUNICATORS_ALLOWANCE_BYTES, CONTEXT_ALLOWANCE_BYTES + self.communicators)
+        at_start = min(at_start, outside)
         return max(0, at_start - CONTEXT_ALLOWANCE_BYTES, self.outside - own)
 
     @property

@@ -15,6 +15,7 @@ from typing import Protocol
 from torchmem.allocator.outside_memory import outside_bytes
 from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import COMPONENTS, PARTS
+from torchmem.sample.libraries import held_bytes
 from torchmem.sample.sample import ASLEEP, PASSING, Allocator, ByPool, DeviceSample, Layout
 
 MAX_GPU_BYTES = 1 << 50
@@ -78,6 +79,8 @@ _GROUP_OF = {
     "cached": "releasable",
     "private_pools": "releasable",
     "outside_allocator": "outside_allocator",
+    "communicators": "outside_allocator",
+    "rmm": "outside_allocator",
     "other_processes": "other_processes",
     "not_pytorch": "other_processes",
     "driver": "other_processes",
@@ -101,6 +104,8 @@ _ORDER = (
     "private_pools",
     "cached",
     "outside_allocator",
+    "communicators",
+    "rmm",
     "other_processes",
     "not_pytorch",
     "driver",
@@ -120,7 +125,15 @@ LEGEND = tuple(
 """All parts in drawing order."""
 
 _DRAWN = {name: place for place, name in enumerate(_ORDER)}
-_SHRUNK_FIRST = ("outside_allocator", "releasable", "cached", "private_pools", "stranded")
+_SHRUNK_FIRST = (
+    "outside_allocator",
+    "rmm",
+    "communicators",
+    "releasable",
+    "cached",
+    "private_pools",
+    "stranded",
+)
 _SHRUNK = {
     name: place for place, name in enumerate(dict.fromkeys((*_SHRUNK_FIRST, *reversed(_ORDER))))
 }
@@ -140,6 +153,8 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[PartBytes, ..
         device = _awake(device, asleep)
         outside = None if outside is None else outside + asleep
     allocator, reserved = device.allocator, _reserved(device)
+    if allocator is None and device.rmm and device.rmm.serves_pytorch:
+        return (PartBytes("rmm", device.rmm.held_bytes),) if device.rmm.held_bytes else ()
     if allocator is None or reserved is None:
         return ()
     if outside is not None and outside < 0:
@@ -148,9 +163,21 @@ def rank_parts(device: DeviceSample, outside: int | None) -> tuple[PartBytes, ..
     cache = _cache(allocator, device.layout, reserved)
     in_use = reserved - sum(part.bytes for part in cache)
     parts = _fitted([*_in_use(device, allocator, in_use), *cache], reserved)
-    if outside:
-        parts.append(PartBytes("outside_allocator", outside))
-    return tuple(part for part in parts if part.bytes)
+    return tuple(part for part in (*parts, *_outside(device, outside or 0)) if part.bytes)
+
+
+def _outside(device: DeviceSample, outside: int) -> list[PartBytes]:
+    """Return what is outside the allocator by owner; what no library counts is the rest."""
+    counted = _counted(device)
+    found = _fitted([PartBytes(name, size) for name, size in counted.items()], outside)
+    rest = outside - sum(part.bytes for part in found)
+    return [PartBytes("outside_allocator", rest), *found]
+
+
+def _counted(device: DeviceSample) -> dict[str, int]:
+    """Return what libraries outside the allocator hold by their own count."""
+    rmm = device.rmm.held_bytes if device.rmm else 0
+    return {"communicators": held_bytes(device.communicators.values()), "rmm": rmm}
 
 
 def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartBytes, ...]:
@@ -160,10 +187,15 @@ def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartByt
     some reserved bytes are not on the device and it is unknown which. Where the device shares the
     host's memory, what is not PyTorch's is also what the host uses.
     """
-    is_known = device.shares_host_memory or outside_bytes(device, driver_free) is not None
+    outside = outside_bytes(device, driver_free)
+    is_known = device.shares_host_memory or outside is not None
     if device.total_bytes is None or driver_free is None or not is_known:
         return ()
-    return _whole(device.total_bytes, rank_parts(device, None), driver_free, None)
+    counted = min(outside or 0, sum(_counted(device).values()))
+    # `outside` is without what is asleep already, which the parts of a rank leave out themselves.
+    asleep = known_components(device).get(ASLEEP, 0)
+    held = rank_parts(device, counted - asleep if counted else None)
+    return _whole(device.total_bytes, held, driver_free, None)
 
 
 def known_components(device: DeviceSample) -> dict[str, int]:

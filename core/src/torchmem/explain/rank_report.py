@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from torchmem.allocator.outside_memory import outside_at_start, outside_bytes, unbacked_bytes
 from torchmem.allocator.settings import LAST_PARSED
 from torchmem.allocator.sizes import format_index, format_size
+from torchmem.explain.communicator_remedies import IDLE_SECONDS
 from torchmem.explain.engine_arguments import arguments_of
 from torchmem.explain.gpu_name import gpu_name
 from torchmem.explain.growth import room_left
 from torchmem.explain.headline import short_headline
 from torchmem.explain.oom_report import format_seconds
+from torchmem.sample.libraries import Communicator, held_bytes
 from torchmem.sample.sample import (
     Allocator,
     DeviceSample,
@@ -75,6 +77,8 @@ def rank_facts(sample: Sample, device: DeviceSample, now: float) -> tuple[Fact, 
         *memory_facts(device),
         *_engine(device),
         *_outside(device, now),
+        *_communicators(device, now),
+        *_rmm(device),
         *_cache(device, now),
         *_events(sample, device, now),
         *_host(sample, now),
@@ -173,6 +177,40 @@ def _outside(device: DeviceSample, now: float) -> Iterator[Fact]:
             f"{format_size(start)} at the first read, {_ago(first.timestamp, now)}; "
             f"{more if change else 'as much'} now, including other processes",
         )
+
+
+def _communicators(device: DeviceSample, now: float) -> Iterator[Fact]:
+    """Yield what NCCL holds by process group, the largest first."""
+    groups = device.communicators
+    if not groups:
+        return
+    names = sorted(groups, key=lambda name: -groups[name].held_bytes)
+    texts = [f"{name} {_communicator(groups[name], now)}" for name in names]
+    yield Fact("NCCL", f"{format_size(held_bytes(groups.values()))}: {', '.join(texts)}")
+
+
+def _rmm(device: DeviceSample) -> Iterator[Fact]:
+    """Yield what RAPIDS' memory manager tells."""
+    rmm = device.rmm
+    if rmm is None:
+        return
+    sizes = {"pool": rmm.pool_bytes, "in use": rmm.used_bytes, "at its peak": rmm.peak_bytes}
+    known = [f"{format_size(size)} {words}" for words, size in sizes.items() if size is not None]
+    whose = "PyTorch's allocator" if rmm.serves_pytorch else "beside PyTorch's allocator"
+    yield Fact("RMM", f"{', '.join(known)}; {whose}")
+
+
+def _communicator(each: Communicator, now: float) -> str:
+    if not each.is_counted:
+        return f"{format_size(each.held_bytes)} (what grew outside PyTorch when it was created)"
+    idle = now - each.idle_since if each.idle_since is not None else 0.0
+    notes = (
+        f"{format_size(each.suspendable_bytes)} can be suspended" * (each.suspendable_bytes > 0),
+        f"{format_size(each.suspended_bytes)} is suspended" * (each.suspended_bytes > 0),
+        f"no collective for {format_seconds(idle)}" * (idle >= IDLE_SECONDS),
+    )
+    known = ", ".join(filter(None, notes))
+    return f"{format_size(each.held_bytes)}{f' ({known})' if known else ''}"
 
 
 def _cache(device: DeviceSample, now: float) -> Iterator[Fact]:

@@ -12,9 +12,11 @@ import re
 import shlex
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from torchmem.allocator.settings import LAST_PARSED, format_alloc_conf, parse_alloc_conf
 from torchmem.allocator.sizes import MIB, format_size
+from torchmem.explain.communicator_remedies import communicator_remedies
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.remedy import Remedy, in_order
 from torchmem.explain.serving import engine_advice, serves
@@ -56,7 +58,8 @@ def remedies(report: OomReport, refuted: Container[str] = ()) -> tuple[Remedy, .
 
     `refuted` are allocator settings under which a replay of the same run fails too.
     """
-    return in_order(remedy for remedy in _all(report) if remedy.setting not in refuted)
+    found = chain(_all(report), communicator_remedies(report))
+    return in_order(remedy for remedy in found if remedy.setting not in refuted)
 
 
 def _all(report: OomReport) -> Iterator[Remedy]:

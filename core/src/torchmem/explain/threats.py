@@ -27,6 +27,7 @@ from torchmem.explain.threat_words import (
 )
 from torchmem.explain.thresholds import Limits
 from torchmem.explain.verdict import Gain, OnsetEvidence, Verdict
+from torchmem.sample.libraries import held_bytes
 from torchmem.sample.sample import (
     DeviceSample,
     Layout,
@@ -266,7 +267,8 @@ def _capacity(_: Sample, device: DeviceSample, limits: Limits) -> Iterator[Threa
     if device.shares_host_memory:
         return  # what the host has left is the threat
     outside = outside_bytes(device, device.driver_free_bytes) or 0
-    foreign = outside - (device.managed_bytes or 0) - CONTEXT_ALLOWANCE_BYTES
+    own = held_bytes(each for each in device.communicators.values() if each.is_counted)
+    foreign = outside - own - (device.managed_bytes or 0) - CONTEXT_ALLOWANCE_BYTES
     if foreign > 0 and not _is_below(foreign, limits.near_capacity_ratio, device):
         held = f", while {format_size(outside)} is held outside PyTorch's allocator"
         cause: OomCause = "external"

@@ -447,6 +447,24 @@ OUTSIDE_ALLOCATOR_START = _group.gauge(
     "second of the creation of the CUDA context; absent if the exporter cannot tell.",
 )
 
+_group = _Group("Outside PyTorch's allocator", DEVICE)
+COMMUNICATOR = _group.gauge(
+    "torchmem_communicator_bytes",
+    "Memory of NCCL's or RCCL's communicators by process group (its description, else its name): "
+    "persistent, suspendable, or suspended and so not on the device, as NCCL counts. Before NCCL "
+    "2.29.7 and PyTorch 2.12: estimated, the growth outside the allocator when they were created.",
+    "group",
+    "state",
+)
+RMM_POOL = _group.gauge(
+    "torchmem_rmm_pool_bytes", "Bytes that the pool of RAPIDS' memory manager (RMM) has taken."
+)
+RMM_USED = _group.gauge(
+    "torchmem_rmm_used_bytes",
+    "Bytes allocated from RMM, if the script counts them (rmm.statistics.enable_statistics).",
+)
+RMM_PEAK = _group.gauge("torchmem_rmm_peak_bytes", "The most of torchmem_rmm_used_bytes.")
+
 _NVML_DEVICES = "NVML: devices and memory"
 _group = _Group(_NVML_DEVICES)
 NVML_UP = _group.gauge(

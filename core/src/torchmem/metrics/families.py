@@ -233,6 +233,7 @@ def _families(views: Sequence[ProcessView], *, all_series: bool) -> Iterator[Met
     growths = [(labels, d.growth) for labels, d in devices if d.growth]
     yield keyed_family(catalog.GROWTH, growths, lambda growth: {growth.kind: growth.bytes_per_step})
     yield from _engine_families([(labels, d.engine) for labels, d in devices if d.engine])
+    yield from _library_families(devices)
     yield keyed_family(
         catalog.GROWTH_START, growths, lambda growth: {growth.kind: growth.since_step}
     )
@@ -257,6 +258,20 @@ def _engine_families(rows: Sequence[tuple[Labels, Engine]]) -> Iterator[Metric]:
     yield value_family(catalog.ENGINE_SLEEP_RESIDUAL, slept, lambda e: e.residual_bytes[-1])
     growth = [(labels, engine.residual_growth_bytes) for labels, engine in slept]
     yield value_family(catalog.ENGINE_SLEEP_RESIDUAL_GROWTH, growth, lambda known: known)
+
+
+def _library_families(rows: Sequence[tuple[Labels, DeviceSample]]) -> Iterator[Metric]:
+    communicators = [
+        ((*labels, group, state), size)
+        for labels, device in rows
+        for group, communicator in device.communicators.items()
+        for state, size in communicator.by_state().items()
+    ]
+    yield family(catalog.COMMUNICATOR, communicators)
+    rmm = [(labels, d.rmm) for labels, d in rows if d.rmm]
+    yield value_family(catalog.RMM_POOL, rmm, lambda memory: memory.pool_bytes)
+    yield value_family(catalog.RMM_USED, rmm, lambda memory: memory.used_bytes)
+    yield value_family(catalog.RMM_PEAK, rmm, lambda memory: memory.peak_bytes)
 
 
 def _about(oom: OomRecord) -> dict[str, str]:

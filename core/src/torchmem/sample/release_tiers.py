@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-ReleaseTier = Literal["hooks", "cache", "emergency", "neighbors", "request"]
+ReleaseTier = Literal["hooks", "cache", "emergency", "neighbors", "request", "communicators"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,8 @@ _DECLARED = (
     Tier("neighbors", calls_hooks=True, can_be_asked=True),
     # By `session.release()` and `torchmem release`.
     Tier("request", is_setting=False, calls_hooks=True, can_be_asked=True),
+    # By `session.suspend_communicators()`, in which all ranks take part.
+    Tier("communicators", is_setting=False),
 )
 TIERS = {tier.name: tier for tier in _DECLARED}
 SETTING_TIERS: dict[str, Tier] = {tier.name: tier for tier in _DECLARED if tier.is_setting}

@@ -39,6 +39,8 @@ RemedyKind = Literal[
     "stored_exceptions",
     "collect",
     "find_outside",
+    "fewer_communicators",
+    "suspend_communicators",
     "shape",
     "no_graphs",
     "checkpoint_on_host",
@@ -144,6 +146,14 @@ REMEDY_WORDS: Mapping[RemedyKind, str] = {
     "find_outside": (
         "Find out what took memory outside PyTorch's allocator: another process (nvidia-smi), NCCL "
         "communicators created in a loop, an inference engine"
+    ),
+    "fewer_communicators": (
+        "Create fewer process groups, or give NCCL smaller buffers (NCCL_BUFFSIZE) and fewer "
+        "channels (NCCL_MAX_NCHANNELS)"
+    ),
+    "suspend_communicators": (
+        "Suspend NCCL communicators while they are idle: session.suspend_communicators() on all "
+        "ranks"
     ),
     "shape": "Check the line that failed: a tensor of that size most likely has a wrong shape",
     "no_graphs": "If this is inference, do not record graphs: torch.no_grad()",

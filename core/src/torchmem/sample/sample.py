@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from torchmem.sample.engine import Engine, too_long
 from torchmem.sample.launch import is_launch
+from torchmem.sample.libraries import MAX_GROUPS, Communicator, RmmMemory
 from torchmem.sample.release_tiers import ReleaseTier
 from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.run_directory import MAX_SAMPLE_BYTES
@@ -260,6 +261,8 @@ class DeviceSample:
     `run_history` spans the whole run, and `growth` is what grows in it now, if anything does.
     `engine` is the inference engine in this process, None without one. `managed_bytes` is the
     managed memory of the process (cudaMallocManaged) for this device; None without any.
+    `communicators` holds NCCL's memory, outside the allocator, by process group; `rmm` that of
+    RAPIDS' memory manager.
     """
 
     index: int
@@ -283,6 +286,8 @@ class DeviceSample:
     run_history: RunHistory | None = None
     growth: Growth | None = None
     engine: Engine | None = None
+    communicators: dict[str, Communicator] = field(default_factory=dict)
+    rmm: RmmMemory | None = None
     shares_host_memory: bool = False
     managed_bytes: int | None = None
 
@@ -473,9 +478,8 @@ def _contradictions(value: object) -> Mapping[str, Any] | None:
 
 def _contradictions_of_device(device: DeviceSample) -> Mapping[str, Any]:
     """Return too many components, and free memory that the device does not have."""
-    names = ("components", "component_peaks")
     wrong: dict[str, Any] = {
-        name: {} for name in names if len(getattr(device, name)) > MAX_COMPONENTS
+        name: {} for name, most in _MOST.items() if len(getattr(device, name)) > most
     }
     total, free, first = device.total_bytes, device.driver_free_bytes, device.first_read
     if total is not None and free is not None and free > total:
@@ -483,6 +487,14 @@ def _contradictions_of_device(device: DeviceSample) -> Mapping[str, Any]:
     if total is not None and first is not None and first.driver_free_bytes > total:
         wrong["first_read"] = None
     return wrong
+
+
+_MOST = {
+    "components": MAX_COMPONENTS,
+    "component_peaks": MAX_COMPONENTS,
+    "communicators": MAX_GROUPS,
+}
+"""The most entries that the SDK publishes."""
 
 
 def _is_whole(value: Sample | Layout | RunHistory | Growth) -> bool:

@@ -145,6 +145,7 @@ def _device_figures(device: GpuMemory, result: RunResult) -> dict[str, str]:
         **in_phases,
         "peak reserved": format_size(device.peak_reserved),
         "outside PyTorch (estimate)": format_size(device.outside),
+        **{f"  NCCL, {group}": format_size(size) for group, size in device.communicators},
         **({} if result.ended == "oom" else {"headroom": format_size(device.headroom)}),
         "stranded at worst": format_size(device.stranded),
         f"growth per {step}": _growth(device, step),

@@ -63,7 +63,8 @@ class GpuMemory:
     PyTorch's statistics; with expandable segments, which these exclude, from the ends of the steps
     or an exact replay of the trace. phase_peaks: highest allocated bytes by phase. steps:
     one entry per step; the first is step 1. uses: what was allocated at the peak, which they add up
-    to; empty if that is unknown.
+    to; empty if that is unknown. communicators: what NCCL's communicators take of `outside`, by
+    process group, as the phantom GPU estimates it.
     """
 
     device: int
@@ -80,6 +81,7 @@ class GpuMemory:
     phase_peaks: tuple[tuple[Phase, int], ...]
     steps: tuple[StepMemory, ...]
     uses: tuple[Use, ...] = ()
+    communicators: tuple[tuple[str, int], ...] = ()
 
     @property
     def headroom(self) -> int:

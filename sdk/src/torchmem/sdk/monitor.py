@@ -307,7 +307,9 @@ class Monitor:
         """
         awaited: set[bool | None] = set()
         with self._errors.suppress("setup"):
-            if self.file and self._backend.is_initialized() and not self._ended:
+            # On a busy machine the first tick may come before all parts have begun.
+            has_begun = self.file and not self._to_begin
+            if has_begun and self._backend.is_initialized() and not self._ended:
                 self.measure()
                 self._call_each(self._parts.ticking, lambda part: awaited.add(part.at_tick()))
                 if self._parts.due_step < self._due_step:

@@ -20,10 +20,12 @@ from torchmem.sdk.oom.reports import OomReports
 from torchmem.sdk.part import Part
 from torchmem.sdk.publish.memory_map import MapPublisher
 from torchmem.sdk.publish.optional import OtlpOutput, OwnPort, TextfileOutput
+from torchmem.sdk.reading.communicators import CommunicatorReader
 from torchmem.sdk.reading.growth import GrowthJudge
 from torchmem.sdk.reading.host import HostReader
 from torchmem.sdk.reading.managed import ManagedMemory
 from torchmem.sdk.reading.plan import PlannedPeaks
+from torchmem.sdk.reading.rmm import RmmReader
 from torchmem.sdk.release.part import ReleasePart
 from torchmem.sdk.release.release import Release
 from torchmem.sdk.run_summaries import RunSummaries
@@ -36,6 +38,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     recorder, path = context.recorder, monitor.path
     history = RecordedHistory(backend, recorder.allocated_peaks)
     growth = GrowthJudge(recorder, settings.interval, lambda: monitor.has_ended)
+    communicators = CommunicatorReader(recorder)
     lines = LineHistory(settings, recorder, errors, context.cost, growth.judged)
     release = Release(
         recorder, errors, settings, context.phases.reset, context.hooks, context.engine
@@ -45,14 +48,12 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
         lines.stop()
         recorder.stop_recording()
 
-    def snapshot_after_release() -> None:
-        monitor.reader.snapshot_here()
-        monitor.measure()
-
     yield context.uncaught
     yield context.ooms
     yield context.phases
     yield HostReader(backend)
+    yield communicators
+    yield RmmReader(recorder)
     yield ManagedMemory()
     yield growth
     yield PlannedPeaks(context.plan, recorder)
@@ -65,7 +66,7 @@ def build(context: Context, monitor: Monitor) -> Iterator[Part]:
     if settings.history:
         monitor.on_early_read = errors.suppressing(lines.stage, lines.at_early_read)
         yield lines
-    context.release = ReleasePart(release, path, context.clock, snapshot_after_release)
+    context.release = _release(context, monitor, release, communicators)
     yield context.release
     yield Capture(history, path, errors, before_start=stop_own_recordings)
     yield from _outputs(context, monitor)
@@ -89,6 +90,20 @@ def _reports(context: Context, monitor: Monitor, lines: LineHistory) -> OomRepor
     if settings.note_on_oom:
         context.uncaught.explain(reports.note)
     return reports
+
+
+def _release(
+    context: Context, monitor: Monitor, release: Release, communicators: CommunicatorReader
+) -> ReleasePart:
+    """Return the part that releases memory, with what is read after it has."""
+
+    def snapshot_after_release() -> None:
+        monitor.reader.snapshot_here()
+        monitor.measure()
+
+    return ReleasePart(
+        release, monitor.path, context.clock, snapshot_after_release, communicators.read_now
+    )
 
 
 def _map(monitor: Monitor, errors: Errors, *, enabled: bool) -> Part:

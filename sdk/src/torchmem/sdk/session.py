@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -249,6 +249,26 @@ class Session:
         """
         release = self.lifetime.release
         return release.by_script(nbytes) if release else 0
+
+    def suspend_communicators(self, groups: Collection[str] | None = None) -> int:
+        """Give back what NCCL's communicators can spare while nothing uses them; return the bytes.
+
+        For phases without collectives, such as the rollout of RL. It is a collective itself: every
+        rank must call it with the same `groups` (descriptions or names; by default all of NCCL),
+        and `resume_communicators` before the next collective. Waits for the device. Counted as the
+        tier `communicators`. Needs PyTorch 2.12 and NCCL 2.29.7: without them, it logs that and
+        returns 0. Raises RuntimeError if NCCL fails.
+        """
+        release = self.lifetime.release
+        return release.suspend_communicators(groups) if release else 0
+
+    def resume_communicators(self, groups: Collection[str] | None = None) -> int:
+        """Take back what `suspend_communicators` gave, on every rank; return the bytes.
+
+        If the driver has less free, PyTorch's cache is emptied first.
+        """
+        release = self.lifetime.release
+        return release.resume_communicators(groups) if release else 0
 
     def close(self) -> None:
         """Publish the last state, marked as ended, and stop. Calling it again has no effect.

@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SUCCESS = 0, CUDA_ERROR = 1, INVALID_ARGUMENT = 4 }; /* ncclResult_t of nccl.h */
+enum { SUCCESS = 0, CUDA_ERROR = 1, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 }; /* ncclResult_t of nccl.h */
+enum { SUSPENDABLE = 0, SUSPENDED = 1, PERSISTENT = 2 };                       /* ncclCommMemStat_t */
 enum { NO_COLOR = -1, FIRST_OWN_OPERATOR = 5, VERSION_WITHOUT_NCCL = 22907 };
 
 int cudaMalloc(void **pointer, size_t size);
@@ -21,8 +22,8 @@ struct unique_id {
 
 struct communicator {
     int rank, ranks, device, peers;
-    bool ring;
-    uint64_t taken;
+    bool ring, suspended;
+    uint64_t taken, buffers; /* all bytes, and those of connections, which can be suspended */
 };
 
 #define MIB ((uint64_t)1 << 20)
@@ -67,7 +68,10 @@ static int take(struct communicator *comm, uint64_t bytes)
 
 static int connect_channels(struct communicator *comm, uint64_t channels)
 {
-    return take(comm, channel_bytes() * limited(channels));
+    uint64_t bytes = channel_bytes() * limited(channels);
+    int result = take(comm, bytes);
+    comm->buffers += result == SUCCESS ? bytes : 0;
+    return result;
 }
 
 static int init_channels(struct communicator *comm)
@@ -215,7 +219,7 @@ CALL(ncclCommGetUniqueId, struct communicator *comm, struct unique_id *id)
 CALL(ncclCommDestroy, struct communicator *comm)
 {
     if (comm)
-        process_give(gpu_of(comm->device), comm->taken);
+        process_give(gpu_of(comm->device), comm->taken - (comm->suspended ? comm->buffers : 0));
     free(comm);
     return SUCCESS;
 }
@@ -254,7 +258,29 @@ CALL(ncclCommGetAsyncError, const struct communicator *comm, int *error)
 
 CALL(ncclCommMemStats, const struct communicator *comm, int statistic, uint64_t *value)
 {
-    *value = statistic == 1 ? 0 : comm->taken; /* ncclStatGpuMemSuspended is a flag */
+    uint64_t persistent = comm->taken - comm->buffers;
+    *value = statistic == SUSPENDABLE  ? comm->buffers
+             : statistic == SUSPENDED  ? comm->suspended
+             : statistic == PERSISTENT ? persistent
+                                       : comm->taken;
+    return SUCCESS;
+}
+
+CALL(ncclCommSuspend, struct communicator *comm, int flags)
+{
+    (void)flags;
+    if (comm->suspended)
+        return INVALID_USAGE;
+    process_give(gpu_of(comm->device), comm->buffers);
+    comm->suspended = true;
+    return SUCCESS;
+}
+
+CALL(ncclCommResume, struct communicator *comm)
+{
+    if (comm->suspended && !process_take(gpu_of(comm->device), comm->buffers, gpu_bytes()))
+        return CUDA_ERROR;
+    comm->suspended = false;
     return SUCCESS;
 }
 
@@ -392,9 +418,7 @@ CALL(ncclRedOpCreatePreMulSum, int *operator)
 
 SUCCEED(ncclCommDeregister)
 SUCCEED(ncclCommFinalize)
-SUCCEED(ncclCommResume)
 SUCCEED(ncclCommRevoke)
-SUCCEED(ncclCommSuspend)
 SUCCEED(ncclCommWindowDeregister)
 SUCCEED(ncclGroupEnd)
 SUCCEED(ncclGroupStart)

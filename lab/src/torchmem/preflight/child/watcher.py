@@ -245,7 +245,18 @@ class StepWatcher:
         if not stats or total is None or free is None:
             return None
         outside = total - free - int(stats["reserved_bytes"]["all"]["current"])
-        return meter.memory(stats, total, outside)
+        return replace(
+            meter.memory(stats, total, outside), communicators=self._communicators(meter.device)
+        )
+
+    def _communicators(self, device: int) -> tuple[tuple[str, int], ...]:
+        """Return what NCCL counts, by process group; nothing before PyTorch 2.12."""
+        found = []
+        for group in self._backend.process_groups():
+            memory = group.memory() if group.is_ready and group.device == device else None
+            if memory is not None:
+                found.append((group.name, memory.persistent + memory.suspendable))
+        return tuple(found)
 
     def _with_uses(self, device: GpuMemory, snapshot: Mapping[str, Any] | None) -> GpuMemory:
         """Return the figures with what was allocated at the peak, if this process has the trace."""

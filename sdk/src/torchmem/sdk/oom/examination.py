@@ -277,4 +277,5 @@ def _evidence(
         managed=managed_bytes(sys.modules).get(record.device.index, 0),
         private_free=layout.private_free_bytes if layout else 0,
         large_segment=config.large_segment_size,
+        communicators=record.communicators,
     )

@@ -41,6 +41,7 @@ from torchmem.sdk.pytorch.device_memory import FreeMemory
 from torchmem.sdk.pytorch.device_uuid import describe_device
 from torchmem.sdk.pytorch.dynamo import untraced
 from torchmem.sdk.pytorch.graph_captures import Captures
+from torchmem.sdk.pytorch.process_groups import TorchProcessGroup, process_groups
 from torchmem.sdk.pytorch.seen_modules import SeenModules
 from torchmem.sdk.pytorch.storages import TensorReader
 from torchmem.sdk.pytorch.user_peaks import FlatMemoryModule, MemoryModule, UserPeaks
@@ -218,6 +219,13 @@ class TorchBackend:
             if distributed.is_available() and distributed.is_initialized():
                 return distributed.get_rank(), distributed.get_world_size()
         return None
+
+    def process_groups(self) -> Iterator[TorchProcessGroup]:
+        """Return the groups that NCCL or RCCL serves."""
+        if self.world() is None:
+            return iter(())
+        devices = self.devices()
+        return process_groups(torch, devices[0].index if len(devices) == 1 else None)
 
     def history_enabled(self) -> bool | None:
         """Return whether history is recorded; only the native allocator can record it."""

@@ -63,6 +63,7 @@ class DeviceRecord:
     """What is known about one device, updated at every read.
 
     Once `watched_peak` is 0, it becomes the highest peak of the allocated bytes in later reads.
+    `communicators` is what NCCL counts outside the allocator, in bytes.
     """
 
     def __init__(self, device: Device) -> None:
@@ -87,6 +88,7 @@ class DeviceRecord:
         self._flows = {name: MonotonicCounter() for name in ("allocated", "freed")}
         self._window_peak = 0
         self.watched_peak: int | None = None
+        self.communicators = 0
         self.run_history = RunHistoryRecorder()
         self._shown: tuple[Measurement | None, Flows | None] = None, None
 

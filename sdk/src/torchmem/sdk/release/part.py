@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from torchmem.sample.release_messages import MAX_WANTED_BYTES
@@ -15,6 +15,7 @@ from torchmem.sdk.part import Part, StepAction
 from torchmem.sdk.release.neighbors import Neighbors
 from torchmem.sdk.release.release import Release
 from torchmem.sdk.release.requests import ReleaseRequests
+from torchmem.sdk.release.suspension import Suspension
 from torchmem.sdk.safety.errors import Stage, log
 from torchmem.sdk.steps import StepClock
 
@@ -25,9 +26,17 @@ class ReleasePart(Part):
     stage: Stage = "release"
 
     def __init__(
-        self, release: Release, path: Path, clock: StepClock, after_release: Callable[[], None]
+        self,
+        release: Release,
+        path: Path,
+        clock: StepClock,
+        after_release: Callable[[], None],
+        read_communicators: Callable[[], None],
     ) -> None:
         """`path` is this process's sample file."""
+        self._suspension = Suspension(
+            release.backend, release.devices, self._make_own_room, read_communicators
+        )
         self._release = release
         self._requests = ReleaseRequests(path, release, release.errors)
         take = release.cache.take if release.has("neighbors") else None
@@ -119,6 +128,19 @@ class ReleasePart(Part):
 
     def _asleep_bytes(self, device: int | None) -> int:
         return self._release.asleep_bytes + self._neighbors.asleep_bytes(device)
+
+    def suspend_communicators(self, names: Collection[str] | None) -> int:
+        """Suspend, in the calling thread; return the bytes. Raise RuntimeError if NCCL fails."""
+        return self._suspension.suspend(names)
+
+    def resume_communicators(self, names: Collection[str] | None) -> int:
+        """Resume, likewise."""
+        return self._suspension.resume(names)
+
+    def _make_own_room(self, wanted: int, device: int) -> None:
+        free = self._release.backend.free_bytes(device)
+        if free is not None and free < wanted:
+            self.by_script(wanted - free)
 
     def make_room(self, wanted: int, seconds: float, device: int) -> None:
         """Make room at the driver before the engine of this process wakes up.

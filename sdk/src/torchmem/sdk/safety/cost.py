@@ -82,6 +82,8 @@ MAX_PAUSE_SECONDS = 600.0
 HEARTBEAT_SECONDS = 15.0
 # Pause between reads of host memory, which read several files of the kernel.
 HOST_READ_SECONDS = 15.0
+# Pause between reads of what NCCL's communicators hold, 2 us a group.
+COMMUNICATOR_READ_SECONDS = 60.0
 # Rendering a textfile takes milliseconds, and node_exporter is rarely scraped more often.
 TEXTFILE_SECONDS = 10.0
 
