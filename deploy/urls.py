@@ -6,7 +6,8 @@
     Repository = "https://git.example.org/torchmem"
     Documentation = "https://docs.example.org/torchmem"
 
-Without it, the files have no URL, and the alerts link to runbooks that Prometheus serves.
+Without it, the files have no URL, and the alerts link to runbooks that Prometheus serves; those for
+the Prometheus Operator, whose Prometheus serves none, have no such link.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ HELD = "Held: GPUs of ranks. "
 KINDS = (
     "Lost: ranks that waited for one that ran out of memory, or started again after it. Stranded: "
     "memory between tensors that no request fits into. Idle: memory held on a GPU without a kernel "
-    "for 10 minutes. Half of a GPU's memory for an hour is half a GPU-hour."
+    "for 10 minutes. Empty: given away by Slurm or the kubelet, without a process for 10 minutes. "
+    "Half of a GPU's memory for an hour is half a GPU-hour."
 )
 UNKNOWN = "–"
 NO_RULES = "No run, or the rules of this version are not loaded"
@@ -56,6 +57,7 @@ def _columns(labels: tuple[str, ...]) -> list[Column]:
         "Lost": recorded.RUN_LOST_GPUS,
         "Stranded": recorded.RUN_STRANDED_GPUS,
         "Idle": recorded.RUN_IDLE_GPUS,
+        "Empty": recorded.RUN_EMPTY_GPUS,
     }
     return [
         Column(heading, _by(labels, spec), unit=Unit.COUNT, decimals=2)

@@ -45,8 +45,9 @@ from dashboards.panels import (
     joined_table,
     stat_panel,
 )
-from dashboards.queries import GPU_NAMES, GPU_ROW, SICK_GPUS, live, row, select
+from dashboards.queries import GPU_NAMES, GPU_ROW, SICK_GPUS, append_matcher, live, row, select
 
+from torchmem.explain.thresholds import defaults
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import MetricSpec
 from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
@@ -213,16 +214,21 @@ def _errors() -> list[Column]:
     ]
 
 
+def _named_rows(expression: str, *labels: str) -> str:
+    """Return a value for each process on a GPU, with the GPU's name."""
+    return (
+        f"max by ({', '.join((*PROCESS_ROW, *labels, 'short_name'))}) ({expression} "
+        f"* on (instance, uuid) group_left (short_name) ({GPU_NAMES}))"
+    )
+
+
 def _processes() -> Panel:
     facts = row(PROCESS_ROW, _with_owner(value("process_info")), *PROCESS_FACTS)
     memory = row(PROCESS_ROW, select(catalog.NVML_PROCESS_MEMORY))
     # The rank and NVML are not read at the same moment: the lowest of a few scrapes fits best.
     outside = row(PROCESS_ROW, _of_any_rank(catalog.OUTSIDE_ALLOCATOR, over="$__rate_interval"))
     busy = row(PROCESS_ROW, value("process_utilization_ratio", engine="sm"))
-    named_rows = (
-        f"max by ({', '.join(PROCESS_ROW)}, short_name) ({memory} * on (instance, uuid) "
-        f"group_left (short_name) ({GPU_NAMES}))"
-    )
+    named_rows = _named_rows(memory)
     columns = [
         Column("GPU", named_rows, label="short_name", width=170),
         Column("Pid", label="pid", width=90),
@@ -249,6 +255,65 @@ def _processes() -> Panel:
     return table.height(9).min_width(80)
 
 
+DEAD, MISPLACED, EMPTY = "dead", "misplaced", "empty"
+WRONG_HOLDERS = {
+    DEAD: ("Process is gone", FAILED),
+    MISPLACED: ("Another rank's GPU", ATTENTION),
+    EMPTY: ("Given, no process", ATTENTION),
+}
+
+
+HOLDER_FACTS = ("user", "run", "launch", "rank")
+
+
+def _held_for_nothing() -> str:
+    """Return the memory of each GPU and process, with the label why."""
+    dead = append_matcher(value("process_info"), f'state="{DEAD}"')
+    held = (
+        f"{select(catalog.NVML_PROCESS_MEMORY)} * on (instance, uuid, pid) "
+        f"group_left ({', '.join(HOLDER_FACTS)}) {dead}"
+    )
+    misplaced = f'{catalog.MISPLACED.name}{{instance=~"$node", uuid=~"$gpu"}}'
+    seconds = defaults().values["gpu_assigned_empty_seconds"]
+    empty = (
+        f"{value('gpu_assignment_info')} * on (instance, uuid) group_left () "
+        f"({value('memory_used_bytes')} and on (instance, uuid) "
+        f"{value('gpu_assigned_empty_seconds')} >= {seconds})"
+    )
+    return " or ".join(
+        f'label_replace({expression}, "why", "{why}", "", "")'
+        for why, expression in ((DEAD, held), (MISPLACED, misplaced), (EMPTY, empty))
+    )
+
+
+def _wrong_holders() -> Panel:
+    labels = ("why", *HOLDER_FACTS, "slurm_job_id", "pod")
+    rows = _named_rows(f"({_held_for_nothing()})", *labels)
+    columns = [
+        Column("GPU", rows, label="short_name", width=170),
+        _words("Why", rows, WRONG_HOLDERS, label="why", width=160),
+        Column("Pid", label="pid", width=90),
+        Column("User", rows, label="user"),
+        Column("Run", rows, label="run", link=board.LINK_TO_RANK),
+        LAUNCH_OF_LINKS,
+        Column("Rank", rows, label="rank", width=60),
+        Column("Slurm job", rows, label="slurm_job_id"),
+        Column("Pod", rows, label="pod"),
+        Column("Memory", rows, unit=Unit.BYTES),
+    ]
+    table = joined_table(
+        "Held for nothing", columns, sort="Memory", descending=True, hidden=GPU_ROW
+    )
+    table.description(
+        "Who holds a GPU or its memory without need? Process is gone: NVML still counts memory of "
+        "a process that the node no longer has; end its children, or reset the GPU. Another "
+        "rank's GPU: the rank has a context on a GPU that is not its own; call "
+        "torch.cuda.set_device first. Given, no process: Slurm or the kubelet gave the GPU away "
+        "at least ten minutes ago, and nothing runs on it."
+    ).no_value("None, or the exporter does not see the node's processes")
+    return table.height(5).min_width(60)
+
+
 XID_MARK = board.Mark(
     "XID",
     f"1000 * {value('xid_last_timestamp_seconds')}",
@@ -267,7 +332,7 @@ BOARD = board.Board(
         board.Row("Which GPU needs attention?", [*NUMBERS, _gpus()]),
         board.Row("Who holds the memory?", [_processes()]),
         board.Row("Over time", OVER_TIME, collapsed=True),
-        board.Row("Memory", MEMORY, collapsed=True),
+        board.Row("Memory", [_wrong_holders(), *MEMORY], collapsed=True),
         board.Row("Utilization by unit", UTILIZATION, collapsed=True),
         board.Row("Clocks, throttling and limits", POWER_AND_CLOCKS, collapsed=True),
         board.Row("Errors", ERRORS, collapsed=True),

@@ -1,6 +1,19 @@
 // The generated rules and dashboards as a monitoring mixin.
-// For other thresholds, write prometheus/rules with `torchmem manifests rules`.
-local groups(files) = std.flatMap(function(file) std.parseYaml(file).groups, files);
+// For other thresholds and for links, write prometheus/rules with `torchmem manifests rules`.
+local opens(link) = !std.startsWith(link, '/') && !std.startsWith(link, '{{ $externalURL }}');
+// Only docker-compose.yml has a Prometheus that serves the runbooks: elsewhere, links are whole URLs or left out.
+local rule(each) = each {
+  [if 'annotations' in each then 'annotations']: {
+    [name]: each.annotations[name]
+    for name in std.objectFields(each.annotations)
+    if !std.endsWith(name, '_url') || opens(each.annotations[name])
+  },
+};
+local groups(files) = [
+  group { rules: [rule(each) for each in super.rules] }
+  for file in files
+  for group in std.parseYaml(file).groups
+];
 
 {
   prometheusAlerts+:: { groups+: groups([

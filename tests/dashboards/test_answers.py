@@ -16,9 +16,10 @@ from support.waiting import until
 
 # Together, these nodes report everything: NVLink and GPM, MIG instances, fans, retired pages.
 NODES = ("h100_busy", "mig", "rtx_4090", "v100_old_driver")
-# NVML or a running rank tells what is free on all nodes, no row failed, and counters of recorded
-# scrapes do not rise.
+# NVML or a running rank tells what is free on all nodes, no row failed, counters of recorded
+# scrapes do not rise, and all processes live and are on their own GPUs.
 NOT_REPORTED = {
+    "Held for nothing A",
     "Memory of the selected GPUs I",
     "Nodes by driver B",
     "Remapped rows and retired pages C",

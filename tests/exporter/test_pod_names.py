@@ -197,6 +197,22 @@ def test_the_kubelets_answer(tmp_path: Path) -> None:
     assert found == [assigned(TRAINER, GPU, OTHER_GPU)]
 
 
+def test_gpus_that_are_claimed_by_dra(tmp_path: Path) -> None:
+    """The names of NVIDIA's devices in a container's claims are read; those of others are not."""
+    pod_resources = pytest.importorskip("torchmem.exporter.pod_resources")
+    claims = [
+        (4, message((2, driver), (3, "node1"), (4, device)))
+        for driver, device in (("gpu.nvidia.com", "gpu-3"), ("nic.example.com", "gpu-4"))
+    ]
+    container = message((1, "trainer"), (5, message((2, "claim"), (3, "research"), *claims)))
+    answer = message((1, message((1, "gpt-0"), (2, "research"), (3, container))))
+    with kubelet(tmp_path / "kubelet.sock", answer):
+        (found,) = pod_resources.PodResources(tmp_path / "kubelet.sock", 60)()
+
+    assert (found.devices, found.claimed) == (frozenset(), {"gpu-3"})
+    assert found.whole_gpus({3: "GPU-a", 4: "GPU-b"}) == {"GPU-a"}
+
+
 @pytest.mark.parametrize("answer", [b"\xff\xff", RuntimeError("broken")])
 def test_a_kubelet_that_fails(
     tmp_path: Path, answer: bytes | Exception, caplog: pytest.LogCaptureFixture

@@ -46,20 +46,20 @@ def document(store: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def hours(bills: list[dict[str, Any]], name: str) -> dict[str, tuple[float, ...]]:
-    """Return held, lost, stranded and idle GPU-hours by run, user or team."""
-    kinds = ("used", "lost", "stranded", "idle")
+    """Return held, lost, stranded, idle and empty GPU-hours by run, user or team."""
+    kinds = ("used", "lost", "stranded", "idle", "empty")
     return {bill[name]: tuple(bill[kind] for kind in kinds) for bill in bills}
 
 
 @pytest.mark.stack
 def test_gpu_hours_are_exact_by_run_user_and_team(document: dict[str, Any]) -> None:
     """Each minute counts once, and all tables add up to the same total."""
-    gpt, probe = (38.5, 0.7, 1.0, 0.0), (24.0, 0.0, 2.0, 2.0)
+    gpt, probe = (38.5, 0.7, 1.0, 0.0, 0.0), (24.0, 0.0, 2.0, 2.0, 8.0)
 
     assert hours(document["by_run"], "run") == {"probe": probe, "gpt": gpt}
     assert hours(document["by_user"], "user") == {"leo": probe, "mia": gpt}
     assert hours(document["by_team"], "team") == {"speech": probe, "vision": gpt}
-    assert hours([document["total"]], "run") == {"": (62.5, 0.7, 3.0, 2.0)}
+    assert hours([document["total"]], "run") == {"": (62.5, 0.7, 3.0, 2.0, 8.0)}
     assert document["all_gpus"] == 8 * 72
     assert (document["idle_unattributed"], document["stranded_unattributed"]) == (3.0, 0.0)
 

@@ -64,6 +64,7 @@ def test_what_a_run_needs_is_that_of_its_user() -> None:
         none,
         none,
         none,
+        none,
         8.0,
         0.0,
         0.0,

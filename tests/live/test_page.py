@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -30,8 +31,10 @@ from torchmem.exporter.live.page import files
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import ExporterServer, serve
+from torchmem.exporter.subjects.dead_processes import MIN_SECONDS, DeadProcesses
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.node.published import Published
+from torchmem.sample.remedy_words import REMEDY_WORDS
 from torchmem.sample.run_directory import report_name
 from torchmem.sample.sample import Process
 from torchmem.simulator.gpu import GpuUse, SimulatedGpu
@@ -83,6 +86,21 @@ def test_a_rank_appears_changes_and_dies(page: Page, run_dir: Path) -> None:
         assert "died of an OutOfMemoryError" in page.evaluate(
             f"document.querySelector('{RANK}').textContent"
         )
+
+
+def test_who_holds_a_gpu_and_should_not(page: Page, run_dir: Path) -> None:
+    """A process that is gone is told above the GPU's bar, with what to do."""
+    simulated, moments = SimulatedNode(1), count(0.0, MIN_SECONDS)
+    nvml = FakeNvml(lambda: simulated.gpus(60.0, [{4_000_000: 61 * GIB}]))
+    dead = DeadProcesses(lambda _: True, lambda: next(moments))
+    exporter = Exporter(nvml, RunDirectory(run_dir), dead=dead)
+    with closing(exporter), closing(serve(exporter, port=0)) as server:
+        page.goto(server.url)
+        page.wait("document.querySelector('.gpu .why-line')?.textContent.includes('pid 4000000')")
+        text = page.evaluate("document.querySelector('.gpu .why-line').textContent")
+
+    told = "61.00 GiB is held by 1 process that is gone: pid 4000000."
+    assert text == f"{told}{REMEDY_WORDS['dead_processes']}."
 
 
 def test_the_bar_is_to_scale(page: Page, run_dir: Path) -> None:

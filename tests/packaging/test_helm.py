@@ -5,110 +5,48 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from deploy.helm.build import comments
+from support.helm_chart import CHART, IMAGE, ROOT, Values, documented, manifests, only, rendered
 from support.operator_objects import OPERATOR, kept
 from support.scrape_limits import NODE_LIMITS
 
 from torchmem.explain.thresholds import changed, defaults
 from torchmem.exporter.pod_names import CONTAINER_LOGS
 from torchmem.exporter.pod_resources import KUBELET_SOCKET
-from torchmem.manifests.render import render
+from torchmem.manifests.render import prometheus_rule
 
 helm = pytest.importorskip("helm_python", reason="Helm's engine has no package for this platform")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
-ROOT = Path(__file__).resolve().parents[2]
-CHART = ROOT / "deploy" / "helm" / "torchmem"
 VERSIONS = [f"1.{minor}" for minor in range(27, 38)]
-# In C, which is ten times as fast for the rules and dashboards.
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 PROBED = ("healthy", "ready")
 _INFO = 1  # such as a chart without an icon
 
-Values = Mapping[str, Any]
-Manifest = dict[str, Any]
-
-PROMETHEUS_STACK: Values = {
-    "podMonitor": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
-    "prometheusRule": {"enabled": True, "labels": {"release": "kube-prometheus-stack"}},
-    "dashboards": {"enabled": True, "annotations": {"grafana_folder": "GPUs"}},
-}
-GPU_OPERATOR: Values = {**PROMETHEUS_STACK, "podNames": {"enabled": True}}
-MIG: Values = {
-    "podNames": {"enabled": True, "kubeletSocket": True},
-    "extraEnv": [{"name": "NVIDIA_MIG_MONITOR_DEVICES", "value": "all"}],
-    "podSecurityContext": {"runAsNonRoot": False, "runAsUser": 0, "runAsGroup": 0},
-    "nodeSelector": {"nvidia.com/gpu.present": "true", "nvidia.com/mig.capable": "true"},
-}
-SHARED: Values = {
-    "podNames": {"enabled": True},
+DOCUMENTED = documented()
+PROMETHEUS_STACK = DOCUMENTED["kube-prometheus-stack and Grafana's sidecar"]
+MIG, LOCKED_DOWN = DOCUMENTED["MIG"], DOCUMENTED["locked down"]
+SERVICE_MONITOR: Values = {
     "serviceMonitor": {"enabled": True},
     "prometheusRule": {"enabled": True, "thresholds": {"stranded_bytes": "2GiB"}},
 }
-LOCKED_DOWN: Values = {
-    "hostPID": False,
-    "image": {"repository": "registry.example.com/exporter", "digest": f"sha256:{'5' * 64}"},
-    "imagePullSecrets": [{"name": "registry"}],
-    "webConfig": {"existingSecret": "torchmem-web", "tls": True},
-    "podMonitor": {
-        "enabled": True,
-        "endpoint": {
-            "basicAuth": {
-                "username": {"name": "torchmem-prometheus", "key": "user"},
-                "password": {"name": "torchmem-prometheus", "key": "password"},
-            },
-            "tlsConfig": {
-                "ca": {"secret": {"name": "torchmem-prometheus", "key": "ca.pem"}},
-                "serverName": "torchmem",
-            },
-        },
-    },
-    "networkPolicy": {"enabled": True},
-    "priorityClassName": "",
-}
-CONFIGURATIONS = {
-    "defaults": {},
-    "kube-prometheus-stack": PROMETHEUS_STACK,
-    "gpu-operator": GPU_OPERATOR,
-    "mig": MIG,
-    "shared": SHARED,
-    "locked-down": LOCKED_DOWN,
-}
+CONFIGURATIONS = {"defaults": {}, "serviceMonitor": SERVICE_MONITOR, **DOCUMENTED}
 
 
-@pytest.fixture(scope="module")
-def chart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The chart as it is packaged, loaded by Helm."""
-    archive = helm.package(CHART, destination=tmp_path_factory.mktemp("chart"))
-    with helm.Chart.load(archive) as loaded:
-        yield loaded
-
-
-def manifests(chart: Any, values: Values) -> dict[str, list[Manifest]]:
-    """Return the rendered manifests by kind."""
-    texts = chart.render(dict(values), name="torchmem", namespace="monitoring")
-    found: dict[str, list[Manifest]] = {}
-    for name, text in texts.items():
-        for manifest in yaml.load_all(text, LOADER) if name.endswith(".yaml") else ():
-            if manifest:
-                found.setdefault(manifest["kind"], []).append(manifest)
-    return found
-
-
-def only(chart: Any, kind: str, values: Values) -> Manifest:
-    """Return the only manifest of a kind."""
-    (manifest,) = manifests(chart, values)[kind]
-    return manifest
+def test_the_page_shows_six_configurations() -> None:
+    """Each set of values on the page is rendered here."""
+    assert len(DOCUMENTED) == 6
 
 
 @pytest.mark.parametrize(
     ("name", "version"),
     [(name, version) for name in CONFIGURATIONS for version in (VERSIONS[0], VERSIONS[-1])]
-    + [("gpu-operator", version) for version in VERSIONS[1:-1]],
+    + [("locked down", version) for version in VERSIONS[1:-1]],
 )
 def test_kubernetes_accepts_it(chart: Any, name: str, version: str) -> None:
     """Every built-in object satisfies the schemas of the supported versions of Kubernetes."""
@@ -155,17 +93,17 @@ def test_the_operator_refuses_a_mistake(
 @pytest.mark.parametrize("name", CONFIGURATIONS)
 def test_helm_finds_no_fault(name: str) -> None:
     """Helm's linter accepts the chart with these values."""
-    result = helm.lint(CHART, dict(CONFIGURATIONS[name]), strict=True, quiet=True)
+    result = helm.lint(CHART, {"image": IMAGE, **CONFIGURATIONS[name]}, strict=True, quiet=True)
 
     severe = [found for found in result["messages"] if found["severity"] > _INFO]
     assert (result["errors"], severe) == ([], [])
 
 
 def test_rules_are_the_shipped_ones(chart: Any) -> None:
-    """Without other thresholds, the PrometheusRule contains what prometheus/rules contains."""
+    """Without other thresholds, the PrometheusRule is that of `torchmem manifests rules`."""
     rule = only(chart, "PrometheusRule", {"prometheusRule": {"enabled": True}})
 
-    assert rule["spec"]["groups"] == groups(render(defaults()))
+    assert rule["spec"] == yaml.safe_load(prometheus_rule(defaults(), "any"))["spec"]
 
 
 THRESHOLDS = {
@@ -185,7 +123,8 @@ def test_thresholds_mean_the_same_as_in_a_file(chart: Any) -> None:
         chart, "PrometheusRule", {"prometheusRule": {"enabled": True, "thresholds": THRESHOLDS}}
     )
 
-    assert rule["spec"]["groups"] == groups(render(changed(THRESHOLDS, "the test")))
+    expected = prometheus_rule(changed(THRESHOLDS, "the test"), "any")
+    assert rule["spec"] == yaml.safe_load(expected)["spec"]
 
 
 def test_the_exporters_judge_by_the_thresholds_of_the_rules(chart: Any) -> None:
@@ -201,18 +140,28 @@ def test_the_exporters_judge_by_the_thresholds_of_the_rules(chart: Any) -> None:
     assert "thresholds" not in json.dumps(only(chart, "DaemonSet", {}))
 
 
-def groups(files: Mapping[str, str]) -> list[Any]:
-    """Return the groups of rules files, in the order of their names."""
-    return [group for _, text in sorted(files.items()) for group in yaml.safe_load(text)["groups"]]
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"prometheusRule": {"thresholds": {"stranded_byte": 1}}}, "stranded_byte is unknown"),
-        (
-            {"prometheusRule": {"thresholds": {"stranded_bytes": "2 GB"}}},
-            "give a size such as 1GiB",
+        ({"image": {}}, "Set image.repository, and image.tag or image.digest,"),
+        ({"image": {"repository": "registry.example.com/x"}}, "image.tag or image.digest"),
+        ({"image": {"tag": "v1"}}, "Set image.repository"),
+        ({"image": {**IMAGE, "digest": "sha256:5"}}, "both set"),
+        ({"podmonitor": {"enabled": True}}, "podmonitor"),
+        ({"nodeSelector": {"gpu": True}}, "nodeSelector"),
+        ({"podMonitor": {"endpoint": {"relabelings": []}}}, "relabelings"),
+        *(
+            ({"prometheusRule": {"thresholds": {name: value}}}, message)
+            for name, value, message in (
+                ("stranded_byte", 1, "stranded_byte"),
+                ("stranded_bytes", "2 GB", "give a size such as 1GiB"),
+                ("stranded_ratio", 5, "stranded_ratio"),
+                ("retries_per_minute", "2", "retries_per_minute"),
+                ("gpu_lost_for", "soon", "gpu_lost_for"),
+                ("gpu_ignored_xids", 13, "gpu_ignored_xids"),
+                ("runbooks_at", "/user/docs/runbooks", "runbooks_at"),
+                ("dashboards_at", "https://grafana.example.com/", "dashboards_at"),
+            )
         ),
         ({"podMonitor": {"enabled": True}, "serviceMonitor": {"enabled": True}}, "disable one"),
         ({"podMonitor": {"enable": True}}, "enable"),
@@ -225,7 +174,36 @@ def test_wrong_values_are_refused(chart: Any, values: Values, message: str) -> N
     """A misspelled value does not install something else than what was meant."""
     rule = {"enabled": True, **values.get("prometheusRule", {})}
     with pytest.raises(helm.HelmError, match=message):
-        chart.render({**values, "prometheusRule": rule}, name="torchmem", namespace="monitoring")
+        rendered(chart, {**values, "prometheusRule": rule})
+
+
+@pytest.mark.parametrize("path", sorted(comments()), ids=".".join)
+def test_a_misspelled_key_is_refused_at_every_level(chart: Any, path: tuple[str, ...]) -> None:
+    """No value can be misspelled without an error, and neither can the section that it is in."""
+    for depth in range(len(path)):
+        *sections, last = path[: depth + 1]
+        values: dict[str, Any] = {f"{last}x": {}}
+        for name in reversed(sections):
+            values = {name: values}
+        with pytest.raises(helm.HelmError, match=f"{last}x"):
+            rendered(chart, values)
+
+
+def test_a_chart_with_this_one_as_a_dependency(tmp_path: Path) -> None:
+    """The parent's `global` and the condition `torchmem.enabled` are no misspelled values."""
+    for folder in ("templates", "charts"):
+        (tmp_path / "parent" / folder).mkdir(parents=True)
+    helm.package(CHART, destination=tmp_path / "parent" / "charts")
+    dependency = {"name": "torchmem", "version": "0.1.0", "condition": "torchmem.enabled"}
+    parent = {"apiVersion": "v2", "name": "parent", "version": "1.0.0"}
+    (tmp_path / "parent" / "Chart.yaml").write_text(
+        json.dumps({**parent, "dependencies": [{**dependency, "repository": ""}]})
+    )
+    values = {"global": {"imageRegistry": "x"}, "torchmem": {"enabled": True, "image": IMAGE}}
+    with helm.Chart.load(tmp_path / "parent") as loaded:
+        texts = loaded.render(values, name="parent", namespace="monitoring")
+
+    assert "kind: DaemonSet" in texts["parent/charts/torchmem/templates/daemonset.yaml"]
 
 
 def test_every_value_is_documented() -> None:
@@ -238,7 +216,7 @@ def test_every_value_is_documented() -> None:
 def _undescribed(schema: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
     if "properties" not in schema and "description" not in schema:
         yield ".".join(path)
-    for name, inner in schema.get("properties", {}).items():
+    for name, inner in schema.get("properties", {}).items() if "description" not in schema else ():
         yield from _undescribed(inner, (*path, name))
 
 
@@ -256,6 +234,7 @@ def test_the_page_of_settings_lists_every_value() -> None:
 def _described(schema: Mapping[str, Any], value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if "description" in schema:
         yield name, value
+        return
     for key, inner in schema.get("properties", {}).items():
         yield from _described(inner, value[key], f"{name}.{key}".lstrip("."))
 
@@ -268,7 +247,7 @@ def test_selectors_find_the_pods(chart: Any) -> None:
     policy = only(chart, "NetworkPolicy", LOCKED_DOWN)["spec"]
     service = only(chart, "Service", {})
     pods = only(chart, "PodMonitor", PROMETHEUS_STACK)["spec"]
-    services = only(chart, "ServiceMonitor", SHARED)["spec"]
+    services = only(chart, "ServiceMonitor", SERVICE_MONITOR)["spec"]
 
     for selector in (
         daemonset["spec"]["selector"]["matchLabels"],
@@ -302,16 +281,36 @@ def test_job_and_instance_are_those_of_the_rules(chart: Any, kind: str) -> None:
         assert spec[re.sub("_[a-z]", lambda part: part[0][1].upper(), name)] == limit
 
 
-def test_every_dashboard_is_a_config_map(chart: Any) -> None:
-    """Each dashboard has its own ConfigMap, with the JSON of the repository."""
+@pytest.mark.parametrize("runbooks", [None, "https://docs.example.org/runbooks"])
+def test_every_dashboard_is_a_config_map(chart: Any, runbooks: str | None) -> None:
+    """Each dashboard has its own ConfigMap, with the JSON of the repository.
+
+    Only its links to runbooks differ: to those that are published, or none.
+    """
+    thresholds = {"thresholds": {"runbooks_at": runbooks}} if runbooks else {}
+    values = {"dashboards": {"enabled": True}, "prometheusRule": thresholds}
     found = {
-        name: text
-        for config_map in manifests(chart, PROMETHEUS_STACK)["ConfigMap"]
+        name: json.loads(text)
+        for config_map in manifests(chart, values)["ConfigMap"]
         for name, text in config_map["data"].items()
+        if name != "thresholds.yml"
     }
 
     assert found == {
-        path.name: path.read_text() for path in (ROOT / "dashboards" / "json").glob("*.json")
+        path.name: json.loads(path.read_text(), object_hook=partial(_linked, runbooks))
+        for path in (ROOT / "dashboards" / "json").glob("*.json")
+    }
+
+
+def _linked(runbooks: str | None, part: Any) -> Any:
+    """Return a part of a dashboard with links to these runbooks instead of Prometheus'."""
+    if part.get("title") == "Open the runbook":
+        return {**part, "url": f"{runbooks}/${{__value.raw}}.md"} if runbooks else None
+    return {
+        key: [each for each in value if each != {"id": "links", "value": [None]}]
+        if key == "properties"
+        else value
+        for key, value in part.items()
     }
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from support.kustomize import built
+from support.linked_rules import shipped_groups
 from support.operator_objects import OPERATOR, kept
 
 from torchmem.exporter.pod_names import CONTAINER_LOGS
@@ -18,9 +18,6 @@ from torchmem.exporter.pod_names import CONTAINER_LOGS
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 BASE, OVERLAY = FOLDER / "base", FOLDER / "overlays" / "gpu-operator"
-KUSTOMIZE = next(
-    (c for c in (["kustomize", "build"], ["kubectl", "kustomize"]) if shutil.which(c[0])), None
-)
 Manifest = dict[str, Any]
 
 
@@ -51,14 +48,11 @@ def kustomizations(folder: Path) -> Iterator[tuple[Path, Manifest]]:
 
 
 def test_the_rules_are_those_of_prometheus() -> None:
-    """The PrometheusRule contains the groups of prometheus/rules."""
+    """The PrometheusRule contains the groups of prometheus/rules, with links that open."""
     groups = manifest_of(FOLDER / "prometheus-operator" / "rules.yaml", "PrometheusRule")["spec"][
         "groups"
     ]
-    files = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
-    assert groups == [
-        group for file in files for group in yaml.safe_load(file.read_text())["groups"]
-    ]
+    assert groups == shipped_groups("*.yml")
 
 
 @pytest.mark.parametrize("folder", [BASE, OVERLAY], ids=lambda folder: folder.name)
@@ -233,15 +227,6 @@ def test_the_pod_monitor_finds_the_sidecar() -> None:
     replaced = {rule.get("targetLabel"): rule for rule in endpoint["relabelings"]}
     assert replaced["job"]["replacement"] not in {"torchmem", ""}
     assert replaced["instance"]["sourceLabels"] == ["__meta_kubernetes_pod_name"]
-
-
-def built(folder: Path) -> str:
-    """Return the output of kustomize for a folder."""
-    if KUSTOMIZE is None:
-        pytest.skip("needs kustomize or kubectl on PATH")
-    return subprocess.run(
-        [*KUSTOMIZE, str(folder)], capture_output=True, text=True, check=True
-    ).stdout
 
 
 @pytest.mark.parametrize(

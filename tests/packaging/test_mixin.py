@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from support.linked_rules import shipped_groups
 
 from torchmem.cli.main import main
 
@@ -17,9 +17,9 @@ gojsonnet = pytest.importorskip("_gojsonnet", reason="jsonnet has no package for
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def evaluated(expression: str) -> Any:
+def evaluated(expression: str, root: Path = ROOT) -> Any:
     """Evaluate an expression in which `mixin` is the mixin."""
-    file = ROOT / "deploy" / "mixin" / "mixin.libsonnet"
+    file = root / "deploy" / "mixin" / "mixin.libsonnet"
     return json.loads(
         gojsonnet.evaluate_snippet("test", f"local mixin = import '{file}'; {expression}")
     )
@@ -30,14 +30,11 @@ def evaluated(expression: str) -> Any:
     [("prometheusAlerts", "alerts-*.yml"), ("prometheusRules", "recording-*.yml")],
 )
 def test_the_rules_are_those_of_prometheus(field: str, files: str) -> None:
-    """The mixin has the groups of every rules file, alerts and recording rules apart."""
-    groups = [
-        group
-        for file in sorted((ROOT / "prometheus" / "rules").glob(files))
-        for group in yaml.safe_load(file.read_text())["groups"]
-    ]
+    """The mixin has the groups of every rules file, alerts and recording rules apart.
 
-    assert evaluated(f"mixin.{field}.groups") == groups
+    Links that its Prometheus does not serve are left out.
+    """
+    assert evaluated(f"mixin.{field}.groups") == shipped_groups(files)
 
 
 def test_the_dashboards_are_those_of_grafana() -> None:
@@ -48,6 +45,22 @@ def test_the_dashboards_are_those_of_grafana() -> None:
     }
 
     assert evaluated("mixin.grafanaDashboards") == expected
+
+
+def test_links_with_a_url_stay(tmp_path: Path) -> None:
+    """The rules that were written with the URLs of a Grafana and of runbooks keep their links."""
+    thresholds = tmp_path / "thresholds.yml"
+    thresholds.write_text("runbooks_at: https://docs.example.org/runbooks\n")
+    assert main(["manifests", "mixin", "--out", str(tmp_path)]) == 0
+    rules = ["manifests", "rules", "--thresholds", str(thresholds)]
+    assert main([*rules, "--out", str(tmp_path / "prometheus" / "rules")]) == 0
+    alerts = evaluated(
+        "[rule.annotations for group in mixin.prometheusAlerts.groups for rule in group.rules]",
+        tmp_path,
+    )
+
+    assert all(set(each) == {"summary", "description", "runbook_url"} for each in alerts)
+    assert all(each["runbook_url"].startswith("https://docs.example.org/") for each in alerts)
 
 
 def test_it_is_added_to_other_mixins() -> None:

@@ -170,3 +170,35 @@ def test_a_message_is_readable_in_a_chat(tmp_path: Path) -> None:
         "  Dashboard: /d/torchmem-training-memory?var-run=gpt\n"
         "- Resolved: gpt rank 2: the allocator flushes its cache 4.0 times a minute"
     )
+
+
+@pytest.mark.stack
+def test_a_message_without_links_has_no_empty_lines_for_them(tmp_path: Path) -> None:
+    """Rules for the Prometheus Operator may have no links."""
+    alert = DATA["alerts"][0]
+    texts = {name: text for name, text in alert["annotations"].items() if "_url" not in name}
+    data = {**DATA, "alerts": [{**alert, "annotations": texts}]}
+
+    assert _rendered("torchmem.text", data, tmp_path) == (
+        "- gpt rank 1: the allocator flushes its cache 4.0 times a minute\n  Use a smaller batch."
+    )
+
+
+@pytest.mark.stack
+def test_the_documented_route_takes_the_watchdogs(tmp_path: Path) -> None:
+    """The runbook's configuration of kube-prometheus-stack routes both watchdogs, and no others."""
+    page = (promql.ROOT / "docs" / "runbooks" / "TorchmemWatchdog.md").read_text()
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    configuration = yaml.safe_load(block)["alertmanager"]["config"]
+    configuration["route"]["routes"][0]["receiver"] = "service"
+    configuration["receivers"].append({"name": "service"})
+    file = tmp_path / "alertmanager.yml"
+    file.write_text(yaml.safe_dump(configuration))
+
+    assert [
+        subprocess.check_output(
+            ["amtool", "config", "routes", "test", f"--config.file={file}", f"alertname={name}"],
+            text=True,
+        ).strip()
+        for name in ("TorchmemWatchdog", "Watchdog", "TorchmemGpuLost")
+    ] == ["service", "service", "null"]

@@ -168,6 +168,40 @@ def test_one_file_has_the_rules_of_all(tmp_path: Path) -> None:
     assert rules("--check", tmp_path / "one" / "torchmem.yml").returncode == 0
 
 
+def test_a_prometheus_rule_has_links_that_open(file: Path, tmp_path: Path) -> None:
+    """With --prometheus-rule, the file is an object of the operator, and a link is a whole URL."""
+    file.write_text("dashboards_at: https://grafana.example.org\n")
+    place = tmp_path / "one" / "rules.yaml"
+    flags = ("--prometheus-rule", "monitoring", "--thresholds", file)
+    assert rules("--out", tmp_path / "rules").returncode == 0
+    assert rules(*flags, "--out", place).returncode == 0
+    rule = yaml.safe_load(place.read_text())
+
+    assert (rule["kind"], rule["metadata"]["namespace"]) == ("PrometheusRule", "monitoring")
+    names = {
+        name
+        for group in rule["spec"]["groups"]
+        for each in group["rules"]
+        for name in each.get("annotations", {})
+    }
+    assert names == {"summary", "description", "dashboard_url"}
+    assert "dashboard_url: https://grafana.example.org/d/torchmem-self" in place.read_text()
+    assert len(rule["spec"]["groups"]) == sum(
+        len(yaml.safe_load(path.read_text())["groups"]) for path in (tmp_path / "rules").iterdir()
+    )
+    assert rules(*flags, "--check", place).returncode == 0
+
+
+def test_a_prometheus_rule_is_one_file(tmp_path: Path) -> None:
+    """A folder as --out is refused, before anything is written."""
+    refused = rules("--prometheus-rule", "monitoring", "--out", tmp_path)
+
+    assert (refused.returncode, list(tmp_path.iterdir())) == (2, [])
+    assert refused.stderr == (
+        "torchmem: --prometheus-rule writes one file: give --out a name that ends in .yml.\n"
+    )
+
+
 def test_one_file_leaves_its_neighbors_alone(tmp_path: Path) -> None:
     """Writing or checking one file does not concern other rendered files of the folder."""
     assert rules("--out", tmp_path).returncode == 0

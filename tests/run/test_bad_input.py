@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.users import may_mount
 
@@ -145,6 +145,7 @@ def write_torch(folder: Path, name: str = "anything.py", text: str = ANYTHING) -
         path.write_text(content)
 
 
+@example("import torch", "raise KeyboardInterrupt", {})
 @given(st.sampled_from(IMPORTS), st.sampled_from(ENDS), st.sampled_from(ENVIRONMENTS))
 @settings(
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

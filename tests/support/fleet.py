@@ -27,12 +27,14 @@ OWNERS = {"gpt": {"user": "mia", "team": "vision"}, "probe": {"user": "leo", "te
 USED: Runs = {"gpt": [(0, 10, 2), (10, 10.5, 1), (11, 20, 2)], "probe": [(24, 48, 1)]}
 LOST: Runs = {"gpt": [(10, 10.5, 1), (11, 11.1, 2)]}
 STRANDED: Runs = {"gpt": [(12, 14, 0.5)], "probe": [(24, 32, 0.25)]}
+EMPTY: Runs = {"probe": [(60, 64, 2)]}
 IDLE: Runs = {"probe": [(40, 44, 0.5)]}
 GPUS = {
     "run:torchmem_gpus:count": USED,
     "run:torchmem_oom_lost_gpus:sum": LOST,
     "run:torchmem_stranded_gpus:sum": STRANDED,
     "run:nvml_idle_held_gpus:sum": IDLE,
+    "run:nvml_assigned_empty_gpus:sum": EMPTY,
 }
 CLUSTER: Runs = {
     "cluster:nvml_gpus:count": [(0, 72, 8)],

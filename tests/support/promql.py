@@ -39,8 +39,11 @@ FACTS = {
     "nvml_driver_info": {"driver_version", "nvml_version", "cuda_version", "platform"},
     "nvml_gpu_info": {"name", "pci_bus_id"},
     "nvml_mig_info": {"mig_uuid", "profile"},
+    "nvml_gpu_assignment_info": {
+        *("slurm_job_id", "user", "account", "pod", "namespace", "container"),
+    },
     "nvml_process_info": {
-        *("name", "uid", "user", "rank", "run", "launch", "slurm_job_id"),
+        *("name", "uid", "user", "rank", "run", "launch", "slurm_job_id", "state"),
         *("namespace", "pod", "pod_uid"),
     },
 }

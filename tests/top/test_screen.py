@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from torchmem.cli.http import HttpAnswer
 from torchmem.explain.parts import PartBytes
 from torchmem.metrics import colors
 from torchmem.metrics.memory_parts import PARTS
-from torchmem.node.state import NodeState, RankWhy
+from torchmem.node.state import GpuNote, NodeState, RankWhy
 from torchmem.top.bars import GIB, LETTERS, UseStyles, scaled
 from torchmem.top.columns import COLUMNS, GPU_VALUES
 from torchmem.top.history import SECONDS, SeenHistory
@@ -109,6 +110,18 @@ def test_it_says_that_ranks_are_missing() -> None:
     text = page(Screen(node, URL), console()).plain
 
     assert text.splitlines()[1].strip() == "Ranks are missing: why."
+
+
+def test_who_holds_a_gpu_and_should_not(node: NodeState) -> None:
+    """A note of a GPU is below its bar, and on a page at full length with the GPU's name."""
+    note = GpuNote("dead_processes", "5 GiB is held by 1 process that is gone.", "End it. " * 20)
+    noted = replace(node, gpus=(replace(node.gpus[0], notes=(note,)), *node.gpus[1:]))
+    lines = draw(Screen(noted, URL)).splitlines()
+    whole = " ".join(page(Screen(noted, URL), console()).plain.split())
+
+    at = next(at for at, line in enumerate(lines) if line.startswith("GPU 0"))
+    assert lines[at + 1].startswith("  • 5 GiB is held by 1 process that is gone. End it.")
+    assert f"• GPU 0: {note.text} {note.remedy.strip()}" in whole
 
 
 def test_the_sample_in_the_documentation_is_real(root: Path) -> None:

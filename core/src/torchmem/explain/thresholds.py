@@ -61,6 +61,7 @@ class Limits:
     headroom_ratio: float
     near_capacity_ratio: float
     gpu_library_bytes: float
+    gpu_assigned_empty_seconds: float
     library_releasable_bytes: float
     host_available_ratio: float
 

@@ -129,6 +129,27 @@ def _refuses_signals(pid: int) -> bool:
     return False
 
 
+def is_gone(pid: int, proc: Path = PROC) -> bool:
+    """Return whether no thread with this pid is left, visible or hidden, that has not ended.
+
+    A process that is torn down is still there; so is one whose first thread alone has ended. Of a
+    zombie, all that is left is its exit code.
+    """
+    if start_ticks(pid, proc) is not None:
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    try:
+        threads = list((proc / str(pid) / "task").iterdir())
+    except OSError:
+        return False
+    return all(start_ticks(f"{pid}/task/{thread.name}", proc) is None for thread in threads)
+
+
 def process_state(
     sample: Sample, status: ProcessStatus, now: float, silent_seconds: float
 ) -> State:

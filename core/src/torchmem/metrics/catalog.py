@@ -424,6 +424,11 @@ OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
     "Unix time at which torchmem_outside_allocator_bytes was measured.",
     is_detail=True,
 )
+MISPLACED = _group.gauge(
+    "torchmem_misplaced_bytes",
+    "What the rank holds, as NVML reports it, on this GPU that is another rank's of its launch; "
+    "absent if it holds less than a context.",
+)
 RESERVED_UNBACKED = _group.gauge(
     "torchmem_reserved_unbacked_bytes",
     "Reserved bytes that are not on the device, because an allocator outside PyTorch has returned "
@@ -518,8 +523,23 @@ NVML_PROCESS_UTILIZATION = _group.gauge(
 NVML_PROCESS_INFO = _group.info(
     "nvml_process_info",
     "Name, user, container, pod, Slurm job, systemd unit, rank, run and launch of a process on the "
-    "GPU, where visible.",
+    'GPU, where visible; state="dead" for a process that is gone.',
     "pid",
+)
+NVML_DEAD_PROCESS_MEMORY = _group.gauge(
+    "nvml_dead_process_memory_bytes",
+    "Memory of processes that are gone, which NVML still lists; "
+    "absent unless the exporter sees the node's processes.",
+)
+NVML_GPU_ASSIGNMENT_INFO = _group.info(
+    "nvml_gpu_assignment_info",
+    "Who was given the GPU: pod, namespace and container by the kubelet, job, user and account by "
+    "Slurm; needs the setting kubelet_socket or scontrol.",
+)
+NVML_GPU_ASSIGNED_EMPTY = _group.gauge(
+    "nvml_gpu_assigned_empty_seconds",
+    "How long the GPU has been given to somebody without a process on it, 0 while it has one; "
+    "absent if nobody is known to have it.",
 )
 NVML_UNATTRIBUTED_MEMORY = _group.gauge(
     "nvml_unattributed_memory_bytes",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import version
@@ -23,6 +23,7 @@ from torchmem.explain.rank_report import ending
 from torchmem.explain.threats import Threat, is_severe, threats
 from torchmem.explain.thresholds import Limits
 from torchmem.host.process_table import process_key
+from torchmem.node.gpu_notes import gpu_notes
 from torchmem.node.published import NodeRanks, Published
 from torchmem.node.state import GpuState, LastOom, NodeState, NvmlState, RankState
 from torchmem.sample.sample import LIVE_STATES, DeviceSample, State
@@ -33,14 +34,12 @@ class NvmlValues:
     """What only NVML tells about a node; nothing if it was not asked.
 
     `gpus`: the whole GPUs in order, without ranks and parts. `unused_bytes`: by UUID, what each
-    has free and what the driver keeps for itself. `holders`: devices and pids of processes that
-    hold memory.
+    has free and what the driver keeps for itself.
     """
 
     state: NvmlState = field(default_factory=NvmlState)
     gpus: Sequence[GpuState] = ()
     unused_bytes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    holders: Collection[tuple[str, int]] = ()
 
 
 def node_state(found: NodeRanks, nvml: NvmlValues) -> NodeState:
@@ -107,24 +106,25 @@ def _gpus(found: NodeRanks, nvml: NvmlValues) -> Iterator[GpuState]:
     ranks: dict[str, list[_OnDevice]] = {}
     for item in _by_rank(found):
         for device in item.sample.devices:
-            entry = _on_device(found, nvml, item, device)
+            entry = _on_device(found, item, device)
             ranks.setdefault(device.uuid or "", []).append(entry)
     for gpu in nvml.gpus:
-        yield _with_ranks(gpu, ranks.pop(gpu.uuid, []), nvml.unused_bytes.get(gpu.uuid))
+        noted = replace(gpu, notes=gpu_notes(found, gpu.uuid))
+        yield _with_ranks(noted, ranks.pop(gpu.uuid, []), nvml.unused_bytes.get(gpu.uuid))
     # MIG devices first: the rest may be what some user made up.
     for uuid, entries in sorted(
         ranks.items(), key=lambda each: (each[0] not in found.gpus, each[0])
     ):
-        yield _with_ranks(GpuState(uuid, index=found.gpus.get(uuid)), entries, None)
+        mig = GpuState(uuid, index=found.gpus.get(uuid), notes=gpu_notes(found, uuid))
+        yield _with_ranks(mig, entries, None)
 
 
-def _on_device(
-    found: NodeRanks, nvml: NvmlValues, item: Published, device: DeviceSample
-) -> _OnDevice:
+def _on_device(found: NodeRanks, item: Published, device: DeviceSample) -> _OnDevice:
     uuid, limits = device.uuid or "", found.limits(item)
     outside = found.outside.get((uuid, process_key(item.sample.process)))
     # A process that has reported its end holds its memory until it is gone.
-    holds = item.state in LIVE_STATES or (item.attributed and (uuid, item.pid) in nvml.holders)
+    is_held = item.attributed and (uuid, item.pid) in found.holders.held
+    holds = item.state in LIVE_STATES or is_held
     known = _fields(device, outside, limits)
     return _OnDevice(item, device, _rank(item, _why(item, device, limits), known), holds)
 

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 from torchmem.explain.thresholds import Limits, Thresholds, defaults
 from torchmem.host.process_table import ProcessKey
 from torchmem.metrics.families import ProcessView
+from torchmem.node.gpu_holders import GpuHolders
 from torchmem.sample.sample import DeviceSample, Sample, State
 
 KillCause = Literal["host_memory", "signal"]
@@ -49,6 +50,12 @@ class Published:
         """Return the process as its series show it; `gpus`: NVML indices by UUID."""
         return ProcessView(self.sample, self.pid_label or self.pid, self.state, gpus)
 
+    def rank_labels(self) -> Mapping[str, str]:
+        """Return the labels rank, run and, if it is known, launch."""
+        process = self.sample.process
+        launch = {"launch": process.launch} if process.launch else {}
+        return {"rank": str(process.rank), "run": process.run, **launch}
+
     def device(self, uuid: str) -> DeviceSample | None:
         """Return what the process says of a device, which has no UUID if `uuid` is empty."""
         return next((each for each in self.sample.devices if uuid == (each.uuid or "")), None)
@@ -63,6 +70,7 @@ class NodeRanks:
     device and process; below zero, that many reserved bytes are not on the device. `kill_causes`:
     what killed a process, where it is known. `thresholds` were in force. `run_dir`: where the
     processes were found. `missing`: why processes are missing and what to do, if some are.
+    `holders`: the processes that NVML lists on the GPUs; empty if they cannot be joined.
     """
 
     time: float
@@ -73,6 +81,7 @@ class NodeRanks:
     thresholds: Thresholds = field(default_factory=defaults)
     run_dir: Path | None = None
     missing: str | None = None
+    holders: GpuHolders = field(default_factory=GpuHolders)
 
     def limits(self, item: Published) -> Limits:
         """Return the thresholds for a process."""

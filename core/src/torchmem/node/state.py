@@ -21,6 +21,7 @@ from torchmem.explain.remedy import Remedy
 from torchmem.explain.run_chart import Chart, ChartLine
 from torchmem.explain.threats import Threat
 from torchmem.explain.verdict import Gain
+from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.sample import OomRecord
 from torchmem.sample.untrusted import convert, printable_json, strict_json
 
@@ -97,6 +98,18 @@ class RankState:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuNote:
+    """What people should know about who holds a GPU: a sentence, and what to do about it.
+
+    `kind` is that of the remedy; None in the answer of an exporter that does not tell it.
+    """
+
+    kind: RemedyKind | None = None
+    text: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class GpuState:
     """One GPU or MIG device. The bytes of `parts` add up to `total_bytes`.
 
@@ -104,7 +117,8 @@ class GpuState:
     The first of `ranks` is in most trouble: those that died, the newest death first, then those
     that stall or are threatened; those that ended normally come last.
     `up` is False for a GPU that does not respond, with NVML's return code where it gave one.
-    `index` is NVML's; of a MIG device it is that of its GPU.
+    `index` is NVML's; of a MIG device it is that of its GPU. `notes`: who holds the GPU and should
+    not.
     """
 
     uuid: str = ""
@@ -120,6 +134,7 @@ class GpuState:
     power_limit_watts: float | None = None
     utilization_ratio: float | None = None
     memory_utilization_ratio: float | None = None
+    notes: tuple[GpuNote, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ Whoever may not look gets all but what tells about the program: lines, tensors a
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from torchmem.allocator.sizes import format_size
@@ -29,6 +29,7 @@ from torchmem.explain.parts import (
     rank_parts,
 )
 from torchmem.explain.rank_report import (
+    Fact,
     ending,
     heading,
     memory_facts,
@@ -42,9 +43,10 @@ from torchmem.explain.run_chart import run_chart
 from torchmem.explain.threats import advice, threats
 from torchmem.explain.thresholds import Limits
 from torchmem.host.process_table import process_key
+from torchmem.node.gpu_notes import rank_notes
 from torchmem.node.published import NodeRanks, Published
 from torchmem.node.reports import newest_of
-from torchmem.node.state import LabeledBytes, OomWhy, RankWhy
+from torchmem.node.state import GpuNote, LabeledBytes, OomWhy, RankWhy
 from torchmem.sample.remedy_words import REMEDY_WORDS
 from torchmem.sample.sample import LIVE_STATES, DeviceSample, Sample
 
@@ -64,6 +66,9 @@ def rank_why(found: NodeRanks, item: Published, device: DeviceSample, *, may_loo
     limits, index = found.limits(item), found.gpus.get(device.uuid or "")
     since = max(0, sample.steps.count - report.steps.count) if report else None
     words = rank_report(sample, device, found.time, index, limits)
+    uuid = device.uuid or ""
+    is_held = is_live or any(dead.pid == item.pid for dead in found.holders.dead.get(uuid, ()))
+    notes = rank_notes(found, item, uuid) if is_held else ()
     return replace(
         words,
         id=item.id,
@@ -72,9 +77,21 @@ def rank_why(found: NodeRanks, item: Published, device: DeviceSample, *, may_loo
         ending=_ending(found, item),
         # Nothing threatens a process that is gone; how it ended is told instead.
         threats=words.threats if is_live else (),
-        advice=words.advice if is_live else _after_kill(found, item),
+        advice=(*_noted(notes), *(words.advice if is_live else _after_kill(found, item))),
+        facts=(*_noted_facts(notes), *words.facts),
         oom=oom_why(report, index, may_look=may_look, steps_since=since) if report else None,
     )
+
+
+def _noted(notes: Iterable[GpuNote]) -> Iterable[Remedy]:
+    """Return what to do about those who hold a GPU and should not, each thing once."""
+    return dict.fromkeys(Remedy(note.kind, note.remedy) for note in notes)
+
+
+def _noted_facts(notes: Sequence[GpuNote]) -> Iterator[Fact]:
+    """Yield who holds a GPU and should not."""
+    if notes:
+        yield Fact("who holds it", " ".join(note.text for note in notes))
 
 
 def _holds(parts: Iterable[PartBytes]) -> str | None:

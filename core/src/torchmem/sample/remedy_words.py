@@ -27,6 +27,9 @@ RemedyKind = Literal[
     "repeat",
     "wait",
     "find_processes",
+    "dead_processes",
+    "set_device",
+    "assigned_empty",
     "other_gpu",
     "shared_gpu",
     "cache_for_libraries",
@@ -113,6 +116,17 @@ REMEDY_WORDS: Mapping[RemedyKind, str] = {
     "find_processes": (
         "Find out which processes hold the memory (nvml_process_memory_bytes): a forgotten one, a "
         "notebook, another job, or a second rank on the same device"
+    ),
+    "dead_processes": (
+        "End the children of the dead process that still have the GPU open (fuser -v "
+        "/dev/nvidia*); if there are none, wait a minute, then reset the GPU while it is idle"
+    ),
+    "set_device": (
+        "Call torch.cuda.set_device(local_rank) before any other use of CUDA, and read checkpoints "
+        "with map_location"
+    ),
+    "assigned_empty": (
+        "Start as many ranks as the job has GPUs, look for ranks that have died, or end the job"
     ),
     "other_gpu": "Move this run to a free device, or check that each rank selects its own device",
     "shared_gpu": "If the GPU is shared on purpose, give each process a memory fraction",

@@ -16,8 +16,20 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 
 {{- define "torchmem.image" -}}
-{{ .Values.image.repository }}
-{{- if .Values.image.digest }}@{{ .Values.image.digest }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end }}
+{{- with .Values.image -}}
+{{- if not (and .repository (or .tag .digest)) -}}
+{{- fail "Set image.repository, and image.tag or image.digest, to the exporter's image in your registry: build it from exporter/Dockerfile and push it." -}}
+{{- else if and .tag .digest -}}
+{{- fail "image.tag and image.digest are both set, and only one of them can name the image: clear the other one." -}}
+{{- end -}}
+{{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag }}{{ end }}
+{{- end -}}
+{{- end }}
+
+{{- define "torchmem.nodes" -}}
+{{- with merge (dict) (.Values.nodeSelector | default (dict)) (ternary (dict "nvidia.com/gpu.present" "true") (dict) .Values.gpuNodesOnly) -}}
+{{ toYaml . }}
+{{- end -}}
 {{- end }}
 
 {{- /* The kubelet has neither the password nor the certificate that web.yml may require of every request. */ -}}
@@ -29,9 +41,9 @@ httpGet: {path: {{ .path }}, port: metrics}
 {{- end -}}
 {{- end }}
 
-{{- /* The rules and dashboards expect the job `torchmem` and the node as the instance. */ -}}
+{{- /* The rules expect the job of their threshold, and the node as the instance. */ -}}
 {{- define "torchmem.relabelings" -}}
-- {action: replace, targetLabel: job, replacement: torchmem}
+- {action: replace, targetLabel: job, replacement: {{ include "torchmem.threshold" (dict "root" . "name" "exporter_job") }}}
 - {action: replace, sourceLabels: [__meta_kubernetes_pod_node_name], targetLabel: instance}
 # Labels of the exporter's pod. Its name would create new series at every restart, and on torchmem_process_info
 # `pod` and `namespace` are those of the training pod.
@@ -47,7 +59,7 @@ labelNameLengthLimit: 256
 labelValueLengthLimit: 256
 {{- end }}
 
-{{- /* A threshold as PromQL, or as text: a list of XIDs, a size such as 1GiB, a path, anything else. */ -}}
+{{- /* A threshold as PromQL, or as text. A link is empty unless it is a URL: the operator's Prometheus serves no runbooks. */ -}}
 {{- define "torchmem.threshold" -}}
 {{- $shipped := .root.Files.Get "thresholds.yml" | fromYaml -}}
 {{- $value := get (mergeOverwrite $shipped .root.Values.prometheusRule.thresholds) .name -}}
@@ -63,18 +75,17 @@ labelValueLengthLimit: 256
 {{- printf "%.0f" (mulf (float64 $number) (get $units $unit)) -}}
 {{- else if and (kindIs "float64" $value) (eq (floor $value) $value) -}}
 {{- printf "%.0f" $value -}}
-{{- else if and (eq .name "runbooks_at") (hasPrefix "/" $value) -}}
-{{ "{{ $externalURL }}" }}{{ $value }}
-{{- else -}}
+{{- else if not (and (hasSuffix "_at" .name) (hasPrefix "/" $value)) -}}
 {{- $value -}}
 {{- end -}}
 {{- end }}
 
-{{- define "torchmem.checkThresholds" -}}
-{{- $shipped := .Files.Get "thresholds.yml" | fromYaml -}}
-{{- range $name, $_ := .Values.prometheusRule.thresholds -}}
-{{- if not (hasKey $shipped $name) -}}
-{{- fail (printf "prometheusRule.thresholds.%s is unknown: thresholds.yml in the chart lists all." $name) -}}
-{{- end -}}
+{{- /* A dashboard's JSON, whose tables of alerts link to the runbooks as the alerts do. */ -}}
+{{- define "torchmem.dashboard" -}}
+{{- $json := .root.Files.Get .path -}}
+{{- with include "torchmem.threshold" (dict "root" .root "name" "runbooks_at") -}}
+{{- regexReplaceAllLiteral `"url": "[^"]+/\$\{__value\.raw\}\.md"` $json (printf `"url": "%s/${__value.raw}.md"` .) -}}
+{{- else -}}
+{{- regexReplaceAllLiteral `\{\s+"id": "links",\s+"value": \[\s+\{\s+"title": "Open the runbook",[^]]+\]\s+\},\s+` $json "" -}}
 {{- end -}}
 {{- end }}

@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 from torchmem.explain.thresholds import Thresholds, defaults
 from torchmem.exporter.directory_status import DIRECTORY_PROBLEMS, DirectoryStatus
 from torchmem.exporter.driver import Driver, FailureLog
+from torchmem.exporter.gpu_assignments import GpuAssignments, assignment_families
 from torchmem.exporter.gpus import GpuIdentity, GpuLabels, Nvml
 from torchmem.exporter.headroom import bounded
 from torchmem.exporter.node_reading import NodeReading
@@ -49,7 +50,9 @@ from torchmem.exporter.subjects import (
     utilization,
     xid_events,
 )
+from torchmem.exporter.subjects.dead_processes import DeadProcesses, dead_families
 from torchmem.exporter.subjects.engine import engine_families
+from torchmem.exporter.subjects.misplaced import misplaced_families
 from torchmem.exporter.subjects.outside_allocator import (
     OutsideAllocator,
     OutsideBytes,
@@ -59,8 +62,9 @@ from torchmem.exporter.subjects.threats import RankThreats
 from torchmem.exporter.worker import JobThread, JobThreads
 from torchmem.metrics import catalog
 from torchmem.metrics.families import families, family, info
+from torchmem.node.gpu_holders import GpuHolders
 from torchmem.node.host_processes import HostProcesses
-from torchmem.node.published import Published
+from torchmem.node.published import NodeRanks, Published
 
 _log = logging.getLogger(__name__)
 
@@ -100,8 +104,9 @@ class Exporter:
     `processes_per_gpu`: how many processes of a GPU have series of their own, the largest first;
     `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
     `thresholds`: by which ranks are judged, by default the shipped ones; `workers`: the threads
-    that call the driver; `pods`: finds the names of pods; `all_series`: whether ranks also have the
-    series that no rule and no panel reads.
+    that call the driver; `pods`: finds the names of pods; `dead`: finds processes that are gone;
+    `assignments`: finds who was given which GPU;
+    `all_series`: whether ranks also have the series that no rule and no panel reads.
     """
 
     def __init__(  # noqa: PLR0913 - all but the first two are settings
@@ -117,19 +122,19 @@ class Exporter:
         workers: JobThreads[GpuLabels] | None = None,
         pods: PodNames | None = None,
         all_series: bool = False,
+        dead: DeadProcesses | None = None,
+        assignments: GpuAssignments | None = None,
     ) -> None:
         self._driver = Driver(nvml)
         self._events = xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
         self._pods = pods or PodNames()
+        self._dead, self._assignments = dead or DeadProcesses(), assignments or GpuAssignments()
         self._hosts = HostProcesses()
-        self._outside = OutsideAllocator()
-        self._threats = RankThreats()
+        self._outside, self._threats = OutsideAllocator(), RankThreats()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
-        self._run_directory = run_directory
-        self._all_series = all_series
-        self._clock = clock
-        self._started = clock()
+        self._run_directory, self._all_series = run_directory, all_series
+        self._clock, self._started = clock, clock()
         self._version = version("torchmem")
         self._workers = workers or JobThreads()
         self.configure(
@@ -142,8 +147,7 @@ class Exporter:
         self._last_reading = self._current_reading = self._new_reading()
         self._found = NodeReading(0.0, reading=self._current_reading)
         self._is_closed = False
-        self._collecting = threading.Lock()
-        self._lock = threading.Lock()
+        self._collecting, self._lock = threading.Lock(), threading.Lock()
 
     def configure(
         self,
@@ -201,6 +205,7 @@ class Exporter:
         self._workers.current.close()
         self._events.close()
         self._owners.close()
+        self._assignments.close()
         if self._collecting.acquire(timeout=_CLOSE_SECONDS):
             self._collecting.release()
         if not self._workers.is_busy:
@@ -290,8 +295,7 @@ class Exporter:
         # NVML's processes are joined only under the exporter's own pids.
         is_joinable = reading.nvml.pid_namespace() == self._run_directory.namespace
         joinable = reading if is_joinable else self._new_reading()
-        facts = partial(processes.info_families, joinable, published, self._owners, self._pods)
-        process_info = run_collector("process_info", facts)
+        holders, process_info = self._process_info(reading, joinable, published)
         outside, join = self._join(joinable, published, gpus)
         published, samples = self._sample_families(published, read, outside, gpus)
         self._found = NodeReading(
@@ -303,6 +307,7 @@ class Exporter:
             thresholds=self._thresholds,
             run_dir=self.run_dir,
             missing=_NO_DESCRIPTORS if self._run_directory.lacks_descriptors else None,
+            holders=replace(holders, held=outside.held),
             reading=reading,
             identities=known.values(),
         )
@@ -310,6 +315,29 @@ class Exporter:
         samples = replace(samples, success=samples.success and is_whole)
         gpu = replace(gpu, success=not reading.down_reason)
         return [gpu, events, samples, process_info, join]
+
+    def _process_info(
+        self, reading: Reading, joinable: Reading, published: Sequence[Published]
+    ) -> tuple[GpuHolders, CollectorResult]:
+        """Return who holds the GPUs and should not, and the facts about all processes.
+
+        `joinable`: the reading, or an empty one if its pids are not the exporter's.
+        """
+        facts: Mapping[int, Mapping[str, str]] = {}
+
+        def read() -> GpuHolders:
+            nonlocal facts
+            jobs = self._assignments.jobs()
+            facts = processes.process_facts(joinable, published, self._owners, self._pods, jobs)
+            dead = self._dead.update(joinable, facts, published)
+            return GpuHolders({}, dead, self._assignments.update(reading, facts, jobs))
+
+        def found(holders: GpuHolders) -> Iterator[Metric]:
+            yield from processes.info_families(joinable, facts, holders.dead)
+            yield from dead_families(holders.dead, joinable)
+            yield from assignment_families(holders.assigned, reading)
+
+        return read_and_collect("process_info", read, found, GpuHolders())
 
     def _read_samples(self) -> tuple[Sequence[Published], CollectorResult]:
         return read_and_collect(
@@ -345,10 +373,15 @@ class Exporter:
     def _join(
         self, reading: Reading, published: Sequence[Published], gpus: Mapping[str, GpuIdentity]
     ) -> tuple[OutsideBytes, CollectorResult]:
+        def found(outside: OutsideBytes) -> Iterator[Metric]:
+            yield from outside_families(outside, all_series=self._all_series)
+            ranks = NodeRanks(self._clock(), published, holders=GpuHolders(outside.held))
+            yield from misplaced_families(ranks, gpus)
+
         return read_and_collect(
             "join",
             lambda: self._outside.update(reading, published, gpus, self._clock()),
-            partial(outside_families, all_series=self._all_series),
+            found,
             OutsideBytes(),
         )
 

@@ -39,6 +39,7 @@ class ExporterSettings:
     `otlp`: also send the metrics by OTLP, as set by OpenTelemetry's environment variables.
     `container_logs`: where the kubelet links the logs of containers, for the names of pods.
     `kubelet_socket`: the kubelet's pod-resources socket, None to leave it alone.
+    `scontrol`: Slurm's program that tells which job was given which GPU, None to ask nobody.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -56,6 +57,7 @@ class ExporterSettings:
     otlp: bool = False
     container_logs: Path = CONTAINER_LOGS
     kubelet_socket: Path | None = None
+    scontrol: Path | None = None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -87,7 +89,7 @@ def load(file: Path | None, flags: Mapping[str, Any]) -> ExporterSettings:
     values |= {name: value for name, value in flags.items() if value is not None}
     for name in ("run_dir", "container_logs"):
         values[name] = Path(values[name])
-    for name in ("web_config_file", "thresholds", "kubelet_socket"):
+    for name in ("web_config_file", "thresholds", "kubelet_socket", "scontrol"):
         values[name] = Path(values[name]) if values[name] else None
     values["allowed_hosts"] = tuple(values["allowed_hosts"])
     return ExporterSettings(**values)

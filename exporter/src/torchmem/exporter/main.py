@@ -26,9 +26,11 @@ from torchmem.exporter import config
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.config import ExporterSettings
 from torchmem.exporter.driver import PyNvml
+from torchmem.exporter.gpu_assignments import GpuAssignments, Pods
 from torchmem.exporter.pod_names import PodNames
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.server import DEFAULT_LIMITS, Heartbeat, serve
+from torchmem.exporter.slurm_jobs import SlurmJobs
 from torchmem.exporter.start_memory import give_back, share_arena
 from torchmem.exporter.web.config import LiveConfig
 from torchmem.sample.errors import MissingExtraError, TorchmemError, UsageError
@@ -55,7 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
         _print(settings.as_yaml())
         return 0
     _configure_logging()
-    pods = pod_names(settings)
+    assigned = pod_resources(settings)
+    pods = PodNames(settings.container_logs, assigned)
+    jobs = SlurmJobs(settings.scontrol) if settings.scontrol else None
     exporter = Exporter(
         PyNvml(),
         RunDirectory(settings.run_dir, settings.ttl_seconds, all_series=settings.all_series),
@@ -64,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         pcie_throughput=settings.pcie_throughput,
         thresholds=chosen(settings.thresholds),
         pods=pods,
+        assignments=GpuAssignments(assigned, jobs),
         all_series=settings.all_series,
     )
     with closing(exporter):
@@ -74,20 +79,20 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def pod_names(settings: ExporterSettings) -> PodNames:
-    """Return the source of the names of pods.
+def pod_resources(settings: ExporterSettings) -> Pods:
+    """Return what lists the containers with GPUs; without the setting, it lists none.
 
     Raises MissingExtraError when the setting `kubelet_socket` needs an extra.
     """
     if settings.kubelet_socket is None:
-        return PodNames(settings.container_logs)
+        return tuple
     try:
         from torchmem.exporter.pod_resources import PodResources
     except ModuleNotFoundError as error:
         raise MissingExtraError(
             "exporter --kubelet-socket", error.name or "", "kubernetes"
         ) from error
-    return PodNames(settings.container_logs, PodResources(settings.kubelet_socket))
+    return PodResources(settings.kubelet_socket)
 
 
 def _configure_logging() -> None:

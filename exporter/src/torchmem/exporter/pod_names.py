@@ -28,6 +28,7 @@ _LINK = re.compile(
     rf"(?P<pod>{_DNS_NAME})_(?P<namespace>{_DNS_NAME})_(?P<container>{_DNS_NAME})"
     r"-(?P<id>[0-9a-f]{64})\.log"
 )
+_CLAIMED_GPU = re.compile(r"gpu-(\d{1,4})")
 _REPLICA = "::"  # A shared GPU is assigned as GPU-…::0, GPU-…::1 and so on.
 
 
@@ -47,10 +48,25 @@ class PodContainer:
 
 @dataclass(frozen=True, slots=True)
 class AssignedContainer:
-    """A container, and the IDs of the devices that the kubelet assigned to it."""
+    """A container, and what the kubelet assigned to it.
+
+    `devices`: the IDs of a device plugin. `claimed`: the names of devices by DRA, such as gpu-0,
+    whose number is that of /dev/nvidia0.
+    """
 
     names: PodContainer
-    devices: frozenset[str]
+    devices: frozenset[str] = frozenset()
+    claimed: frozenset[str] = frozenset()
+
+    def whole_gpus(self, minors: Mapping[int, str]) -> frozenset[str]:
+        """Return the UUIDs of its GPUs, shared or not, without MIG devices.
+
+        `minors`: the UUIDs by the number of the device.
+        """
+        plugin = {device.split(_REPLICA, 1)[0] for device in self.devices}
+        numbers = filter(None, map(_CLAIMED_GPU.fullmatch, self.claimed))
+        claimed = {minors[int(match[1])] for match in numbers if int(match[1]) in minors}
+        return frozenset({uuid for uuid in plugin if uuid.startswith("GPU-")} | claimed)
 
     def has(self, uuids: AbstractSet[str]) -> bool:
         """Return whether a GPU or MIG device with one of these UUIDs, or a share of it, is its."""

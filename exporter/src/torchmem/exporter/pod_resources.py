@@ -25,21 +25,28 @@ DEADLINE_SECONDS = 1.0
 MAX_ANSWER_BYTES = 16 << 20  # the kubelet's own limit, podresources/server_v1.go
 _LIST = "/v1.PodResourcesLister/List"
 _GPU_RESOURCES = "nvidia.com/"
+_GPU_DRIVER = "gpu.nvidia.com"
 
 _TEXT = descriptor_pb2.FieldDescriptorProto.TYPE_STRING
 _MESSAGE = descriptor_pb2.FieldDescriptorProto.TYPE_MESSAGE
 _ONE = descriptor_pb2.FieldDescriptorProto.LABEL_OPTIONAL
 _MANY = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
-# The fields of each message in the order of their numbers, as far as they are needed.
+# The fields of each message with their numbers, as far as they are needed.
 _MESSAGES = {
-    "ListPodResourcesResponse": [("pod_resources", _MANY, "PodResources")],
+    "ListPodResourcesResponse": [(1, "pod_resources", _MANY, "PodResources")],
     "PodResources": [
-        ("name", _ONE, ""),
-        ("namespace", _ONE, ""),
-        ("containers", _MANY, "Container"),
+        (1, "name", _ONE, ""),
+        (2, "namespace", _ONE, ""),
+        (3, "containers", _MANY, "Container"),
     ],
-    "Container": [("name", _ONE, ""), ("devices", _MANY, "Devices")],
-    "Devices": [("resource_name", _ONE, ""), ("device_ids", _MANY, "")],
+    "Container": [
+        (1, "name", _ONE, ""),
+        (2, "devices", _MANY, "Devices"),
+        (5, "dynamic_resources", _MANY, "DynamicResource"),
+    ],
+    "Devices": [(1, "resource_name", _ONE, ""), (2, "device_ids", _MANY, "")],
+    "DynamicResource": [(4, "claim_resources", _MANY, "ClaimResource")],
+    "ClaimResource": [(2, "driver_name", _ONE, ""), (4, "device_name", _ONE, "")],
 }
 
 
@@ -90,9 +97,15 @@ def _containers(answer: Any) -> Iterator[AssignedContainer]:
                 if group.resource_name.startswith(_GPU_RESOURCES)
                 for device in group.device_ids
             )
-            if devices:
+            claimed = frozenset(
+                claim.device_name
+                for resource in container.dynamic_resources
+                for claim in resource.claim_resources
+                if claim.driver_name == _GPU_DRIVER
+            )
+            if devices or claimed:
                 names = map(sanitize_text, (pod.name, pod.namespace, container.name))
-                yield AssignedContainer(PodContainer(*names), devices)
+                yield AssignedContainer(PodContainer(*names), devices, claimed)
 
 
 @cache
@@ -103,7 +116,7 @@ def _answer_class() -> Any:
     )
     for message, fields in _MESSAGES.items():
         described = file.message_type.add(name=message)
-        for number, (name, label, of) in enumerate(fields, start=1):
+        for number, name, label, of in fields:
             described.field.add(
                 name=name,
                 number=number,

@@ -9,8 +9,10 @@ import pwd
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import chain, islice
 from pathlib import Path
 
+from torchmem.exporter.slurm_jobs import SLUID
 from torchmem.exporter.worker import JobThread
 from torchmem.host.procfs import PROC, owner, read_file
 from torchmem.sample.untrusted import sanitize_text
@@ -32,10 +34,11 @@ _POD = re.compile(
 )
 # Version 1: slurm/uid_1000/job_7/..., or slurm_NODE with several nodes on one machine. Version 2:
 # system.slice/slurmstepd.scope/job_7/..., or NODE_slurmstepd.scope.
-# https://slurm.schedmd.com/cgroup_v2.html
+# https://slurm.schedmd.com/cgroup_v2.html. From 26.05 on, the SLUID instead of job_7.
 _SLURM = re.compile(
     r"(?P<above>.*?)"
-    r"(?:/slurm(?:_[^/]+)?/uid_\d+|/system\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(?P<id>\d+)(?:/|$)"
+    r"(?:/slurm(?:_[^/]+)?/uid_\d+|/system\.slice/(?:[^/]+_)?slurmstepd\.scope)"
+    rf"/(?:job_(?P<id>\d+)|(?P<sluid>{SLUID}))(?P<end>)(?:/|$)"
 )
 # Above the exporter's cgroup namespace (cgroup_namespaces(7)). No control group has this name.
 _OUTSIDE_NAMESPACE = re.compile(r"(?:/\.\.)*")
@@ -101,7 +104,9 @@ def is_container(files: Iterable[Path] = _CONTAINER_FILES) -> bool:
 
 @lru_cache(_KEPT_TEXTS)
 def cgroup_labels(text: str, cgroups: Path = _CGROUPS, root: int = _ROOT) -> Mapping[str, str]:
-    """Return the container_id, pod_uid, slurm_job_id and systemd_unit of the control groups.
+    """Return what the control groups name.
+
+    That is container_id, pod_uid, slurm_job_id or slurm_sluid, and systemd_unit.
 
     `text` is the content of /proc/PID/cgroup, version 1 or 2. Below a container or a Slurm job, the
     unit is that of the runtime or of Slurm's daemon, so it is left out. Users can give control
@@ -113,10 +118,9 @@ def cgroup_labels(text: str, cgroups: Path = _CGROUPS, root: int = _ROOT) -> Map
     labels = {
         "container_id": _first(_containers(paths)),
         "pod_uid": _first(match.replace("_", "-") for match in _matches(_POD, paths)),
-        "slurm_job_id": _first(
-            job for name, path in groups for job in _slurm_jobs(cgroups / _folder(name), path, root)
-        ),
     }
+    jobs = (_slurm_jobs(cgroups / _folder(name), path, root) for name, path in groups)
+    labels |= dict(islice(chain.from_iterable(jobs), 1))
     if not any(labels.values()):
         labels["systemd_unit"] = _first(_matches(_UNIT, paths))
     return {name: value for name, value in labels.items() if value is not None}
@@ -136,14 +140,14 @@ def _folder(controllers: str) -> str:
     return controllers.removeprefix("name=")
 
 
-def _slurm_jobs(mounted: Path, path: str, root: int) -> Iterator[str]:
-    """Yield the Slurm job of a control group. At the top, only root can create Slurm's names."""
+def _slurm_jobs(mounted: Path, path: str, root: int) -> Iterator[tuple[str, str]]:
+    """Yield label and value of a group's job. At the top, only root can create Slurm's names."""
     match = _SLURM.match(path)
     if match and (
         _OUTSIDE_NAMESPACE.fullmatch(match["above"])
-        or _belongs_to(root, mounted, path[: match.end("id")])
+        or _belongs_to(root, mounted, path[: match.end("end")])
     ):
-        yield match["id"]
+        yield ("slurm_job_id", match["id"]) if match["id"] else ("slurm_sluid", match["sluid"])
 
 
 def _belongs_to(user: int, mounted: Path, path: str) -> bool:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     _add_serving_arguments(parser)
     _add_reading_arguments(parser)
-    _add_kubernetes_arguments(parser)
+    _add_scheduler_arguments(parser)
     add("--config", metavar="FILE.yml", type=Path, help="settings in YAML; flags override them")
     add(
         "--thresholds",
@@ -107,7 +107,7 @@ def _add_reading_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("names of pods")
     add = group.add_argument
     add(
@@ -121,6 +121,11 @@ def _add_kubernetes_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="the kubelet's pod-resources socket; needs permission to connect and the extra "
         "`kubernetes`",
+    )
+    parser.add_argument_group("Slurm").add_argument(
+        "--scontrol",
+        metavar="PATH",
+        help="Slurm's scontrol, to ask once for each job which GPUs it was given",
     )
 
 

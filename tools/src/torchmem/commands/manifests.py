@@ -43,10 +43,10 @@ MADE = {"rules": rules, "dashboards": dashboards, "completion": completion}
 NEXT = {
     "systemd": "The unit runs /opt/torchmem/bin/torchmem. Copy {out}/deploy/systemd/*.service to "
     "/etc/systemd/system, and the other folders' files to /etc/sysusers.d and /etc/tmpfiles.d.",
-    "kubernetes": "Name your image in a kustomization, then run: "
-    "kubectl apply -k {out}/deploy/kubernetes/base",
+    "kubernetes": "Name your image in {out}/deploy/kubernetes/base/kustomization.yaml (newName, "
+    "and newTag or digest), then run: kubectl apply -k {out}/deploy/kubernetes/base",
     "helm": "Install it with: helm install torchmem {out}/deploy/helm/torchmem "
-    "--set image.repository=IMAGE",
+    "--set image.repository=IMAGE --set-string image.tag=TAG",
     "mixin": "Add {out}/deploy/mixin/mixin.libsonnet to your mixins.",
     "slurm": "Start a job with: sbatch {out}/deploy/slurm/srun.sh",
     "prometheus": "List your nodes in {out}/prometheus/targets/exporters.yml, then run: "

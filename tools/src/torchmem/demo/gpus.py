@@ -10,13 +10,14 @@ from multiprocessing.context import SpawnContext
 
 from torchmem.demo.node import VERSIONS, SimulatedNode
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
+from torchmem.sample.sample import MAX_PID
 from torchmem.simulator.gpu import Cells, GpuUse
 from torchmem.simulator.scenarios import Scenario
 
 STEP_SECONDS = 0.2
 EVENTS_PER_STEP = 4
-# Pids of simulated neighbors. Linux assigns no pid from PID_MAX_LIMIT on.
-FIRST_NEIGHBOR_PID = 1 << 22
+# Pids of simulated neighbors, which Linux does not assign.
+FIRST_NEIGHBOR_PID = MAX_PID
 MIN_WINDOW_SECONDS = 1.0
 _LEVEL_STEPS = 20
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from torchmem.host.procfs import PROC
 from torchmem.sample.run_directory import run_directory
 
 Status = Literal["ok", "note", "problem"]
+Values: TypeAlias = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+"""Labels and values of each series of a page of metrics, by name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from torchmem.cli.http import HttpAnswer, fetch, why_not, without_credentials
-from torchmem.doctor import processes
-from torchmem.doctor.check import Check, Place
+from torchmem.doctor import holders, processes
+from torchmem.doctor.check import Check, Place, Values
 from torchmem.metrics import catalog
 from torchmem.sample.sample import Process
 from torchmem.sample.untrusted import sanitize_text, strict_json
@@ -26,8 +26,6 @@ START = "Start it: `torchmem exporter`, or the service torchmem-exporter."
 
 
 Fetch = Callable[[str], HttpAnswer]
-Values = Mapping[str, list[tuple[Mapping[str, str], float]]]
-"""Labels and values of each series of a page of metrics, by name."""
 
 
 def checks(place: Place, get: Fetch = fetch) -> Iterator[Check]:
@@ -56,6 +54,7 @@ def _exporter(place: Place, get: Fetch) -> Iterator[Check]:
         return
     yield _exporter_version(url, values)
     yield from _exporter_problems(values)
+    yield from holders.checks(values)
     if urllib.parse.urlsplit(address).hostname in LOOPBACK:
         yield from _missing_processes(
             place.directory, values, lambda: _try(f"{address}/metrics", get)

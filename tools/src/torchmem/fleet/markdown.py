@@ -81,6 +81,7 @@ def _costs(report: FleetReport) -> list[str]:
             "**idle**: memory held, but no kernel for 10 minutes",
             hours(total.idle + report.idle_unattributed),
         ],
+        ["**empty**: given to a job, but without a process for 10 minutes", hours(total.empty)],
     ]
     lines = list(_table(["", "GPU-hours"], rows))
     said = (
@@ -101,16 +102,17 @@ def _bills(name: str, bills: Sequence[Bill], max_rows: int) -> list[str]:
     if not named and name != "run":
         return []
     heading = [name.capitalize(), *(["User", "Team"] if name == "run" else [])]
+    kinds = ["Held", "Lost", "Stranded", "Idle", "Empty"]
     columns = ["run", "user", "team"] if name == "run" else [name]
     rows = [
         [
             *(_words(getattr(bill, column)) for column in columns),
-            *map(hours, (bill.used, bill.lost, bill.stranded, bill.idle)),
+            *map(hours, (bill.used, bill.lost, bill.stranded, bill.idle, bill.empty)),
         ]
         for bill in bills[:max_rows]
     ]
     title = f"## GPU-hours by {name}"
-    table = _table([*heading, "Held", "Lost", "Stranded", "Idle"], rows, words=len(heading))
+    table = _table([*heading, *kinds], rows, words=len(heading))
     return [title, "", *table, *_more(len(bills), max_rows)]
 
 

@@ -42,8 +42,9 @@ class Past:
     """What the store knows about a fleet in a time.
 
     GPU-hours: `used` by ranks, `lost` to restarts after OOMs, `stranded`, `idle` while their memory
-    was held; `all_gpus`, `all_idle` and `all_wasted` with what belongs to no run or user. `need`,
-    `step_peak` and `device_total` are bytes of one GPU by job, run and launch.
+    was held, `empty` while assigned without a process; `all_gpus`, `all_idle` and `all_wasted` with
+    what belongs to no run or user. `need`, `step_peak` and `device_total` are bytes of one GPU by
+    job, run and launch.
     """
 
     window: Window
@@ -52,6 +53,7 @@ class Past:
     lost: Hours
     stranded: Hours
     idle: Hours
+    empty: Hours
     all_gpus: float
     all_idle: float
     all_wasted: float
@@ -91,6 +93,7 @@ class StoreReader:
             self._hours(series.LOST),
             self._hours(series.STRANDED),
             self._hours(series.IDLE),
+            self._hours(series.EMPTY),
             self._hours(series.ALL_GPUS, CLUSTER).total,
             self._hours(series.ALL_IDLE, CLUSTER).total,
             self._hours(series.ALL_WASTED, CLUSTER).total,

@@ -26,7 +26,7 @@ class Bill:
 
     `used`: held by ranks. `lost`: waiting for a rank that ran out of memory, and starting again
     after it. `stranded`: memory between tensors that no request fits into. `idle`: memory held on
-    a GPU that ran no kernel.
+    a GPU that ran no kernel. `empty`: given by the kubelet or Slurm, and without a process.
     """
 
     run: str
@@ -36,11 +36,12 @@ class Bill:
     lost: float
     stranded: float
     idle: float
+    empty: float
 
     @property
     def wasted(self) -> float:
         """What it cost for nothing. Lost time of a rank can also be idle, so this is the sum."""
-        return self.lost + self.stranded + self.idle
+        return self.lost + self.stranded + self.idle + self.empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +135,7 @@ def report(past: Past) -> FleetReport:
     """Return the report of a past."""
     by_run = _bills(past, lambda key: (key[1], *key[3:]))
     endings = list(_endings(past, _owners(past)))
-    hours = (past.used, past.lost, past.stranded, past.idle)
+    hours = (past.used, past.lost, past.stranded, past.idle, past.empty)
     stranded = past.all_wasted - past.all_idle
     return FleetReport(
         past.window.start,
@@ -161,7 +162,7 @@ def _rest(whole: float, known: float) -> float:
 
 def _bills(past: Past, group: Callable[[Key], Key]) -> list[Bill]:
     """Return the bills of groups of OWNER, the most wasteful one first."""
-    hours = (past.used, past.lost, past.stranded, past.idle)
+    hours = (past.used, past.lost, past.stranded, past.idle, past.empty)
     sums: dict[Key, list[float]] = defaultdict(lambda: [0.0] * len(hours))
     for number, each in enumerate(hours):
         for key, value in each.by_owner.items():

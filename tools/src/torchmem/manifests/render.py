@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from textwrap import indent
 
 from torchmem.explain.headline import ONSET_SUMMARIES
 from torchmem.explain.oom_report import CAUSE_SUMMARIES
@@ -38,6 +39,10 @@ RENDERED_BY = "# Rendered by `torchmem manifests rules`"
 HEADER = f"{RENDERED_BY} from the thresholds file. Change the thresholds, not this file.\n"
 TEMPLATES = files("torchmem.manifests").joinpath("rule_templates")
 _PLACEHOLDER = re.compile(r"\[\[([^\[\]]+)\]\]")
+# A link of an alert that only the Prometheus or the Grafana of docker-compose.yml completes.
+_HALF_LINK = re.compile(
+    r'^ +(?:runbook_url: "\{\{ \$externalURL|dashboard_url: /).*\n', re.MULTILINE
+)
 
 
 def _xid_explanation() -> str:
@@ -243,6 +248,7 @@ TEXTS: Mapping[str, str] = {
     **dict(_increases()),
     **dict(_threats()),
     **{f"advice {remedy}": _advice(remedy) for remedy in REMEDY_WORDS},
+    **{f"words {remedy}": words for remedy, words in REMEDY_WORDS.items()},
 }
 
 # The dashboards' variables by the label that they filter; see dashboards/board.py.
@@ -332,12 +338,33 @@ def _absolute(address: str) -> str:
     return f"{{{{ $externalURL }}}}{address}" if address.startswith("/") else address
 
 
+def prometheus_rule(thresholds: Thresholds, namespace: str) -> str:
+    """Return all groups as a PrometheusRule, an object of the Prometheus Operator.
+
+    Its Prometheus serves no runbooks and no dashboards, so only links with a whole URL are kept.
+    """
+    groups = _HALF_LINK.sub("", _groups(render(thresholds)))
+    return (
+        f"{HEADER}apiVersion: monitoring.coreos.com/v1\n"
+        "kind: PrometheusRule\n"
+        "metadata:\n"
+        "  name: torchmem\n"
+        f"  namespace: {namespace}\n"
+        "  labels:\n"
+        "    app.kubernetes.io/part-of: torchmem\n"
+        f"spec:\n  groups:\n{indent(groups, '  ')}"
+    )
+
+
 def at(place: Path, rendered: Mapping[str, str]) -> tuple[Path, Mapping[str, str]]:
     """Return the folder and the files for a place: a folder, or one .yml file for all groups."""
     if place.suffix not in {".yml", ".yaml"} or place.is_dir():
         return place, rendered
-    groups = (text.removeprefix(HEADER).partition("groups:\n")[2] for text in rendered.values())
-    return place.parent, {place.name: f"{HEADER}groups:\n{''.join(groups)}"}
+    return place.parent, {place.name: f"{HEADER}groups:\n{_groups(rendered)}"}
+
+
+def _groups(rendered: Mapping[str, str]) -> str:
+    return "".join(text.partition("groups:\n")[2] for text in rendered.values())
 
 
 def outdated(folder: Path, rendered: Mapping[str, str]) -> list[str]:

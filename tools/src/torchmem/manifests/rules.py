@@ -14,6 +14,7 @@ Examples:
   torchmem manifests rules --defaults > thresholds.yml
   torchmem manifests rules --thresholds thresholds.yml --out rules
   torchmem manifests rules --out torchmem.yml
+  torchmem manifests rules --prometheus-rule monitoring --out rules.yaml
 """
 
 
@@ -45,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the shipped thresholds, as a template for your file",
     )
     parser.add_argument(
+        "--prometheus-rule",
+        metavar="NAMESPACE",
+        help="the one .yml file is a PrometheusRule of this namespace, for the Prometheus Operator",
+    )
+    parser.add_argument(
         "--force",
         action="store_true",
         help="replace files of the same names that this command did not write",
@@ -67,7 +73,12 @@ def run(arguments: argparse.Namespace) -> int:
     if place is None:
         raise UsageError("--out is missing: give the directory or the .yml file for the rules.")
     thresholds = chosen(arguments.thresholds, "manifests rules --thresholds")
+    namespace = arguments.prometheus_rule
     folder, rendered = render.at(place, render.render(thresholds))
+    if namespace and place == folder:
+        raise UsageError("--prometheus-rule writes one file: give --out a name that ends in .yml.")
+    if namespace:
+        rendered = {place.name: render.prometheus_rule(thresholds, namespace)}
     if arguments.check:
         return _check(place, render.outdated(folder, rendered))
     render.write(folder, rendered, force=arguments.force)
@@ -76,7 +87,10 @@ def run(arguments: argparse.Namespace) -> int:
         place /= "*.yml"
     else:
         print(f"Wrote {place}.")
-    print(f"Check them with: promtool check rules {place}")
+    if namespace:
+        print(f"Apply it with: kubectl apply -f {place}")
+    else:
+        print(f"Check them with: promtool check rules {place}")
     return 0
 
 

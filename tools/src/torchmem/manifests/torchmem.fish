@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top why release capture whatif compare preflight mcp doctor fleet manifests 'manifests systemd' 'manifests kubernetes' 'manifests helm' 'manifests mixin' 'manifests slurm' 'manifests prometheus' 'manifests scale' 'manifests alertmanager' 'manifests grafana' 'manifests compose' 'manifests image' 'manifests stack' 'manifests rules' 'manifests dashboards' 'manifests completion'
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-entries --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --rank --ranks --rows --run --run-dir --save-baseline --scenario --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-entries --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --prometheus-rule --rank --ranks --rows --run --run-dir --save-baseline --scenario --scontrol --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -81,6 +81,7 @@ complete -c torchmem -n '_shtab_torchmem_using exporter' -l all-series -l no-all
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l processes-per-gpu -x -d 'maximum number of processes to export for each GPU (default: 32)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l container-logs -xka "(__fish_complete_directories)" -d 'where the kubelet links the logs of containers; no log is read (default: /var/log/containers)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l kubelet-socket -x -d 'the kubelet'"'"'s pod-resources socket; needs permission to connect and the extra `kubernetes`'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l scontrol -x -d 'Slurm'"'"'s scontrol, to ask once for each job which GPUs it was given'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'settings in YAML; flags override them'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l thresholds -xka "(__fish_complete_path (commandline -ct))" -d 'thresholds of `torchmem manifests rules`, by which ranks are judged (default TORCHMEM_THRESHOLDS, else the shipped)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l print-config -d 'print the effective settings as YAML and exit'
@@ -256,6 +257,7 @@ complete -c torchmem -n '_shtab_torchmem_using manifests rules' -l thresholds -x
 complete -c torchmem -n '_shtab_torchmem_using manifests rules' -l out -xka "(__fish_complete_path (commandline -ct))" -d 'the directory to write to, one file for each subject; or one .yml file'
 complete -c torchmem -n '_shtab_torchmem_using manifests rules' -l check -xka "(__fish_complete_path (commandline -ct))" -d 'write nothing; fail if the rules there differ'
 complete -c torchmem -n '_shtab_torchmem_using manifests rules' -l defaults -d 'print the shipped thresholds, as a template for your file'
+complete -c torchmem -n '_shtab_torchmem_using manifests rules' -l prometheus-rule -x -d 'the one .yml file is a PrometheusRule of this namespace, for the Prometheus Operator'
 complete -c torchmem -n '_shtab_torchmem_using manifests rules' -l force -d 'replace files of the same names that this command did not write'
 complete -c torchmem -n '_shtab_torchmem_using manifests; and test $_shtab_torchmem_npos -eq 0' -a dashboards -d 'write Grafana'"'"'s dashboards to files, or save them in a Grafana'
 complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -s h -l help -d 'show this help message and exit'

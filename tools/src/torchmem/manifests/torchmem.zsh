@@ -123,6 +123,7 @@ _shtab_torchmem_exporter_options=(
   "--processes-per-gpu[maximum number of processes to export for each GPU (default\: 32)]:N:"
   "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
   "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
+  "--scontrol[Slurm\'s scontrol, to ask once for each job which GPUs it was given]:PATH:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
   "--thresholds[thresholds of \`torchmem manifests rules\`, by which ranks are judged (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
@@ -255,6 +256,7 @@ _shtab_torchmem_manifests_rules_options=(
   "--out[the directory to write to, one file for each subject\; or one .yml file]:DIR|FILE:_files"
   "--check[write nothing\; fail if the rules there differ]:DIR|FILE:_files"
   "--defaults[print the shipped thresholds, as a template for your file]"
+  "--prometheus-rule[the one .yml file is a PrometheusRule of this namespace, for the Prometheus Operator]:NAMESPACE:"
   "--force[replace files of the same names that this command did not write]"
 )
 

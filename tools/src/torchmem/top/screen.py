@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -15,7 +16,7 @@ from torchmem.allocator.sizes import format_index
 from torchmem.explain.oom_report import format_seconds
 from torchmem.explain.parts import PartBytes
 from torchmem.metrics import colors
-from torchmem.node.state import GpuState, NodeState, RankState, RankWhy
+from torchmem.node.state import GpuNote, GpuState, NodeState, RankState, RankWhy
 from torchmem.node.words import sparkline
 from torchmem.output.terminal import counted
 from torchmem.top.bars import UseStyles, gib
@@ -258,6 +259,7 @@ class _Painter:
         has_past = any(len(self._screen.history.of(key)) > 1 for key in keys(self._groups))
         for group in self._groups:
             rows.append(partial(self._gpu, group.gpu))
+            rows += [partial(self._note, note) for note in group.gpu.notes]
             for rank in group.ranks:
                 is_selected = count == self._position
                 selected = len(rows) if is_selected else selected
@@ -269,6 +271,9 @@ class _Painter:
         if self._screen.node and not count:
             rows += [partial(Text.copy, line) for line in self._nothing()]
         return rows, selected
+
+    def _note(self, note: GpuNote) -> Text:
+        return Text.assemble("  ", (f"• {note.text}", colors.ATTENTION), f" {note.remedy}")
 
     def _past(self, gpu: GpuState, rank: RankState) -> Text:
         """Return what was seen of a rank as sparklines, on the scale of its GPU."""
@@ -306,8 +311,7 @@ class _Painter:
     def _gpu(self, gpu: GpuState) -> Text:
         if gpu is WAITING:
             return Text("Ranks that have not used a GPU yet", style="bold")
-        name = "GPU –" if gpu.index is None else f"GPU {gpu.index}"
-        line = Text.assemble((_cut(name, 6) + " ", "bold"))
+        line = Text.assemble((_cut(_gpu_name(gpu), 6) + " ", "bold"))
         has_sensors = self._width >= MIN_SENSOR_WIDTH
         taken = 7 + FREE_COLUMNS + SENSOR_COLUMNS * has_sensors
         if self._is_wide:
@@ -389,8 +393,13 @@ class _Painter:
         return self._parts("bars", [PartBytes(name, 0) for name in names], has_sizes=False)
 
     def whys(self) -> list[Text]:
-        """Return what there is to know about each rank."""
-        return [
+        """Return what there is to know about each GPU and rank."""
+        notes = [
+            self._wrapped(Text.assemble((f"• {_gpu_name(gpu)}: ", colors.ATTENTION), words))
+            for gpu in (group.gpu for group in self._groups)
+            for words in (f"{note.text} {note.remedy}" for note in gpu.notes)
+        ]
+        ranks = [
             line
             for group in self._groups
             for rank in group.ranks
@@ -399,6 +408,7 @@ class _Painter:
                 *self._verdict(group.gpu, rank),
             )
         ]
+        return [*chain.from_iterable(notes), *ranks]
 
     def _verdict(self, gpu: GpuState, rank: RankState) -> list[Text]:
         answer = self._answer(gpu, rank)
@@ -492,6 +502,10 @@ def _facts(gpu: GpuState, rank: RankState, now: float | None) -> Iterator[str]:
         yield f"seen {_age(rank.sample_time, now)} ago"
     if now is not None and rank.snapshot_time is not None:
         yield f"snapshot {_age(rank.snapshot_time, now)} ago"
+
+
+def _gpu_name(gpu: GpuState) -> str:
+    return "GPU –" if gpu.index is None else f"GPU {gpu.index}"
 
 
 def _clock(timestamp: float) -> str:

@@ -11,7 +11,6 @@ from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.nvml_reasons import next_step, reason_in_words
 from torchmem.exporter.reading import Reading, V
 from torchmem.exporter.subjects.memory import MemoryInfo
-from torchmem.exporter.subjects.outside_allocator import uses_by_process
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.temperature import Temperatures
 from torchmem.exporter.subjects.utilization import Utilization
@@ -26,9 +25,7 @@ def node_state(found: NodeReading) -> NodeState:
     unused = {uuid: (known.free, known.reserved or 0) for uuid, known in memory.items()}
     nvml = _nvml(reading.down_reason)
     gpus = tuple(_gpus(found, memory))
-    return ranks.node_state(
-        found, ranks.NvmlValues(nvml, gpus, unused, uses_by_process(reading).keys())
-    )
+    return ranks.node_state(found, ranks.NvmlValues(nvml, gpus, unused))
 
 
 def _nvml(reason: str) -> NvmlState:

@@ -123,6 +123,11 @@ class OutsideBytes:
         """The bytes outside the allocator by process, with managed memory."""
         return {key: size + self.managed.get(key, 0) for key, size in self.by_process.items()}
 
+    @property
+    def held(self) -> Mapping[tuple[str, int], int]:
+        """NVML's bytes of each process, by the device's UUID and the pid."""
+        return {key: use.used_bytes for key, use in self.uses.items()}
+
 
 def outside_families(found: OutsideBytes, *, all_series: bool = True) -> Iterator[Metric]:
     """Yield the bytes outside the allocator by GPU and rank; with all series, also their times."""

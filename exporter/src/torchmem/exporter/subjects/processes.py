@@ -17,10 +17,12 @@ from torchmem.exporter.nvml import NOT_FOUND, NvmlDevice, available
 from torchmem.exporter.pod_names import PodNames, PodProcess
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import Reading
+from torchmem.exporter.slurm_jobs import SlurmJob
 from torchmem.exporter.subjects import mig
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.metrics import catalog
 from torchmem.metrics.families import Row, by_last_label, family, info
+from torchmem.node.gpu_holders import DeadProcess
 from torchmem.node.published import Published
 
 MAX_PROCESSES_PER_NODE = 1024
@@ -34,9 +36,13 @@ _COMPUTE = (
     "nvmlDeviceGetComputeRunningProcesses_v3",
     "nvmlDeviceGetComputeRunningProcesses_v2",
 )
-_OTHER_KINDS = (
-    ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
-    ("nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v2"),
+_GRAPHICS = (
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v2",
+)
+_MPS = (
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v2",
 )
 
 
@@ -70,13 +76,15 @@ class Processes(GpuValue):
 
     `memory` is the GPU's, read immediately before the list so that their difference is meaningful.
     `free` holds the free bytes of the GPU (None) or of its MIG devices by UUID, for those that had
-    the same before and after their processes were listed.
+    the same before and after their processes were listed. `mps_pids`: the clients of MPS, whose
+    pids are those of its server's pid namespace.
     """
 
     listed: Sequence[ProcessMemory] = ()
     utilization: Mapping[int, ProcessUtilization] = field(default_factory=dict)
     memory: MemoryInfo | None = None
     free: Mapping[str | None, int] = field(default_factory=dict)
+    mps_pids: frozenset[int] = frozenset()
 
     @property
     def unattributed(self) -> int | None:
@@ -84,7 +92,7 @@ class Processes(GpuValue):
 
         None if a value is unknown, or if a process allocated between two calls.
         """
-        used = _bytes_by_pid(self.listed).values()
+        used = bytes_by_pid(self.listed).values()
         known = [size for size in used if size is not None]
         if self.memory is None or self.memory.reserved is None or len(known) < len(used):
             return None
@@ -102,7 +110,8 @@ class Processes(GpuValue):
         if gpu.nvml.is_wsl and not rows:
             return None  # the processes of Windows are not listed
         free = {part.mig_uuid: part.free for part in lists if part.free is not None}
-        return cls(rows, _utilization(gpu) if rows else {}, memory, free)
+        mps = frozenset[int]().union(*(part.mps_pids for part in lists))
+        return cls(rows, _utilization(gpu) if rows else {}, memory, free, mps)
 
 
 def _possible(
@@ -128,11 +137,12 @@ def _possible(
 
 @dataclass(frozen=True, slots=True)
 class _List:
-    """The processes of one GPU or MIG device; `rows` and `free` as in `Processes`."""
+    """The processes of one GPU or MIG device; `free` and `mps_pids` as in `Processes`."""
 
     mig_uuid: str | None
     rows: Sequence[ProcessMemory] | None
     free: int | None
+    mps_pids: frozenset[int] = frozenset()
 
 
 def _lists(gpu: NvmlDevice, memory: MemoryInfo | None) -> Iterator[_List]:
@@ -149,13 +159,13 @@ def _list_on(device: NvmlDevice, mig_uuid: str | None, before: MemoryInfo | None
     compute = device.call_first(_COMPUTE)
     if compute is None:
         return _List(mig_uuid, None, None)
-    rows = list(compute)
-    for names in _OTHER_KINDS:
-        rows.extend(device.call_first(names) or ())
+    graphics, mps = (device.call_first(names) or () for names in (_GRAPHICS, _MPS))
+    rows = [*compute, *graphics, *mps]
     listed = [ProcessMemory(pid, used, mig_uuid) for pid, used in _merged(rows).items()]
     after = MemoryInfo.read(device)
     is_same = before and after and before.free == after.free
-    return _List(mig_uuid, listed, before.free if before and is_same else None)
+    free = before.free if before and is_same else None
+    return _List(mig_uuid, listed, free, frozenset(row.pid for row in mps))
 
 
 def _merged(rows: Iterable[Any]) -> dict[int, int | None]:
@@ -226,12 +236,12 @@ def _tables(reading: Reading) -> list[_GpuTable]:
 
 
 def _table(labels: GpuLabels, processes: Processes, limit: int) -> _GpuTable:
-    used = _bytes_by_pid(processes.listed)
+    used = bytes_by_pid(processes.listed)
     pids = sorted(used, key=lambda pid: (-(used[pid] or 0), pid))[:limit]
     return _GpuTable(labels, processes, used, pids)
 
 
-def _bytes_by_pid(rows: Iterable[ProcessMemory]) -> dict[int, int | None]:
+def bytes_by_pid(rows: Iterable[ProcessMemory]) -> dict[int, int | None]:
     """Add up the bytes of a process on several MIG devices."""
     used: dict[int, int | None] = {}
     for row in rows:
@@ -272,24 +282,62 @@ def _unattributed(table: _GpuTable) -> Iterator[Row]:
         yield table.labels, rest
 
 
-def info_families(
-    reading: Reading, published: Sequence[Published], owners: ProcessOwners, pods: PodNames
-) -> Iterator[Metric]:
-    """Yield the known facts about the processes with series of their own, and their rank.
+def process_facts(
+    reading: Reading,
+    published: Sequence[Published],
+    owners: ProcessOwners,
+    pods: PodNames,
+    jobs: Mapping[str, SlurmJob],
+) -> Mapping[int, Mapping[str, str]]:
+    """Return the known facts about the processes with series of their own, and their rank, by pid.
 
     NVML's pids must be the exporter's. A rank is named only if the sample certainly comes from the
-    process: an equal pid alone does not prove it.
+    process: an equal pid alone does not prove it. `jobs` by ID or SLUID; without one of them, a
+    rank's job is what its environment says.
     """
     tables = _tables(reading) if reading.has_families("processes") else []
-    ranks = {item.pid: _rank(item) for item in published if item.attributed}
+    ranks = {item.pid: item.rank_labels() for item in published if item.attributed}
     facts = {pid: owners.labels(pid) for table in tables for pid in table.pids}
     names = pods.labels(_in_pods(facts, tables))
+    said = {item.pid: item.sample.process.labels for item in published if item.attributed}
+    return {
+        pid: {
+            **_job(found, jobs, said.get(pid, {})),
+            **found,
+            **names.get(pid, {}),
+            **ranks.get(pid, {}),
+        }
+        for pid, found in facts.items()
+    }
+
+
+def _job(
+    facts: Mapping[str, str], jobs: Mapping[str, SlurmJob], said: Mapping[str, str]
+) -> Mapping[str, str]:
+    """Return the ID of the job of which the control group has only the SLUID."""
+    sluid = facts.get("slurm_sluid", "")
+    job = jobs[sluid].id if sluid in jobs else said.get("slurm_job_id")
+    return {"slurm_job_id": job} if sluid and job else {}
+
+
+def info_families(
+    reading: Reading,
+    facts: Mapping[int, Mapping[str, str]],
+    dead: Mapping[str, Sequence[DeadProcess]],
+) -> Iterator[Metric]:
+    """Yield the facts, also those of dead processes, whose state is "dead"."""
+    tables = _tables(reading) if reading.has_families("processes") else []
+    gone = {
+        (uuid, process.pid): {**process.facts, "state": "dead"}
+        for uuid, processes in dead.items()
+        for process in processes
+    }
     rows = (
-        ((*table.labels, str(pid)), {**facts[pid], **names.get(pid, {}), **ranks.get(pid, {})})
+        ((*table.labels, str(pid)), gone.get((table.labels[1], pid)) or facts.get(pid))
         for table in tables
         for pid in table.pids
     )
-    yield info(catalog.NVML_PROCESS_INFO, [row for row in rows if row[1]])
+    yield info(catalog.NVML_PROCESS_INFO, [(labels, known) for labels, known in rows if known])
 
 
 def _in_pods(
@@ -305,9 +353,3 @@ def _in_pods(
         for pid, labels in facts.items()
         if "pod_uid" in labels
     }
-
-
-def _rank(item: Published) -> Mapping[str, str]:
-    process = item.sample.process
-    launch = {"launch": process.launch} if process.launch else {}
-    return {"rank": str(process.rank), "run": process.run, **launch}

@@ -66,11 +66,12 @@ def library_oom(error: BaseException) -> LibraryOom | None:
 
     PyTorch's own OutOfMemoryError does not count: the allocator's observer reports it.
     """
+    links = [link for link in _chain(error) if not isinstance(link, KeyboardInterrupt)]
+    if is_oom(error) or not links:
+        return None  # without the import, which would change the exit code of a Ctrl-C, see `begin`
     from torchmem.explain.texts.exceptions import cause_of, unseen_oom
 
-    if is_oom(error):
-        return None
-    for link in _chain(error):
+    for link in links:
         text = _text(link)
         message = unseen_oom(text)
         if message:
@@ -93,6 +94,8 @@ def _is_pytorch_oom(error: BaseException) -> bool:
 
 
 def _is_unseen_oom(error: BaseException) -> bool:
+    if isinstance(error, KeyboardInterrupt):
+        return False  # without the import, as in `library_oom`
     from torchmem.explain.texts.exceptions import unseen_oom
 
     return unseen_oom(_text(error)) is not None

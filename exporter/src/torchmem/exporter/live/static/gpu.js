@@ -19,6 +19,7 @@ export function createGpu(first, selection, groups) {
   const model = el("span", { class: "model" });
   const facts = el("p", { class: "facts number" });
   const used = el("span", { class: "in-use" });
+  const notes = el("div");
   const bar = createBar("gpu-bar");
   const past = el("div", { class: "past" });
   const length = el("p", { class: "used number" });
@@ -28,7 +29,7 @@ export function createGpu(first, selection, groups) {
   title.id = headingId;
   const element = el(
     "article", { class: "gpu", "aria-labelledby": headingId },
-    el("header", {}, title, facts),
+    el("header", {}, title, facts), notes,
     el("div", { class: "memory" }, el("div", { class: "present" }, bar.element), el("div", { class: "past-column" }, past, length)),
     ranks, more,
   );
@@ -44,6 +45,7 @@ export function createGpu(first, selection, groups) {
     title.replaceChildren(`${nameOf(gpu)} `, model);
     setText(model, gpu.name ?? "");
     facts.replaceChildren(used, ...factsOf(gpu));
+    notes.replaceChildren(...(gpu.notes ?? []).map(({ text, remedy }) => el("p", { class: "why-line" }, el("strong", { class: "alarm" }, text), el("br"), remedy)));
   });
 
   function toggleAll() {
