@@ -128,17 +128,18 @@ def test_the_command_helps_without_extras(bare: Path) -> None:
 
 def test_an_oom_is_explained_without_extras(bare: Path, tmp_path: Path) -> None:
     """`torchmem why` explains a report in the base install, as text and as a page."""
+    page = tmp_path / "oom.html"
     (tmp_path / "report").write_bytes(encode(STRANDED))
     done = subprocess.run(
-        [bare / "torchmem", "why", tmp_path / "report", "--html", tmp_path / "oom.html"],
+        [bare / "torchmem", "why", tmp_path / "report", "--html", page],
         capture_output=True,
         text=True,
         check=False,
     )
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, f"torchmem: {page} written.\n")
     assert "expandable_segments:True" in done.stdout
-    assert "</html>" in (tmp_path / "oom.html").read_text()
+    assert "</html>" in page.read_text()
 
 
 @pytest.mark.parametrize(
