@@ -19,6 +19,7 @@ from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.directory_status import DirectoryStatus
 from torchmem.exporter.sample_files import RunDirectory
+from torchmem.exporter.subjects.dead_processes import DeadProcesses
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.power import Power
 from torchmem.exporter.subjects.processes import Processes
@@ -92,7 +93,9 @@ class Node:
         )
         self._nvml = FakeNvml.down(plan.down) if plan.down else FakeNvml(self._gpus, VERSIONS)
         directory = RecordedRunDirectory(self._published)
-        self.exporter = Exporter(self._nvml, directory, clock=lambda: self.now)
+        # The kernel of this machine does not have the processes of the picture.
+        dead = DeadProcesses(gone=lambda _pid: False)
+        self.exporter = Exporter(self._nvml, directory, clock=lambda: self.now, dead=dead)
 
     def play(self, now: float) -> None:
         """Let every process live until `now`."""
