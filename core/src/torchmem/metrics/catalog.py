@@ -556,8 +556,8 @@ NVML_GPU_ASSIGNMENT_INFO = _group.info(
 )
 NVML_GPU_ASSIGNED_EMPTY = _group.gauge(
     "nvml_gpu_assigned_empty_seconds",
-    "How long the GPU has been given to somebody without a process on it, 0 while it has one; "
-    "absent if nobody is known to have it.",
+    "How long the GPU has been assigned to a job or pod without a process on it, 0 while it has "
+    "one; absent without a known assignment.",
 )
 NVML_UNATTRIBUTED_MEMORY = _group.gauge(
     "nvml_unattributed_memory_bytes",

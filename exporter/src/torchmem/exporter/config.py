@@ -39,7 +39,7 @@ class ExporterSettings:
     `otlp`: also send the metrics by OTLP, as set by OpenTelemetry's environment variables.
     `container_logs`: where the kubelet links the logs of containers, for the names of pods.
     `kubelet_socket`: the kubelet's pod-resources socket, None to leave it alone.
-    `scontrol`: Slurm's program that tells which job was given which GPU, None to ask nobody.
+    `scontrol`: Slurm's program that tells which job was given which GPU, None for no such program.
     """
 
     listen: str = DEFAULT_LISTEN

@@ -40,7 +40,7 @@ class Jobs(Protocol):
 
 
 class NoJobs:
-    """Knows no job, because nobody is asked."""
+    """Knows no job, because there is no program to ask."""
 
     def __call__(self) -> Mapping[str, SlurmJob]:
         """Return none."""
@@ -70,7 +70,7 @@ class GpuAssignments:
         self._empty_since: dict[tuple[str, str], float] = {}
 
     def close(self) -> None:
-        """Ask nobody anymore."""
+        """Stop asking."""
         self.jobs.close()
 
     def update(

@@ -145,7 +145,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 def _sent(request: urllib.request.Request, timeout_seconds: float) -> HttpAnswer:
     """Return the answer of the server, or of the proxy in the environment, as it is.
 
-    The timeout is that of a single read: it ends a thread that nobody waits for any more.
+    The timeout is that of a single read: it ends a thread that is no longer waited for.
     """
     # Not `build_opener`, whose further handlers follow redirects and raise other statuses.
     opener = urllib.request.OpenerDirector()
