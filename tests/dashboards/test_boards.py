@@ -62,6 +62,7 @@ ACCEPTED: Mapping[tuple[str, str], str] = {
     ("training-memory", "Memory released"): "the ranks have no tier of the setting release",
     ("training-memory", "Out of memory in"): "the headroom of no rank falls at the end",
     ("training-memory", "OutOfMemoryErrors"): "the engine has none",
+    ("training-memory", "NCCL by process group"): "the simulated ranks have no NCCL",
 }
 
 

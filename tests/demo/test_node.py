@@ -38,6 +38,8 @@ NOT_REPORTED = {
     catalog.NVML_RETIRED_PAGES.name,
     catalog.NVML_RETIRED_PAGES_PENDING.name,
     catalog.NVML_GPU_ERROR.name,
+    catalog.NVML_GPU_ASSIGNMENT_INFO.name,
+    catalog.NVML_GPU_ASSIGNED_EMPTY.name,
     catalog.NVML_PCIE_THROUGHPUT.name,
     catalog.NVML_PROCESS_INFO.name,
     catalog.NVML_XID_LAST.name,

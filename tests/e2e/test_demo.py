@@ -148,7 +148,7 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
 # phases, samples, pinned memory, private pools, libraries or errors other than an OOM. The only run
 # ends with that OOM, no launch follows, and no engine serves.
 WITHOUT_DATA = (
-    r"Memory of .* [D-I]|Where the memory is [D-I]|What the tensors are [A-J]|Rank .shown [BEF]"
+    r"Memory of .* [D-IK]|Where the memory is [D-IK]|NCCL by process group A|What the tensors are [A-J]|Rank .shown [BEF]"
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
     r"|Pinned memory A|Memory released A"
     r"|Growth of the peak per hour A"
@@ -161,7 +161,7 @@ WITHOUT_DATA = (
     r"|Start .mark.|Killed or failed .mark.|Alert .mark.|Advice .mark."
     r"|Pressure hook dropped .mark.|Active peak E|Left at the peak E"
     r"|Headroom [FG]"
-    r"|GPU-hours by .* [BD]|Room at the peak [ABC]"
+    r"|GPU-hours by .* [BDE]|Room at the peak [ABC]"
     r"|What the engine holds [A-F]|KV cache in use [AB]|Planned and actual [A-D]"
     r"|Free beyond what wakes up A|Left after a sleep A|Sleeps and preemptions [AB]"
 )

@@ -150,7 +150,7 @@ def huge(number: int) -> Sample:
             uuid=f"{index:02}" + "\\" * 198,
             phase_peaks=dict.fromkeys(map(chr, range(40, 91)), 1),
         )
-        for index in range(60)
+        for index in range(52)
     )
     return own_sample(process=replace(GONE, rank=number, run='"' * 200), devices=devices)
 
