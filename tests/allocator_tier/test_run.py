@@ -176,7 +176,7 @@ def test_instrument_in_the_script_has_its_own_settings(tmp_path: Path) -> None:
 
 
 def test_a_misspelled_setting_is_one_line_and_the_job_is_monitored(tmp_path: Path) -> None:
-    """A TORCHMEM_ variable that is no setting costs one line on stderr, and nothing else."""
+    """An unknown TORCHMEM_ variable costs one line on stderr, and nothing else."""
     done = job(tmp_path, *torch_server().python(), script(tmp_path), TORCHMEM_INTERVALL="3")
 
     check(done)

@@ -92,7 +92,7 @@ class Node:
 
 
 def test_a_gpu_of_a_pod_without_a_process(open_exporter: OpenExporter, tmp_path: Path) -> None:
-    """It is empty from the first look on until a process comes; the other GPU is nobody's."""
+    """It is empty from the first scrape until a process starts; the other GPU is not assigned."""
     node = Node(open_exporter, proc(tmp_path), [AssignedContainer(POD, frozenset({"GPU-a::0"}))])
     seconds = [node.scrape().by("uuid", EMPTY), node.scrape(after=60).by("uuid", EMPTY)]
     node.pids = {"GPU-a": [os.getpid()]}
@@ -154,7 +154,7 @@ def test_numbers_that_cannot_be_right(open_exporter: OpenExporter, tmp_path: Pat
 
 
 def test_nobody_is_asked_by_default(open_exporter: OpenExporter) -> None:
-    """Without the settings there are no such series."""
+    """Without the settings, these series are absent."""
     exposition = scrape(open_exporter(FakeNvml.of(FakeGpu(GpuIdentity(0, "GPU-a"), Processes()))))
 
     assert (exposition.matching(INFO), exposition.matching(EMPTY)) == ({}, {})

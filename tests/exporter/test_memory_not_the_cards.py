@@ -185,7 +185,7 @@ def windows(tmp_path: Path) -> FakeNode:
 def test_what_windows_holds_is_not_without_an_owner(
     windows: FakeNode, open_exporter: OpenExporter
 ) -> None:
-    """NVML lists no processes there, so who holds the memory is unknown, not nobody."""
+    """NVML lists no processes there, so the holders of the memory are unknown."""
     exposition = scrape(open_exporter(windows.nvml(is_wsl=True)))
     assert exposition.series["nvml_memory_used_bytes"]
     for name in ("nvml_processes", "nvml_unattributed_memory_bytes", "nvml_process_memory_bytes"):

@@ -58,7 +58,7 @@ def _shares_in_python(report: OomReport) -> dict[TensorKind, float] | None:
     for group in report.tensors:
         kind = _kind(group)
         if group.shape is None:
-            continue  # of many shapes: unknown, like what is no Python object
+            continue  # the rest of the groups: what these tensors are is unknown
         if kind == "others" and group.shape in shapes:
             kind = "model"  # gradients and optimizer state have the shapes of their parameters
         elif kind == "others" and is_inference(report) and group.count < MIN_KEPT_OUTPUTS:

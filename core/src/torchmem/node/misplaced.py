@@ -18,7 +18,7 @@ from torchmem.node.published import NodeRanks, Published
 from torchmem.sample.sample import LIVE_STATES
 
 MIN_BYTES = 64 * MIB
-"""Less is no context. What opens a GPU only to look at it takes some MiB."""
+"""A CUDA context takes more. A program that only queries a GPU takes a few MiB."""
 
 _Launch = tuple[str, str | None]
 

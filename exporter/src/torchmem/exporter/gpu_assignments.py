@@ -40,7 +40,7 @@ class Jobs(Protocol):
 
 
 class NoJobs:
-    """Knows no job, because there is no program to ask."""
+    """Finds no jobs, because no program is configured to ask."""
 
     def __call__(self) -> Mapping[str, SlurmJob]:
         """Return none."""

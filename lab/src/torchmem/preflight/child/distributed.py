@@ -282,7 +282,7 @@ def _use_fake_group_for_gloo() -> None:
         return {device: "fake" if name == "gloo" else name for device, name in names.items()}
 
     distributed_c10d.BackendConfig.get_device_backend_map = get_device_backend_map
-    # The group under this name is no ProcessGroupGloo.
+    # The backend with this name is not a ProcessGroupGloo.
     types["gloo"] = dist.ProcessGroup.BackendType.CUSTOM
 
 
