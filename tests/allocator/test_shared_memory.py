@@ -25,7 +25,7 @@ def shared(kind: str, **changes: Any) -> DeviceSample:
 
 @pytest.mark.parametrize("kind", ["capacity", "external", "library"])
 def test_little_left_of_the_hosts_memory_is_no_threat_of_the_gpu(kind: str) -> None:
-    """Memory of the host's programs is not another process on the GPU; what is left is judged once."""
+    """Memory of the host is not another process; what is left is judged once."""
     assert threats(LIVING[kind], shared(kind), LIMITS) == ()
 
 
