@@ -22,7 +22,7 @@ ONSET_SUMMARIES: Mapping[Onset, str] = {
     "larger_step": "steps needed more than before",
     "new_phase": "something new needed memory",
     "outside": "memory outside PyTorch's allocator grew",
-    "stranded": "free memory was stranded, and tensors had not grown",
+    "stranded": "more free memory was stranded than before",
     "tight": "nothing had changed: an ordinary step reached the limit",
 }
 """What had changed, for when the numbers are not available."""
@@ -178,10 +178,7 @@ def _outside(report: OomReport, why: OnsetEvidence) -> str:
 
 
 def _stranded(report: OomReport, why: OnsetEvidence) -> str:
-    return (
-        f"{_share(report, why.bytes or 0)} was free but stranded, too little to matter, and the "
-        "tensors had not grown"
-    )
+    return f"{_share(report, why.bytes or 0)} was free but stranded, too little to matter"
 
 
 def _tight(report: OomReport, _: OnsetEvidence) -> str:
@@ -202,7 +199,7 @@ _ONSETS: Mapping[Onset, Callable[[OomReport, OnsetEvidence], str]] = {
 }
 _TAILS: Mapping[Onset, str] = {
     "first_step": ", in the first step",
-    "stranded": ", and the tensors had not grown",
+    "stranded": "",
     "tight": "",
 }
 
