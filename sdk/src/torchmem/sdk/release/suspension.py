@@ -77,7 +77,7 @@ class Suspension:
         if not found:
             log(
                 logging.WARNING,
-                "there are no communicators to suspend or resume: that needs PyTorch 2.12, NCCL "
-                "2.29.7, and process groups of NCCL that have made a collective",
+                "No communicators to suspend or resume. This requires PyTorch 2.12, NCCL 2.29.7, "
+                "and an NCCL process group that has run a collective.",
             )
         return found
