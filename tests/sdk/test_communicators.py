@@ -286,7 +286,7 @@ def test_without_nccls_support_nothing_is_suspended(
     step(session)
 
     assert session.suspend_communicators() == 0
-    assert "needs PyTorch 2.12, NCCL 2.29.7" in caplog.text
+    assert "requires PyTorch 2.12, NCCL 2.29.7" in caplog.text
     assert groups.all[1].reads == 0
 
 
