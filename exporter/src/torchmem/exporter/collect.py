@@ -105,7 +105,7 @@ class Exporter:
     `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
     `thresholds`: by which ranks are judged, by default the shipped ones; `workers`: the threads
     that call the driver; `pods`: finds the names of pods; `dead`: finds processes that are gone;
-    `assignments`: finds who was given which GPU;
+    `assignments`: finds who was given which GPU; `hosts`: reads the ranks' host memory;
     `all_series`: whether ranks also have the series that no rule and no panel reads.
     """
 
@@ -124,13 +124,14 @@ class Exporter:
         all_series: bool = False,
         dead: DeadProcesses | None = None,
         assignments: GpuAssignments | None = None,
+        hosts: HostProcesses | None = None,
     ) -> None:
         self._driver = Driver(nvml)
         self._events = xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
         self._pods = pods or PodNames()
         self._dead, self._assignments = dead or DeadProcesses(), assignments or GpuAssignments()
-        self._hosts = HostProcesses()
+        self._hosts = hosts or HostProcesses()
         self._outside, self._threats = OutsideAllocator(), RankThreats()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory, self._all_series = run_directory, all_series
