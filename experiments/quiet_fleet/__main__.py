@@ -14,15 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import resource
-from collections import defaultdict
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from experiments.quiet_fleet.composition import DRIVER_DOWN, IDLE, Composer
 from experiments.quiet_fleet.evaluation import Fired, fired, metrics_read
+from experiments.quiet_fleet.faults import Told, told_faults
 from experiments.quiet_fleet.fleet import GPUS, NODES, Fleet, Planner
 from experiments.quiet_fleet.recordings import DAY_MINUTES, record_all
 
@@ -31,9 +32,12 @@ FOLDER = ROOT / "build" / "quiet-fleet"
 RESULTS = ROOT / "experiments" / "quiet_fleet" / "results.json"
 PUBLISHED_SEED = 20
 WARM_UP = 120
-SLOW_STEP = 120
-STATIC_DAYS = 4
+"""Minutes before a day: rules read back 95 minutes at most, but for the two below."""
+STEP, STATIC_STEP = 120, 300
+"""Seconds between evaluations: of nodes whose processes change, and of others."""
+STATIC_DAYS = 7
 STATIC_WARM_UP = 26 * 60
+"""An idle server is told after a day."""
 
 
 class Part(NamedTuple):
@@ -44,27 +48,23 @@ class Part(NamedTuple):
     first: int
     minutes: int
     warm_up: int
-    slow: bool
     step: int
 
 
 def parts(fleet: Fleet) -> list[Part]:
-    """Return the parts of an evaluation: nodes with changing processes by day, others by four."""
+    """Return the parts of an evaluation: nodes with changing processes by day, others by week."""
     busy = {each.node for each in fleet.placed if each.run}
     changing = tuple(node for node in fleet.nodes if node in busy)
     static = tuple(node for node in fleet.nodes if node not in busy)
     found = []
     for day in range(fleet.days):
         first = day * DAY_MINUTES
-        for slow, step in ((False, 60), (True, SLOW_STEP)):
-            name = f"day-{day}{'-slow' * slow}"
-            found.append(Part(name, changing, first, DAY_MINUTES, WARM_UP, slow, step))
+        found.append(Part(f"day-{day}", changing, first, DAY_MINUTES, WARM_UP, STEP))
     for day in range(0, fleet.days, STATIC_DAYS):
         minutes = min(STATIC_DAYS, fleet.days - day) * DAY_MINUTES
         first = day * DAY_MINUTES
-        for slow in (False, True):
-            name = f"static-{day}{'-slow' * slow}"
-            found.append(Part(name, static, first, minutes, STATIC_WARM_UP, slow, SLOW_STEP))
+        part = Part(f"static-{day}", static, first, minutes, STATIC_WARM_UP, STATIC_STEP)
+        found.append(part)
     return [part for part in found if part.nodes]
 
 
@@ -72,14 +72,13 @@ def evaluated(fleet: Fleet, part: Part, recordings: Path, results: Path) -> list
     """Return what fired in a part; from its file, if it was evaluated before."""
     file = results / f"{part.name}.json"
     if not file.exists():
-        composer = Composer(fleet, recordings, metrics_read(slow=part.slow))
+        composer = Composer(fleet, recordings, metrics_read())
         window = (part.first - part.warm_up, part.first + part.minutes)
         with TemporaryDirectory() as folder:
             found = fired(
                 composer.series(part.nodes, window),
                 window[1] - window[0],
                 Path(folder),
-                slow=part.slow,
                 counted=part.minutes,
                 step=part.step,
             )
@@ -98,6 +97,47 @@ def evaluated(fleet: Fleet, part: Part, recordings: Path, results: Path) -> list
     ]
 
 
+def cpu() -> float:
+    """Return the CPU time so far, in minutes."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used) / 60
+
+
+def by_alert(fleet: Fleet, found: list[Fired]) -> list[dict[str, object]]:
+    """Return how often each alert fired, in how many messages, and by what kind of job.
+
+    As Alertmanager is configured, a message is for all ranks of a launch, or for a node.
+    """
+    kinds = {each.launch: each.workload.kind for each in fleet.placed}
+    grouped: dict[tuple[str, str], list[Fired]] = defaultdict(list)
+    for each in found:
+        grouped[each.severity, each.alert].append(each)
+    return [
+        {
+            "alert": alert,
+            "severity": severity,
+            "alerts": sum(each.starts for each in those),
+            "messages": sum(Counter({each.where: each.starts for each in those}).values()),
+            "jobs": Counter(kinds.get(dict(each.labels).get("launch", ""), "") for each in those),
+        }
+        for (severity, alert), those in sorted(grouped.items())
+    ]
+
+
+def show(results: dict[str, Any], found: list[Fired], faults: list[Told]) -> None:
+    """Print the results, and where alerts fired."""
+    days = results["gpu_days"]
+    print(f"{results['gpus']} GPUs, {days} GPU-days; {results['cpu_minutes']} CPU minutes")
+    for each in results["alerts"]:
+        rate = 100 * each["messages"] / days
+        print(f"{each['severity']:9}{each['alert']:32}{each['alerts']:5}{each['messages']:5} {rate:.2f}")
+        for one in [one for one in found if one.alert == each["alert"]][:4]:
+            day, minute = divmod(one.first, DAY_MINUTES)
+            print(f"    {day} {minute // 60:02}:{minute % 60:02}", dict(one.labels))
+    for told in faults:
+        print("in time" if told.in_time else "LATE   ", told)
+
+
 def main() -> None:
     """Record, evaluate, and print."""
     parser = argparse.ArgumentParser(
@@ -108,40 +148,33 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where recordings are kept")
     parser.add_argument("--jobs", type=int, default=2, help="parts evaluated at a time")
+    parser.add_argument("--no-faults", action="store_true")
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.relative_to(ROOT)}")
     arguments = parser.parse_args()
     fleet = Planner(arguments.seed, arguments.days, arguments.nodes).plan()
     recordings = arguments.folder / "recordings"
+    folder = arguments.folder / f"{arguments.seed}-{arguments.days}-{arguments.nodes}"
     record_all({each.workload for each in fleet.placed} | {IDLE, DRIVER_DOWN}, recordings)
-    results = arguments.folder / f"{arguments.seed}-{arguments.days}-{arguments.nodes}"
-    gpu_days = len(fleet.nodes) * GPUS * fleet.days
-    print(f"{len(fleet.nodes)} nodes, {gpu_days} GPU-days, {len(fleet.placed)} processes", cpu())
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        found = pool.map(
-            lambda part: evaluated(fleet, part, recordings, results), parts(fleet)
-        )
-        everything = [each for part in found for each in part]
-    print(cpu())
-    show(everything, gpu_days)
-
-
-def cpu() -> str:
-    """Return the CPU time so far."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return f"{sum(each.ru_utime + each.ru_stime for each in used):.0f} s CPU"
-
-
-def show(found: list[Fired], gpu_days: int) -> None:
-    """Print how often each alert fired."""
-    by_alert: dict[tuple[str, str], list[Fired]] = defaultdict(list)
-    for each in found:
-        by_alert[each.severity, each.alert].append(each)
-    for (severity, alert), those in sorted(by_alert.items()):
-        starts = sum(each.starts for each in those)
-        groups = len({(each.where, each.first // 60) for each in those})
-        print(f"{severity:9}{alert:34}{starts:5} {groups:5} {100 * groups / gpu_days:.2f}")
-        for each in those[:6]:
-            print(f"    {each.first // DAY_MINUTES}d{each.first % DAY_MINUTES // 60:02}h", each.labels)
+        answers = pool.map(lambda part: evaluated(fleet, part, recordings, folder), parts(fleet))
+        found = [each for part in answers for each in part]
+    with TemporaryDirectory() as temporary:
+        faults = [] if arguments.no_faults else told_faults(arguments.seed, Path(temporary))
+    results = {
+        "seed": arguments.seed,
+        "days": fleet.days,
+        "nodes": len(fleet.nodes),
+        "gpus": len(fleet.nodes) * GPUS,
+        "gpu_days": len(fleet.nodes) * GPUS * fleet.days,
+        "processes": len(fleet.placed),
+        "ranks": sum(bool(each.run) for each in fleet.placed),
+        "cpu_minutes": round(cpu()),
+        "alerts": by_alert(fleet, found),
+        "faults": [asdict(each) | {"in_time": each.in_time} for each in faults],
+    }
+    show(results, found, faults)
+    if arguments.write:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,8 +16,6 @@ from rules.test_scenarios import GROUPS
 from support.promql import ROOT, selectors
 
 Rule = dict[str, Any]
-SLOW_RECORD = "gpu:torchmem_memory_bytes:sum"
-"""Of what memory consists: 31 rules, which only alerts that hold for minutes read."""
 FIRING = 'ALERTS{alertstate="firing",severity!="none"}'
 
 
@@ -48,21 +46,17 @@ def _read(rule: Rule) -> set[str]:
 
 
 @cache
-def alerting_groups(*, slow: bool) -> list[dict[str, Any]]:
-    """Return the alerts with what they read, in the order of evaluation.
-
-    `slow`: those that read of what memory consists; otherwise all others.
-    """
+def alerting_groups() -> list[dict[str, Any]]:
+    """Return the alerts with the records that they read, in the order of evaluation."""
     groups = sorted(_groups(), key=lambda group: _place(group["name"]))
     records: dict[str, list[Rule]] = {}
     for rule in (rule for group in groups for rule in group["rules"] if "record" in rule):
         records.setdefault(rule["record"], []).append(rule)
     alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
-    wanted = [a for a in alerts if (SLOW_RECORD in _closure(a, records)) == slow]
-    needed = set().union(*(_closure(alert, records) for alert in wanted))
+    needed = set().union(*(_closure(alert, records) for alert in alerts))
     kept = []
     for group in groups:
-        rules = [r for r in group["rules"] if r.get("record") in needed or r in wanted]
+        rules = [r for r in group["rules"] if "alert" in r or r["record"] in needed]
         if rules:
             kept.append({**group, "rules": rules})
     return kept
@@ -83,9 +77,18 @@ def _closure(rule: Rule, records: dict[str, list[Rule]]) -> set[str]:
     return found
 
 
-def metrics_read(*, slow: bool) -> frozenset[str]:
+def for_minutes(alert: str, severity: str | None = None) -> float:
+    """Return how long the condition of an alert must last; of several, that of the severity."""
+    rules = (rule for group in _groups() for rule in group["rules"] if rule.get("alert") == alert)
+    rule = next(r for r in rules if severity in (None, r["labels"]["severity"]))
+    number = re.fullmatch(r"(\d+)([smh])", rule.get("for", "0s"))
+    assert number
+    return int(number[1]) * {"s": 1 / 60, "m": 1, "h": 60}[number[2]]
+
+
+def metrics_read() -> frozenset[str]:
     """Return the metrics that the alerts read."""
-    rules = (rule for group in alerting_groups(slow=slow) for rule in group["rules"])
+    rules = (rule for group in alerting_groups() for rule in group["rules"])
     return frozenset(name for rule in rules for name in _read(rule)) | {"up"}
 
 
@@ -94,17 +97,15 @@ def fired(
     minutes: int,
     folder: Path,
     *,
-    slow: bool,
     counted: int,
     step: int = 60,
-    groups: Sequence[dict[str, Any]] | None = None,
 ) -> list[Fired]:
     """Return what fired in the last `counted` of some minutes of series.
 
     `step`: seconds between evaluations. The values are one per minute.
     """
     rules, tests = folder / "rules.json", folder / "tests.json"
-    chosen = groups or alerting_groups(slow=slow)
+    chosen = alerting_groups()
     rules.write_text(json.dumps({"groups": chosen}))
     window = f"[{counted}m:{step}s]"
     queries = (

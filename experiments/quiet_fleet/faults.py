@@ -1,13 +1,15 @@
 """Forty faults, each on a node that was healthy before, and the alerts that must tell them.
 
-A fault comes at a time drawn by its seed. `within` is the documented time, of the alert's runbook:
-what it reads (windows) and its `for`. A scrape and an evaluation take a minute each here.
+A fault comes at a time drawn by its seed. Its documented time is what the alert's rule waits for
+(`for`), after what must have been there before (`reads`). Scrape and evaluation take a minute each
+here.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from experiments.prediction.jobs import HOUR, Job, job
 from experiments.quiet_fleet.composition import notation, renamed
-from experiments.quiet_fleet.evaluation import Fired, fired, metrics_read
+from experiments.quiet_fleet.evaluation import Fired, fired, for_minutes, metrics_read
 from experiments.quiet_fleet.fleet import Placed
 from experiments.quiet_fleet.node import HowItEnds, Node, Process, Trainer
 from experiments.quiet_fleet.recordings import Values, Workload, arrays
@@ -40,35 +42,45 @@ SCRAPES = 2
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A kind of fault: the alerts of which one must tell it, and within how many minutes.
+    """A kind of fault: the alerts of which one must tell it, and how many are seeded.
 
-    `within` None: before the rank dies of an OOM. `job`: the kind of job that has the fault itself;
-    None: no rank is there. `number`: how many of them are seeded.
+    `reads`: minutes for which a fault must have been there until the alert's condition is true;
+    None: it must be told before the rank dies of an OOM. `job`: the kind of job that has the fault
+    itself; None: no rank is there.
     """
 
     name: str
     alerts: tuple[str, ...]
-    within: float | None
     number: int = 1
     act: Act = lambda _node, _trainer: None
+    reads: float | None = 0
     job: str | None = "stable"
     ends: HowItEnds = "exited"
     is_down: bool = False
+    severity: str | None = None
+
+    @property
+    def within(self) -> float | None:
+        """The documented time in minutes."""
+        if self.reads is None:
+            return None
+        return self.reads + for_minutes(self.alerts[0], self.severity)
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """How a fault was told: minutes after it, or for `died` before the OOM (then below zero)."""
+    """How a fault was told: minutes after it, below zero before an OOM; None if it was not.
+
+    `others` fired as well, and `before` fired before the fault.
+    """
 
     fault: str
     seed: int
-    alerts: tuple[str, ...]
     within: float | None
     alert: str | None
     minutes: float | None
     others: tuple[str, ...]
     before: tuple[str, ...]
-    """Alerts that fired before the fault."""
 
     @property
     def in_time(self) -> bool:
@@ -149,50 +161,45 @@ def _left_open(node: Node, _: Trainer | None) -> None:
 
 
 WARNED = ("TorchmemOutOfMemoryPredicted", "TorchmemNearCapacity")
+PENDING, FAILED = Repairs(remap_pending=True, remap_failed=False), Repairs(remap_failed=True)
 FAULTS = (
-    Fault("a leak", ("TorchmemMemoryLeak", *WARNED), None, 3, job="leak grows"),
+    Fault("a leak", ("TorchmemMemoryLeak", *WARNED), 3, reads=None, job="leak grows"),
     Fault(
         "fragmentation",
         ("TorchmemFragmentationHigh", *WARNED),
-        None,
         2,
+        reads=None,
         job="fragmentation grows",
     ),
-    Fault("a neighbor that grows", WARNED, None, 2, job="neighbor grows"),
-    Fault("one batch that does not fit", ("TorchmemOutOfMemory",), 0, 2, job="spike"),
-    Fault("an evaluation that does not fit", ("TorchmemOutOfMemory",), 0, 1, job="first evaluation"),
-    Fault("a killed rank", ("TorchmemRankKilled",), 1, 3, ends="killed"),
-    Fault("a failed rank", ("TorchmemRankFailed",), 1, 1, ends="failed"),
-    Fault("a rank that hangs", ("TorchmemRankStalled",), 10, 2),
-    Fault("a rank that no longer publishes", ("TorchmemSamplerStalled",), 7, 1, _silent),
-    Fault("host memory almost full", ("TorchmemHostMemoryLow",), 2, 2, _host_memory),
-    Fault("an XID error", ("TorchmemGpuXid",), 0, 3, _once(_xid)),
-    Fault("a lost GPU", ("TorchmemGpuLost",), 1, 2, _card(error_code=15)),
-    Fault("uncorrected memory errors", ("TorchmemGpuMemoryFaulty",), 0, 2, _card(uncorrected=2)),
+    Fault("a neighbor that grows", WARNED, 2, reads=None, job="neighbor grows"),
+    Fault("one batch that does not fit", ("TorchmemOutOfMemory",), 2, job="spike"),
+    Fault("an evaluation that does not fit", ("TorchmemOutOfMemory",), job="first evaluation"),
+    Fault("a killed rank", ("TorchmemRankKilled",), 3, ends="killed"),
+    Fault("a failed rank", ("TorchmemRankFailed",), ends="failed"),
+    Fault("a rank that hangs", ("TorchmemRankStalled",), 2, reads=5),
+    Fault("a rank that no longer publishes", ("TorchmemSamplerStalled",), 1, _silent, 5),
+    Fault("host memory almost full", ("TorchmemHostMemoryLow",), 2, _host_memory),
+    Fault("an XID error", ("TorchmemGpuXid",), 3, _once(_xid)),
+    Fault("a lost GPU", ("TorchmemGpuLost",), 2, _card(error_code=15)),
+    Fault("uncorrected memory errors", ("TorchmemGpuMemoryFaulty",), 2, _card(uncorrected=2)),
+    Fault("a row that waits for a reset", ("TorchmemGpuResetNeeded",), 1, _card(repairs=PENDING)),
+    Fault("no spare row left", ("TorchmemGpuMemoryFaulty",), 1, _card(repairs=FAILED)),
+    Fault("a hot GPU", ("TorchmemGpuThrottled",), 2, _card(throttled=True), 2.5),
+    Fault("memory of a dead process", ("TorchmemGpuDeadProcess",), 1, _dead, job=None),
+    Fault("memory of no process", ("TorchmemMemoryUnaccounted",), 1, _card(hidden=6 * GIB)),
+    Fault("a forgotten notebook", ("TorchmemGpuIdle",), 1, _left_open, 10, None),
+    Fault("a node with ranks that is down", ("TorchmemExporterDown",), 2, is_down=True),
     Fault(
-        "a row that waits for a reset",
-        ("TorchmemGpuResetNeeded",),
-        5,
-        1,
-        _card(repairs=Repairs(remap_pending=True, remap_failed=False)),
+        "another node that is down",
+        ("TorchmemExporterDown",),
+        job=None,
+        is_down=True,
+        severity="warning",
     ),
-    Fault(
-        "no spare row left",
-        ("TorchmemGpuMemoryFaulty",),
-        0,
-        1,
-        _card(repairs=Repairs(remap_pending=False, remap_failed=True)),
-    ),
-    Fault("a hot GPU", ("TorchmemGpuThrottled",), 7.5, 2, _card(throttled=True)),
-    Fault("memory of a dead process", ("TorchmemGpuDeadProcess",), 5, 1, _dead, job=None),
-    Fault("memory of no process", ("TorchmemMemoryUnaccounted",), 15, 1, _card(hidden=6 * GIB)),
-    Fault("a forgotten notebook", ("TorchmemGpuIdle",), 60, 1, _left_open, job=None),
-    Fault("a node with ranks that is down", ("TorchmemExporterDown",), 2, 2, is_down=True),
-    Fault("another node that is down", ("TorchmemExporterDown",), 15, 1, job=None, is_down=True),
-    Fault("a driver call that fails", ("TorchmemCollectorFailing",), 10, 1, _card(broken=Clocks)),
-    Fault("a full run directory", ("TorchmemRunDirectoryFull",), 1, 1, _full),
-    Fault("a damaged sample file", ("TorchmemSamplesRejected",), 1, 1, _once(_rejected)),
-    Fault("a run directory open to all", ("TorchmemRunDirectoryUnusable",), 5, 1, _unusable),
+    Fault("a driver call that fails", ("TorchmemCollectorFailing",), 1, _card(broken=Clocks)),
+    Fault("a full run directory", ("TorchmemRunDirectoryFull",), 1, _full),
+    Fault("a damaged sample file", ("TorchmemSamplesRejected",), 1, _once(_rejected)),
+    Fault("a run directory open to all", ("TorchmemRunDirectoryUnusable",), 1, _unusable),
 )
 
 
@@ -200,30 +207,39 @@ FAULTS = (
 class Scene:
     """The series of a faulty node, in which minute its fault came, and when its rank died."""
 
-    fault: Fault
+    place: int
     seed: int
     at: int
     died: int | None
     series: dict[str, Values]
 
-
-def scenes(seed: int) -> Iterator[tuple[Fault, int]]:
-    """Yield the faults and their seeds."""
-    for fault in FAULTS:
-        for number in range(fault.number):
-            yield fault, seed * 100 + number
+    @property
+    def fault(self) -> Fault:
+        """Its kind, at its place in FAULTS."""
+        return FAULTS[self.place]
 
 
-def play(fault: Fault, seed: int) -> Scene:
+def seeded(seed: int) -> list[tuple[int, int]]:
+    """Return the places of the faults in FAULTS, and a seed for each."""
+    return [
+        (place, seed * 100 + number)
+        for place, fault in enumerate(FAULTS)
+        for number in range(fault.number)
+    ]
+
+
+def play(place: int, seed: int) -> Scene:
     """Record a node until its fault has been there for longer than it may take to tell it.
 
     A job that must run out of memory and does not in 6 hours is drawn again.
     """
-    scene = _play(fault, seed)
-    return play(fault, seed + 50) if fault.within is None and scene.died is None else scene
+    scene = _play(place, seed)
+    survived = scene.fault.within is None and scene.died is None
+    return play(place, seed + 50) if survived else scene
 
 
-def _play(fault: Fault, seed: int) -> Scene:
+def _play(place: int, seed: int) -> Scene:
+    fault = FAULTS[place]
     rng = Random(f"{fault.name} {seed}")  # noqa: S311 -- a workload, not a secret
     at = rng.randint(40, 70)
     until = 60.0 * (at + (fault.within or 0) + 25)
@@ -244,7 +260,7 @@ def _play(fault: Fault, seed: int) -> Scene:
     if fault.is_down:
         for values in found.values():
             values[at:] = np.nan
-    return Scene(fault, seed, at, died, found)
+    return Scene(place, seed, at, died, found)
 
 
 def _job(fault: Fault, seed: int, at: int, until: float) -> tuple[Job, float]:
@@ -276,19 +292,22 @@ def hanging(scenario: Scenario, at: float, event_seconds: float) -> Scenario:
     return replace(scenario, train=train)
 
 
+def told_faults(seed: int, folder: Path) -> list[Told]:
+    """Play all faults on all cores, and return how they were told."""
+    with ProcessPoolExecutor() as pool:
+        played = list(pool.map(play, *zip(*seeded(seed), strict=True)))
+    return told(played, folder)
+
+
 def told(played: list[Scene], folder: Path) -> list[Told]:
     """Return how the faults were told."""
     series: dict[str, Values] = {}
-    read = metrics_read(slow=False) | metrics_read(slow=True)
+    read = metrics_read()
     minutes = max(len(v) for scene in played for v in scene.series.values())
     for number, scene in enumerate(played):
         series |= _named(scene, number, minutes, read)
     inputs = [(name, notation(values)) for name, values in series.items()]
-    found = [
-        each
-        for slow in (False, True)
-        for each in fired(inputs, minutes, folder, slow=slow, counted=minutes)
-    ]
+    found = fired(inputs, minutes, folder, counted=minutes)
     return [_told(scene, number, found) for number, scene in enumerate(played)]
 
 
@@ -331,7 +350,6 @@ def _told(scene: Scene, number: int, found: list[Fired]) -> Told:
     return Told(
         scene.fault.name,
         scene.seed,
-        scene.fault.alerts,
         scene.fault.within,
         first.alert if first else None,
         first.first - scene.at if first else None,

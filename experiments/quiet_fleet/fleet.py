@@ -18,7 +18,7 @@ GPUS = 8
 HOUR = 60
 Outage = Literal["reboot", "driver", "gap", "prometheus"]
 """A node is away; its driver is replaced; a scrape fails; Prometheus itself is away."""
-GROUPS = {"pretraining": 3, "tuning": 7, "research": 7, "rl": 3, "serving": 14, "notebooks": 7}
+GROUPS = {"pretraining": 3, "tuning": 6, "research": 6, "rl": 3, "serving": 15, "notebooks": 8}
 """Nodes by what they are used for; the rest, up to NODES, is seldom used."""
 NODES = 52
 
