@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ class Composer:
         found: dict[str, Values] = {}
         first, end = window
         for gpu in range(GPUS):
-            self._place(found, IDLE, node, gpu, first, end, window)
+            self._place(found, IDLE, (node, gpu), window, window)
         placed = (each for each in self._fleet.placed if each.node == node)
         for each in sorted(placed, key=lambda each: each.start):
             self._place_process(found, each, window)
@@ -61,21 +62,18 @@ class Composer:
                 self._interrupt(found, kind, node, (at - first, at - first + minutes), window)
         return found
 
-    def _place(  # noqa: PLR0913 -- a recording of a GPU without a process, and where
+    def _place(
         self,
         found: dict[str, Values],
         workload: Workload,
-        node: str,
-        gpu: int,
-        start: int,
-        end: int,
+        where: tuple[str, int],
+        minutes: Window,
         window: Window,
     ) -> None:
         """Fill a GPU's minutes with the last minute of a recording."""
         for name, values in self._recording(workload).series.items():
-            named = renamed(name, node, gpu)
-            into = found.setdefault(named, np.full(window[1] - window[0], np.nan))
-            into[start - window[0] : end - window[0]] = values[-1]
+            into = found.setdefault(renamed(name, *where), np.full(window[1] - window[0], np.nan))
+            into[minutes[0] - window[0] : minutes[1] - window[0]] = values[-1]
 
     def _place_process(self, found: dict[str, Values], placed: Placed, window: Window) -> None:
         recording = self._recording(placed.workload)
@@ -83,7 +81,7 @@ class Composer:
         first, end = max(window[0], placed.start), min(window[1], placed.start + minutes)
         if first >= end:
             return
-        for name, values in recording.series.items():
+        for name in recording.series:
             if "uuid=" not in name and "pid=" not in name:
                 continue
             lasting = recording.lasting(name, placed.loops)
@@ -113,8 +111,8 @@ class Composer:
             if kind == "reboot" and name.startswith("torchmem_exporter_start_timestamp"):
                 values[end:] = 60.0 * end
         if kind == "driver":
-            start = first + window[0]
-            self._place(found, DRIVER_DOWN, node, 0, start, end + window[0], window)
+            away = first + window[0], end + window[0]
+            self._place(found, DRIVER_DOWN, (node, 0), away, window)
 
 
 def renamed(name: str, node: str, gpu: int, placed: Placed | None = None) -> str:
@@ -133,11 +131,11 @@ def renamed(name: str, node: str, gpu: int, placed: Placed | None = None) -> str
 
 
 def notation(values: Values) -> str:
-    """Return values as promtool reads them; as in Prometheus, a series ends where a scrape lacks it."""
+    """Return values as promtool reads them; a series ends where a scrape lacks it."""
     same = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
     begins = [0, *(np.flatnonzero(~same) + 1).tolist(), len(values)]
     words: list[str] = []
-    for first, end in zip(begins, begins[1:], strict=False):
+    for first, end in pairwise(begins):
         words += _repeated(float(values[first]), end - first, is_first=first == 0)
     return " ".join(words)
 

@@ -7,11 +7,11 @@ here.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -136,15 +136,15 @@ def _host_memory(node: Node, _: Trainer | None) -> None:
 
 def _dead(node: Node, trainer: Trainer | None) -> None:
     """Let the driver go on to list a process that has ended."""
-    if trainer is None:
-        if not node.card.held:
-            gone = Process("python")
-            gone.kill()
-            node.card.held = [ProcessMemory(gone.pid, 30 * GIB)]
+    if trainer is None and not node.card.held:
+        gone = Process("python")
+        gone.kill()
+        node.card.held = [ProcessMemory(gone.pid, 30 * GIB)]
 
 
 def _full(node: Node, _: Trainer | None) -> None:
-    node.directory.is_full = True
+    if isinstance(node.directory, FullDirectory):
+        node.directory.is_full = True
 
 
 def _rejected(node: Node, _: Trainer | None) -> None:
@@ -152,7 +152,7 @@ def _rejected(node: Node, _: Trainer | None) -> None:
 
 
 def _unusable(node: Node, _: Trainer | None) -> None:
-    os.chmod(node.run_dir, 0o777)  # noqa: S103 -- the fault
+    node.run_dir.chmod(0o777)
 
 
 def _left_open(node: Node, _: Trainer | None) -> None:
@@ -280,12 +280,7 @@ def hanging(scenario: Scenario, at: float, event_seconds: float) -> Scenario:
     """Return a scenario whose steps end at a time, as in a collective that never returns."""
 
     def train(worker: SimulatedRank) -> Iterator[ScenarioEvent]:
-        events = 0
-        for event in scenario.train(worker):
-            events += 1
-            if events * event_seconds >= at:
-                break
-            yield event
+        yield from islice(scenario.train(worker), round(at / event_seconds))
         while True:
             yield "compute"
 

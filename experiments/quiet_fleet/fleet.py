@@ -21,6 +21,8 @@ Outage = Literal["reboot", "driver", "gap", "prometheus"]
 GROUPS = {"pretraining": 3, "tuning": 6, "research": 6, "rl": 3, "serving": 15, "notebooks": 8}
 """Nodes by what they are used for; the rest, up to NODES, is seldom used."""
 NODES = 52
+TUNED: tuple[HowItEnds, ...] = ("exited", "exited", "exited", "killed")
+TRIED: tuple[HowItEnds, ...] = ("exited", "exited", "killed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Placed:
 
 @dataclass(slots=True)
 class Fleet:
-    """All that happens in some days. `outages`: node, first minute, and minutes; "" is all nodes."""
+    """All that happens in some days. `outages`: kind, node (or "": all), first minute, minutes."""
 
     days: int
     nodes: list[str] = field(default_factory=list)
@@ -84,7 +86,7 @@ class Planner:
     ) -> int:
         """Place a run, one rank on each GPU; return when its ranks end."""
         launch = f"{1000 + self.rng.randrange(40)}-{next(self._launches):08x}"
-        return self._ranks(where, start, name, launch, first, loops)
+        return self._ranks(where, start, name, launch, first, loops=loops)
 
     def _ranks(  # noqa: PLR0913 -- what a launch consists of
         self,
@@ -93,6 +95,7 @@ class Planner:
         name: str,
         launch: str,
         first: Workload,
+        *,
         loops: int,
         others_end: HowItEnds | None = None,
     ) -> int:
@@ -100,9 +103,7 @@ class Planner:
         for rank, (node, gpu) in enumerate(where):
             made = other if rank else first
             pid = next(self._pids)
-            self.fleet.placed.append(
-                Placed(made, node, gpu, start, loops, name, launch, rank, pid)
-            )
+            self.fleet.placed.append(Placed(made, node, gpu, start, loops, name, launch, rank, pid))
         minutes = round(first.hours * HOUR)
         return start + minutes + loops * (minutes // 2)
 
@@ -120,7 +121,8 @@ class Planner:
         fails = Workload("stable", 100 * self.seed, "failed", 4.0)
         while start < self.fleet.minutes:
             loops = self.rng.randint(8, 40)
-            start = self._ranks(where, start, name, launch, fails, loops, "killed") + 1
+            end = self._ranks(where, start, name, launch, fails, loops=loops, others_end="killed")
+            start = end + 1
 
     def _tuning(self, nodes: list[str]) -> None:
         """Runs of 4 or 8 GPUs by day, with evaluation and checkpoints; nights are often idle."""
@@ -129,13 +131,15 @@ class Planner:
                 where = [(node, gpu) for gpu in range(half, half + 4)]
                 for day in range(self.fleet.days):
                     start = day * DAY_MINUTES + self.rng.randint(8 * HOUR, 14 * HOUR)
-                    ends = self.rng.choice(("exited", "exited", "exited", "killed"))
+                    ends = self.rng.choice(TUNED)
                     kind = self.rng.choice(("evaluation", "evaluation", "curriculum stops"))
                     made = self._workload(kind, 4, ends)
-                    self._run(where, start, f"tune-{made.seed}-{kind[:4]}", made, self.rng.randint(0, 3))
+                    self._run(
+                        where, start, f"tune-{made.seed}-{kind[:4]}", made, self.rng.randint(0, 3)
+                    )
 
     def _research(self, nodes: list[str]) -> None:
-        """Single GPUs: batch-size searches, batches of many lengths, canceled and failing scripts."""
+        """Single GPUs: batch-size searches, other experiments, canceled and failing scripts."""
         kinds = ("search", "search", "variable lengths", "tight", "steady cache")
         for node in nodes:
             for gpu in range(GPUS):
@@ -147,7 +151,7 @@ class Planner:
                         crash = Workload("stable", 100 * self.seed + 50, "failed", 0.1)
                         start = self._run([(node, gpu)], start, "try", crash, 0) + 3
                     kind = self.rng.choice(kinds)
-                    ends = self.rng.choice(("exited", "exited", "killed"))
+                    ends = self.rng.choice(TRIED)
                     made = self._workload(kind, 4, ends)
                     self._run([(node, gpu)], start, f"exp-{made.seed}-{kind[:4]}", made, 0)
 
@@ -198,7 +202,7 @@ class Planner:
     # --- Maintenance
 
     def _maintain(self, spare: list[str]) -> None:
-        """Reboot drained nodes and replace their drivers; let scrapes fail, and Prometheus start."""
+        """Reboot drained nodes, replace their drivers; let scrapes fail, and Prometheus start."""
         fleet = self.fleet
         for node in spare:
             at = self.rng.randint(1, fleet.days) * DAY_MINUTES - self.rng.randint(30, 120)

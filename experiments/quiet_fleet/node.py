@@ -84,7 +84,9 @@ class Card:
     busy: float = 0.0
     throttled: bool = False
     uncorrected: int = 0
-    repairs: Repairs = field(default_factory=lambda: Repairs(remap_pending=False, remap_failed=False))
+    repairs: Repairs = field(
+        default_factory=lambda: Repairs(remap_pending=False, remap_failed=False)
+    )
     error_code: int | None = None
     down: str | None = None
     broken: type | None = None
@@ -100,11 +102,11 @@ class Card:
         reasons = {"sw_thermal_slowdown": self.throttled, "hw_thermal_slowdown": False}
         values = (
             memory,
-            UnifiedMemory(False),  # noqa: FBT003
+            UnifiedMemory(False),
             listed,
             Utilization(gpu=self.busy),
             Clocks(throttle=reasons),
-            Ecc(True, {("uncorrected", "volatile"): self.uncorrected}),  # noqa: FBT003
+            Ecc(True, {("uncorrected", "volatile"): self.uncorrected}),
             self.repairs,
         )
         identity = GpuIdentity(0, UUID, "NVIDIA H100 80GB HBM3")
@@ -140,9 +142,7 @@ class Node:
         self.run_dir = folder / "run"
         self.fault: Callable[[Node], None] = lambda _: None
         """Changes the node before a scrape."""
-        self.nvml = FakeNvml(
-            self.card.gpus, Versions("580.65", "13", "13.0"), on_call=self._called
-        )
+        self.nvml = FakeNvml(self.card.gpus, Versions("580.65", "13", "13.0"), on_call=self._called)
         self.directory, self._stack = directory or RunDirectory(self.run_dir), stack
         self.hosts = Hosts()
 
@@ -253,7 +253,10 @@ class Trainer(Rank):
             [ProcessMemory(self.process.pid, use.own())] if self.process and use.own() else []
         )
         if use.total() > use.own():
-            node.card.held = [*node.card.held, ProcessMemory((1 << 22) + 1, use.total() - use.own())]
+            node.card.held = [
+                *node.card.held,
+                ProcessMemory((1 << 22) + 1, use.total() - use.own()),
+            ]
         node.scrape()
 
     def _end(self, published: Sample, state: State) -> None:

@@ -111,7 +111,9 @@ def _read(file: Path) -> Recording:
 
 def record_all(workloads: set[Workload], folder: Path) -> None:
     """Make the recordings that the folder lacks, on all cores."""
-    missing = [each for each in sorted(workloads) if not (folder / f"{each.file_name}.npz").exists()]
+    missing = [
+        each for each in sorted(workloads) if not (folder / f"{each.file_name}.npz").exists()
+    ]
     with ProcessPoolExecutor() as pool:
         for _ in pool.map(partial(_make, folder), missing):
             pass

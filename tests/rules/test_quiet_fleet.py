@@ -50,7 +50,7 @@ def small_fleet() -> Fleet:
 
 @pytest.mark.stack
 def test_a_quiet_day_has_nothing_urgent(tmp_path: Path) -> None:
-    """A batch-size search and a notebook that is left open are told as info, the rest not at all."""
+    """A batch-size search and a notebook left open are told as info, the rest not at all."""
     fleet = small_fleet()
     series = Composer(fleet, tmp_path, metrics_read()).series(fleet.nodes, (0, DAY_MINUTES))
 
