@@ -32,16 +32,16 @@ keep the selection and the time range. The ⓘ of a panel says which question it
 read it.
 """
 NEEDS = {
-    "fleet": "an exporter on each node. Runs, headroom and lost GPU-hours need the SDK in the jobs, "
-    "GPUs without a process [Slurm](slurm.md#gpus-without-a-process) or the "
+    "fleet": "an exporter on each node. Runs, headroom and lost GPU-hours need the SDK in the "
+    "jobs, GPUs without a process [Slurm](slurm.md#gpus-without-a-process) or the "
     "[kubelet](kubernetes.md#which-pod-uses-a-gpu).",
     "training-memory": "the SDK in the job. Memory outside the allocator needs an exporter that "
-    "[sees the node's processes](exporter.md#privileges), and *KV cache in use* a scrape of vLLM or "
-    "SGLang. It shows the newest launch of its run, unless you select others.",
+    "[sees the node's processes](exporter.md#privileges), and *KV cache in use* a scrape of vLLM "
+    "or SGLang. It shows the newest launch of its run, unless you select others.",
     "node": "an exporter that reaches the driver. Names of processes need "
     "[the node's processes](exporter.md#privileges), *Utilization by unit* Hopper or newer.",
-    "oom": "the SDK in the job. It knows what Prometheus still has; `torchmem why` on the node says "
-    "more.",
+    "oom": "the SDK in the job. It knows what Prometheus still has; `torchmem why` on the node "
+    "says more.",
     "self": "an exporter on each node.",
 }
 TAIL = """\

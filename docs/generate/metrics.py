@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import groupby
-from os.path import commonprefix
 from pathlib import Path
 
 from docs.generate import rank_series
@@ -31,14 +30,14 @@ def _tables() -> str:
 
 
 def _group(name: str, specs: list[MetricSpec]) -> str:
-    shared = commonprefix([spec.labels for spec in specs])
-    rows = [f"| {_name(spec, len(shared))} | {spec.kind} | {spec.help} |" for spec in specs]
+    shared = [label for label in specs[0].labels if all(label in spec.labels for spec in specs)]
+    rows = [f"| {_name(spec, shared)} | {spec.kind} | {spec.help} |" for spec in specs]
     labels = [f"Labels: {', '.join(shared)}.\n"] if shared else []
     return "\n".join(
         [f"## {name}\n", *labels, "| metric | kind | meaning |", "|---|---|---|", *rows]
     )
 
 
-def _name(spec: MetricSpec, shared: int) -> str:
-    own = f"{{{','.join(spec.labels[shared:])}}}" if spec.labels[shared:] else ""
-    return f"`{spec.name}{own}`{'*' if spec.is_detail else ''}"
+def _name(spec: MetricSpec, shared: list[str]) -> str:
+    own = ",".join(label for label in spec.labels if label not in shared)
+    return f"`{spec.name}{f'{{{own}}}' if own else ''}`{'*' if spec.is_detail else ''}"

@@ -131,8 +131,8 @@ def _precision(score: dict[str, Any]) -> str:
     share = math.sqrt(told * (1 - told) / score["growing"])
     rate = 10 * math.sqrt(score["false_alarms"] / hours)
     return (
-        f"The standard error is {100 * share:.0f} points for the OOMs predicted, and {rate:.1f} for "
-        "the false alarms per 100 hours."
+        f"The standard error is {100 * share:.0f} points for the OOMs predicted, and {rate:.1f} "
+        "for the false alarms per 100 hours."
     )
 
 
