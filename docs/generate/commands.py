@@ -130,9 +130,9 @@ def _sentence(parser: argparse.ArgumentParser) -> str:
 
 
 def _notes(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield the paragraphs below the flags, without examples and tables."""
+    """Yield the paragraphs below the flags that tell the exit codes."""
     paragraphs = (parser.epilog or "").strip().split("\n\n")
-    return (text for text in paragraphs if text and not text.splitlines()[-1].startswith("  "))
+    return (text for text in paragraphs if "exit code" in text.lower())
 
 
 def _value(action: argparse.Action) -> str:

@@ -27,7 +27,7 @@ HEAD = """## Series of a rank
 A rank with one GPU of which everything is known has {default} series with its process on the GPU,
 and {all} with [`--all-series`](exporter.md#all-series): the difference is what no alert, no
 recording rule and no panel reads. Most ranks have fewer. The values are also in `torchmem why`,
-on the live page, and in its [API](live-page.md#the-api).
+on the live page, and in its [API](screens.md#the-api).
 
 | metric | series | with `--all-series` | who reads it |
 |---|---|---|---|

@@ -43,13 +43,13 @@ what had changed since the run was healthy (the *onset*). Both are labels of
 |---|---|---|
 | `capacity` | only less memory in use: the job needed more than the GPU has | – |
 | `fragmentation` | compaction: enough memory was free, but not in one piece | the free blocks |
-| `limit` | a higher memory fraction, or the driver, which refused although it had memory (WSL, a page \
-cache that fills shared memory) | what the driver had free |
+| `limit` | a higher memory fraction, or the driver, which refused although it had memory (WSL, a \
+page cache that fills shared memory) | what the driver had free |
 | `external` | the end of other processes | what they held |
 | `pending` | waiting: a block that fits had been freed, and another stream still used it | that \
 block |
-| `library` | release of the cache: NCCL, cuBLAS or another library got no memory from the driver | \
-PyTorch's cache |
+| `library` | release of the cache: NCCL, cuBLAS or another library got no memory from the driver \
+| PyTorch's cache |
 
 On a full GPU, the free blocks nearly always add up to one more request, so that alone shows
 nothing. A change counts if it makes this much room *beyond* the failed request:
@@ -99,11 +99,10 @@ line that allocated them.
 ## Measured
 
 Short training scripts with a known reason to fail run out of memory on PyTorch's own allocator, on
-a [phantom GPU](phantom.md) of 2 to 16 GiB, with sizes and lengths drawn at random. Each runs again
-with the first advice followed: it is the *cure* if the job finishes or takes at least twice as many
-steps, and a setting is *worth it* if it adds {worth:.0%}. Jobs that grow run with expandable
-segments, too, which show the true cause: `fragmentation` above {much:.0%} more steps, the other
-one below {little:.0%}, either in between. The named line is compared in jobs with `history="oom"`.
+a [phantom GPU](phantom.md), with sizes and lengths drawn at random. Each runs again with the first
+advice followed: it is the *cure* if the job finishes or takes twice as many steps, and a setting is
+*worth it* if it adds {worth:.0%}. Whether `fragmentation` is true is what expandable segments show:
+yes above {much:.0%} more steps, no below {little:.0%}, either in between.
 
     PYTHONPATH=tests .venv-cuda/bin/python -m experiments.verdict    # 10 minutes on two cores
 
