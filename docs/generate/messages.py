@@ -51,10 +51,6 @@ ANATOMY = """\
 
 {message}
 
-`torchmem why` answers:
-
-{answer}
-
 | number | what it is |
 |---|---|
 {numbers}
@@ -207,7 +203,6 @@ def _page() -> Iterator[str]:
         ANATOMY.format(
             meaning=WITH_NUMBERS.meaning,
             message=_quoted(message),
-            answer=_block(_explained(message).words().partition("   What to do")[0] + "…"),
             numbers="\n".join(f"| {name} | {text} |" for name, text in NUMBERS.items()),
             low=MIN_ROOM_RATIO,
             high=NEW_RATIO,

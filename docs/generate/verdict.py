@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +133,20 @@ IN_TIME = """\
 A running rank is judged about once a second. That something *grows* is a fact, with its pace; a
 *leak* is the judgment that nothing healthy explains it. Here the memory of {patterns} kinds of runs
 follows formulas with noise, in virtual time, with steps of 5 ms to 5 s and seeds {seeds}, which
-were not used to choose a threshold. Growth is told *in time* if it is told within {prompt} steps
-(or 5 s) of being worth it: {least} steps, {share:.1%} of the GPU beyond what varies anyway, and
-full within {horizon} times the steps done. Steps left are right within {error:.0%}. The runs with a
-wrong answer or an early alert:
+were not used to choose a threshold.
 
-    .venv/bin/python -m experiments.histories    # 3 minutes
+    .venv/bin/python -m experiments.histories    # 3 minutes; results.json beside it has each kind
 
-{dying}
-
-{healthy}
-
-*Before* means before the run has shown its first period, or the level that it keeps.
+| | |
+|---|---|
+| onset right, in runs that end with an OutOfMemoryError | {onset} |
+| growth told in time: within {prompt} steps or 5 s of {least} steps, {share:.1%} of the GPU \
+beyond what varies anyway, and full within {horizon} times the steps done | {told} |
+| steps left right within {error:.0%} | {steps_left} |
+| healthy runs: judgments that say leak | {leak} |
+| … before the run has shown its first period, or the level that it keeps | {early} |
+| healthy runs with an alert | {alerts} |
+| … before | {early_alerts} |
 """
 TAIL = """\
 
@@ -162,21 +164,6 @@ TAIL = """\
 """
 FIGURES = ("cause", "onset", "line", "cure", "setting")
 COLUMNS = ("what happens", "cause", "onset", "line", "cure", "setting worth it")
-DYING = {
-    "runs that end": "",
-    "onset right": "onset",
-    "growth told in time": "told",
-    "steps left right": "steps_left",
-}
-HEALTHY = {
-    "healthy runs": "",
-    "judgments: leak": "leak",
-    "leak, before": "early",
-    "runs with an alert": "alerts",
-    "alert, before": "early_alerts",
-}
-FAULTS = ("leak", "early_alerts")
-"""What must not happen in a healthy run; the other pairs count what is right."""
 
 
 def rendered() -> dict[Path, str]:
@@ -207,25 +194,8 @@ def _in_time() -> str:
         share=MIN_LIVE_GROWTH_RATIO,
         horizon=MAX_HORIZON,
         error=MAX_ERROR,
-        dying=_patterns(DYING, _with_all(dying, lambda of: _is_right(of, ("onset", "told")))),
-        healthy=_patterns(
-            HEALTHY, _with_all(healthy, lambda of: not any(of[name][0] for name in FAULTS))
-        ),
+        **{name: _pair(pair) for name, pair in (dying["all"] | healthy["all"]).items()},
     )
-
-
-def _with_all(found: Scores, is_right: Callable[[Score], bool]) -> Scores:
-    """Return the patterns with a wrong answer, and the sum of all."""
-    return {name: of for name, of in found.items() if name == "all" or not is_right(of)}
-
-
-def _patterns(columns: dict[str, str], found: Scores) -> str:
-    """Return a table; `columns` has the figure for each title."""
-    rows = (
-        (name, *(_pair(figures[figure]) for figure in columns.values() if figure))
-        for name, figures in found.items()
-    )
-    return _table(tuple(columns), rows)
 
 
 def _summary(results: dict[str, Any]) -> str:
