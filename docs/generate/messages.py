@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchmem.explain.texts.formats import FORMATS, LIBRARY_MEANING, Role, TextFormat
+from torchmem.explain.texts.formats import FORMATS, LIBRARY_MEANING, Role, TextCause, TextFormat
 from torchmem.explain.texts.scan import MAX_EXAMINED
 from torchmem.explain.texts.words import TEXT_CAUSES
 from torchmem.explain.verdict import MIN_ROOM_RATIO, NEW_RATIO
@@ -173,7 +173,7 @@ WITH_NUMBERS = next(known for known in FORMATS if known.name == "pytorch")
 class Answer:
     """What the product answers to a message: a sentence, the first advice, and a command."""
 
-    cause: str
+    cause: TextCause | None
     headline: str
     advice: str
     following: str
@@ -188,7 +188,7 @@ class Answer:
         return " ".join(filter(None, own))
 
 
-NOTHING = Answer("", "", "", DEFAULT)
+NOTHING = Answer(None, "", "", DEFAULT)
 
 
 def rendered() -> dict[Path, str | None]:
@@ -241,7 +241,7 @@ def _agreement() -> str:
 
 def _groups(known: Sequence[TextFormat]) -> Iterator[str]:
     """Yield a section for each cause: what its messages have in common, and the messages."""
-    groups: dict[str, list[tuple[TextFormat, Answer]]] = {}
+    groups: dict[TextCause | None, list[tuple[TextFormat, Answer]]] = {}
     for each in known:
         answer = _answer(each.example)
         groups.setdefault(answer.cause, []).append((each, answer))
@@ -263,7 +263,7 @@ def _shared(answers: Sequence[Answer]) -> Answer:
     (headline, _), *_ = Counter(answer.headline for answer in answers).most_common(1)
     (advice, times), *_ = Counter(answer.advice for answer in answers).most_common(1)
     (following, _), *_ = Counter(answer.following for answer in answers).most_common(1)
-    return Answer("", headline, advice if times > 1 or len(answers) == 1 else "", following)
+    return Answer(None, headline, advice if times > 1 or len(answers) == 1 else "", following)
 
 
 def _entry(known: TextFormat, text: str) -> str:
@@ -275,7 +275,7 @@ def _answer(text: str) -> Answer:
     """Return the sentence, the first advice and the command, as the product gives them."""
     (found, *_) = _explained(text).document()["messages"]
     advice = _advice(found["advice"][0]) if found["advice"] else ""
-    return Answer(found["cause"] or "", found["headline"], advice, found["next"]["line"])
+    return Answer(found["cause"], found["headline"], advice, found["next"]["line"])
 
 
 def _advice(first: dict[str, Any]) -> str:
