@@ -108,15 +108,10 @@ def _compared(program: Program, folder: Path, known: Result) -> Result:
     others = {way: _run(program, folder, way) for way in (VARIABLE, RUN)}
     if any(list(differences(plain[0], each)) for each in others.values()):
         plain.append(_run(program, folder, PLAIN))
-    stable = [_without(each, plain) for each in plain]
     return replace(
         known,
         code=plain[0].code,
-        differs={
-            way: found
-            for way, each in others.items()
-            if (found := list(differences(stable[0], _without(each, plain))))
-        },
+        differs={way: found for way, each in others.items() if (found := compared(plain, each))},
         steps=[int(line[len(TRUE) :]) for line in plain[0].lines if line.startswith(TRUE)],
         ranks={
             way: [asdict(rank) for rank in published(each.page)] for way, each in others.items()
@@ -145,6 +140,11 @@ def _run(program: Program, folder: Path, way: str) -> Outcome:
             variables,
         )
         return command.run(way, state)
+
+
+def compared(plain: Sequence[Outcome], other: Outcome) -> list[str]:
+    """Return what differs from the plain runs, without lines that differ between these."""
+    return list(differences(_without(plain[0], plain), _without(other, plain)))
 
 
 def _without(outcome: Outcome, plain: Sequence[Outcome]) -> Outcome:
