@@ -46,8 +46,8 @@ def test_steps_are_right_or_absent() -> None:
     """Each rank that counts steps counts those of a rank; one that counts none is not wrong."""
 
     def wrong(*counted: int | None) -> list[str]:
-        ranks = [{"steps": steps} for steps in counted]
-        return Result("a", steps=[8, 8], ranks={"torchmem run": [*ranks]}).wrong_steps
+        ranks: list[dict[str, object]] = [{"steps": steps} for steps in counted]
+        return Result("a", steps=[8, 8], ranks={"torchmem run": ranks}).wrong_steps
 
     assert wrong(8, 8) == wrong(8, None) == wrong(0) == []
     assert wrong(8, 9) == wrong(8, 8, 8) == ["torchmem run"]
