@@ -113,6 +113,12 @@ PROGRAMS = (
     _script("ClearML", "clearml", script="clearml_offline"),
     _script("Neptune", "neptune", script="neptune_offline"),
     _script("pytorch_memlab", "pytorch_memlab", script="memlab_reporter"),
+    Program("TraceML", ("traceml-ai==0.5.0",), ("traceml", "run", "train.py")),
+    _script("Stormlog", "stormlog==0.4.3", script="stormlog_tracker"),
+    _script("nvitop", "nvitop==1.7.2", script="nvitop_collector"),
+    _script("codecarbon", "codecarbon==3.3.2", script="codecarbon_tracker"),
+    _script("torch.profiler", script="profiler_trace"),
+    _script("own memory history", script="memory_history"),
     Program("New Relic", ("newrelic==14.1.0",), ("newrelic-admin", "run-python", "train.py")),
     Program("Datadog", ("ddtrace==4.16.0",), ("ddtrace-run", "python", "train.py")),
     Program(
