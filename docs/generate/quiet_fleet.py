@@ -51,7 +51,7 @@ silence `TorchmemOutOfMemoryPredicted`, as they would. Other jobs have other ale
 synthetic, and engines with SDK, MIG and several nodes' networks are missing. The seed was not used
 to repair a rule.
 
-    PYTHONPATH=tests python -m experiments.quiet_fleet --write   # {cpu_minutes} minutes of CPU
+    {command}   # {cpu_minutes} minutes of CPU
 """
 
 

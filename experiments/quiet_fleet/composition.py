@@ -35,11 +35,13 @@ class Composer:
         self._fleet, self._folder, self._read = fleet, folder, read
         self._recordings: dict[Workload, Recording] = {}
 
-    def series(self, nodes: Iterable[str], window: Window) -> Iterator[tuple[str, str]]:
-        """Yield the series of some nodes and their values, in promtool's notation."""
+    def series(
+        self, nodes: Iterable[str], window: Window, step: int = 1
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the series of some nodes and their values, in promtool's notation, for a step."""
         for node in nodes:
             for name, values in self._node(node, window).items():
-                yield name, notation(values)
+                yield name, notation(values, step)
 
     def _recording(self, workload: Workload) -> Recording:
         if workload not in self._recordings:
@@ -130,20 +132,29 @@ def renamed(name: str, node: str, gpu: int, placed: Placed | None = None) -> str
     return _RUN_LABELS.sub(lambda match: labels[match[0]], name)
 
 
-def notation(values: Values) -> str:
-    """Return values as promtool reads them; a series ends where a scrape lacks it."""
+def notation(values: Values, step: int = 1) -> str:
+    """Return values as promtool reads them; a series ends where a scrape lacks it.
+
+    Between evaluations, which come every `step` minutes, a value that repeats is left out: promtool
+    takes longer to store it than to evaluate it, and no rule sees it.
+    """
     same = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
     begins = [0, *(np.flatnonzero(~same) + 1).tolist(), len(values)]
     words: list[str] = []
     for first, end in pairwise(begins):
-        words += _repeated(float(values[first]), end - first, is_first=first == 0)
+        words += _repeated(float(values[first]), first, end, step)
     return " ".join(words)
 
 
-def _repeated(value: float, times: int, *, is_first: bool) -> list[str]:
-    if np.isnan(value) and not is_first:
-        return ["stale", *_repeated(value, times - 1, is_first=True)] if times else []
-    if np.isnan(value) or np.isinf(value):
-        return [f"_x{times}"] if times else []
+def _repeated(value: float, first: int, end: int, step: int) -> list[str]:
+    """Return the words for a value from a minute until another."""
+    if np.isnan(value):
+        words = ["stale"] if first else ["_"]
+        return words + [f"_x{end - first - 1}"] * (end - first > 1)
+    if np.isinf(value):
+        return [f"_x{end - first}"]
     text = str(int(value)) if value.is_integer() else repr(value)
-    return [text if times == 1 else f"{text}x{times - 1}"]
+    if step == 1:
+        return [f"{text}x{end - first - 1}" if end - first > 1 else text]
+    kept = {first, *range(first + -first % step, end, step)}
+    return [text if minute in kept else "_" for minute in range(first, end)]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-from experiments.quiet_fleet.composition import Composer
+from experiments.quiet_fleet.composition import MISSED, Composer, notation
 from experiments.quiet_fleet.evaluation import fired, metrics_read
 from experiments.quiet_fleet.faults import FAULTS, play, told
 from experiments.quiet_fleet.fleet import Fleet, Placed, Planner
@@ -52,7 +53,7 @@ def small_fleet() -> Fleet:
 def test_a_quiet_day_has_nothing_urgent(tmp_path: Path) -> None:
     """A batch-size search and a notebook left open are told as info, the rest not at all."""
     fleet = small_fleet()
-    series = Composer(fleet, tmp_path, metrics_read()).series(fleet.nodes, (0, DAY_MINUTES))
+    series = Composer(fleet, tmp_path, metrics_read()).series(fleet.nodes, (0, DAY_MINUTES), 2)
 
     found = fired(series, DAY_MINUTES, tmp_path, counted=DAY_MINUTES, step=120)
 
@@ -71,6 +72,14 @@ def test_faults_are_told_in_time(tmp_path: Path) -> None:
 
     assert [each for each in found if not each.in_time or each.before] == []
     assert {each.fault for each in found} == set(TOLD)
+
+
+def test_values_that_repeat_are_left_out_between_evaluations() -> None:
+    """What Prometheus did not scrape is missing, and what a scrape lacks has ended."""
+    values = np.array([1, 1, 1, 1, 2, np.nan, np.nan, 3, 3, MISSED, MISSED, 3])
+
+    assert notation(values) == "1x3 2 stale _x1 3x1 _x2 3"
+    assert notation(values, 2) == "1 _ 1 _ 2 stale _x1 3 3 _x2 3"
 
 
 def test_equal_seeds_draw_equal_fleets() -> None:
