@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import runpy
+import shutil
+import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,11 +14,16 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
+CHART = "deploy/helm/torchmem/Chart.yaml"
+
+
 class ShippedFiles(BuildHookInterface[Any]):
     """Put the files of `torchmem manifests` into the wheel, and where they were into the sdist.
 
-    An editable install reads them from the checkout.
+    An editable install reads them from the checkout. The chart in a wheel has the wheel's version.
     """
+
+    _folder: str | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the files to those that hatchling packs."""
@@ -26,6 +34,29 @@ class ShippedFiles(BuildHookInterface[Any]):
         folder = f"{shipped['BUNDLE']}/" if self.target_name == "wheel" else ""
         for path in shipped["paths"](root, *shipped["KINDS"]):
             build_data["force_include"][str(root / path)] = f"{folder}{path}"
+        if self.target_name == "wheel":
+            del build_data["force_include"][str(root / CHART)]
+            build_data["force_include"][str(self._chart(root))] = f"{folder}{CHART}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was written for hatchling."""
+        if self._folder:
+            shutil.rmtree(self._folder)
+
+    def _chart(self, root: Path) -> Path:
+        """Write the chart's metadata with the version of the wheel, and return its path."""
+        self._folder = tempfile.mkdtemp()
+        names = runpy.run_path(str(root / "deploy/version.py"))
+        chart = names["as_chart"](self.metadata.version)
+        text = re.sub(
+            r"^((?:v|appV)ersion): .*$",
+            rf"\1: {chart}",
+            (root / CHART).read_text(encoding="utf-8"),
+            flags=re.MULTILINE,
+        )
+        path = Path(self._folder, "Chart.yaml")
+        path.write_text(text, encoding="utf-8")
+        return path
 
 
 class PackageReadme(MetadataHookInterface):
