@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import runpy
-import shutil
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from hatchling.metadata.plugin.interface import MetadataHookInterface
-
 
 CHART = "deploy/helm/torchmem/Chart.yaml"
 
@@ -22,8 +20,6 @@ class ShippedFiles(BuildHookInterface[Any]):
 
     An editable install reads them from the checkout. The chart in a wheel has the wheel's version.
     """
-
-    _folder: str | None = None
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Add the files to those that hatchling packs."""
@@ -38,14 +34,9 @@ class ShippedFiles(BuildHookInterface[Any]):
             del build_data["force_include"][str(root / CHART)]
             build_data["force_include"][str(self._chart(root))] = f"{folder}{CHART}"
 
-    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
-        """Remove what was written for hatchling."""
-        if self._folder:
-            shutil.rmtree(self._folder)
-
     def _chart(self, root: Path) -> Path:
         """Write the chart's metadata with the version of the wheel, and return its path."""
-        self._folder = tempfile.mkdtemp()
+        self._folder = tempfile.TemporaryDirectory()  # is removed with this object
         names = runpy.run_path(str(root / "deploy/version.py"))
         chart = names["as_chart"](self.metadata.version)
         text = re.sub(
@@ -54,7 +45,7 @@ class ShippedFiles(BuildHookInterface[Any]):
             (root / CHART).read_text(encoding="utf-8"),
             flags=re.MULTILINE,
         )
-        path = Path(self._folder, "Chart.yaml")
+        path = Path(self._folder.name, "Chart.yaml")
         path.write_text(text, encoding="utf-8")
         return path
 

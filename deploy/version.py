@@ -6,7 +6,7 @@ python deploy/version.py image    # 0.1.1.dev14-g1a2b3c4d5e, as the tag of an im
 
 What is there first counts: the variable TORCHMEM_VERSION, for a build without .git, as in a
 container; the metadata of a source distribution; git; and what `git archive` wrote into this file.
-The build runs this file (`tool.hatch.version` of pyproject.toml), so it imports nothing of torchmem.
+The build runs this file (`tool.hatch.version` in pyproject.toml): it imports nothing of torchmem.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> GitRepo:
     if not (ROOT / ".git").exists():
         pytest.skip("this tree is no clone, which a tag could be put on")
     repository = GitRepo(tmp_path_factory.mktemp("release") / "clone")
-    repository.git("pull", "--quiet", f"file://{ROOT}", "HEAD")
+    repository.git("pull", "--quiet", "--depth", "1", f"file://{ROOT}", "HEAD")
     repository.git("tag", "v0.1.0")
     return repository
 

@@ -107,7 +107,7 @@ def test_the_wheel_has_the_version_of_its_commit(bare: Path, wheel: Path, root: 
 
 
 def test_the_wheel_of_a_source_distribution_has_its_version(root: Path, tmp_path: Path) -> None:
-    """A source distribution knows its version without git, and contains all that the wheel needs."""
+    """A source distribution knows its version without git, and has all that the wheel needs."""
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", tmp_path / "backend"]
     subprocess.run([*install, "hatchling"], check=True)
     command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "-d", tmp_path]
