@@ -29,10 +29,9 @@ class ShippedFiles(BuildHookInterface[Any]):
         shipped = runpy.run_path(str(root / "tools/src/torchmem/manifests/shipped.py"))
         folder = f"{shipped['BUNDLE']}/" if self.target_name == "wheel" else ""
         for path in shipped["paths"](root, *shipped["KINDS"]):
-            build_data["force_include"][str(root / path)] = f"{folder}{path}"
-        if self.target_name == "wheel":
-            del build_data["force_include"][str(root / CHART)]
-            build_data["force_include"][str(self._chart(root))] = f"{folder}{CHART}"
+            named = path == CHART and self.target_name == "wheel"
+            source = self._chart(root) if named else root / path
+            build_data["force_include"][str(source)] = f"{folder}{path}"
 
     def _chart(self, root: Path) -> Path:
         """Write the chart's metadata with the version of the wheel, and return its path."""

@@ -21,7 +21,7 @@ from torchmem.sdk.session import Session
 from torchmem.sdk.settings import PREFIX, Settings
 
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 INTEGRATION_PAGES = ("frameworks", "integrations")
 
 
