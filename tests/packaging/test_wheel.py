@@ -367,5 +367,5 @@ def test_the_readme_on_an_index_links_to_the_repository(root: Path, tmp_path: Pa
 
     assert relative.strip() == (root / "README.md").read_text().strip()
     assert RELATIVE_LINK.findall(text) == []
-    assert f"]({url}/raw/main/docs/pictures/" in text
+    assert f"]({url}/raw/main/docs/demo.webp)" in text
     assert f"]({url}/blob/main/docs/README.md)" in text
