@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,7 +118,11 @@ def _git(root: Path, *words: str) -> str | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the version, as the wheel, the chart or the image has it."""
-    forms = {"wheel": str, "chart": as_chart, "image": as_image_tag}
+    forms: dict[str, Callable[[str], str]] = {
+        "wheel": str,
+        "chart": as_chart,
+        "image": as_image_tag,
+    }
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -49,6 +49,15 @@ def test_this_commit_can_be_tagged(clone: GitRepo) -> None:
 
 
 @needs("git")
+def test_the_wheel_of_the_tag_has_its_version(clone: GitRepo, tmp_path: Path) -> None:
+    """pip builds the version of the release from a clone at its tag."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path)]
+    subprocess.run([*command, str(clone.folder)], check=True)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["torchmem-0.1.0-py3-none-any.whl"]
+
+
+@needs("git")
 @pytest.mark.parametrize(
     ("tag", "problem"),
     [

@@ -95,22 +95,17 @@ def test_the_wheel_holds_one_namespace(wheel: Path) -> None:
     assert "torchmem/__init__.py" not in names
 
 
-def test_the_wheel_has_the_version_of_its_commit(bare: Path, wheel: Path, root: Path) -> None:
-    """`torchmem --version` shows what deploy/version.py says of the checkout."""
-    script = [sys.executable, root / "deploy" / "version.py"]
-    expected = subprocess.check_output(script, text=True).strip()
-
-    assert (version(wheel), torchmem(bare, "--version").stdout) == (
-        expected,
-        f"torchmem {expected}\n",
-    )
+def test_the_command_has_the_version_of_the_wheel(bare: Path, wheel: Path) -> None:
+    """`torchmem --version` shows what the name of the wheel says."""
+    assert torchmem(bare, "--version").stdout == f"torchmem {version(wheel)}\n"
 
 
 def test_the_wheel_of_a_source_distribution_has_its_version(root: Path, tmp_path: Path) -> None:
     """A source distribution knows its version without git, and has all that the wheel needs."""
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", tmp_path / "backend"]
-    subprocess.run([*install, "hatchling"], check=True)
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "-d", tmp_path]
+    target = str(tmp_path / "backend")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", target, "hatchling"]
+    subprocess.run(install, check=True)
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "-d", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "backend")}
     subprocess.run(command, cwd=root, env=environment, check=True)
     (source,) = tmp_path.glob("*.tar.gz")
