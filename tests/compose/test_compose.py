@@ -49,6 +49,7 @@ def test_no_registry_is_asked_for_our_image(service: dict[str, Any]) -> None:
     assert not service["image"].startswith("torchmem")
     if "build" in service:
         assert service["pull_policy"] == "build"
+        assert service["build"]["args"] == {"VERSION": "${TORCHMEM_VERSION:-}"}
 
 
 @EACH
