@@ -23,7 +23,7 @@ from torchmem.sdk.settings import PREFIX, Settings
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 CONTRIBUTORS = ("CONTRIBUTING.md", "docs/develop/recipes.md")
-INTEGRATION_PAGES = ("frameworks", "integrations")
+INTEGRATION_PAGES = ("frameworks", "integrations", "serving")
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_every_setting_of_the_sdk_is_documented(root: Path) -> None:
 
 
 def test_every_integration_is_documented(root: Path) -> None:
-    """The pages of frameworks and trackers name each module that no other integration imports."""
+    """The pages of frameworks, servers and trackers name each module that no other one imports."""
     folder = root / "sdk" / "src" / "torchmem" / "integrations"
     code = "".join(path.read_text() for path in folder.glob("*.py"))
     pages = "".join((root / "docs" / f"{name}.md").read_text() for name in INTEGRATION_PAGES)
