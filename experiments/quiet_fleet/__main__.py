@@ -25,7 +25,7 @@ from experiments.quiet_fleet.composition import DRIVER_DOWN, IDLE, Composer
 from experiments.quiet_fleet.evaluation import Fired, fired, metrics_read
 from experiments.quiet_fleet.faults import Told, told_faults
 from experiments.quiet_fleet.fleet import GPUS, NODES, Fleet, Planner
-from experiments.quiet_fleet.recordings import DAY_MINUTES, record_all
+from experiments.quiet_fleet.recordings import DAY_MINUTES, record_all, recorded
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "quiet-fleet"
@@ -112,6 +112,13 @@ def cpu() -> float:
     return sum(each.ru_utime + each.ru_stime for each in used) / 60
 
 
+def unhealthy(fleet: Fleet, recordings: Path) -> set[str]:
+    """Return the launches of jobs that do not fit into memory, which are not part of the fleet."""
+    drawn = {each.workload for each in fleet.placed if each.run}
+    died = {each for each in drawn if recorded(each, recordings).ran_out_of_memory}
+    return {each.launch for each in fleet.placed if each.workload in died}
+
+
 def by_alert(fleet: Fleet, found: list[Fired]) -> list[dict[str, object]]:
     """Return how often each alert fired, in how many messages, and by what kind of job.
 
@@ -170,6 +177,8 @@ def main() -> None:
             lambda part: evaluated(fleet, part, recordings, folder), parts(fleet, days)
         )
         found = [each for part in answers for each in part]
+    left_out = unhealthy(fleet, recordings)
+    found = [each for each in found if dict(each.labels).get("launch") not in left_out]
     faults = [] if arguments.no_faults else told_by_file(arguments.seed, folder / "faults.json")
     results = {
         "command": f"PYTHONPATH=tests python -m experiments.quiet_fleet --first {days} --write",
@@ -178,7 +187,10 @@ def main() -> None:
         "nodes": len(fleet.nodes),
         "gpus": len(fleet.nodes) * GPUS,
         "gpu_days": len(fleet.nodes) * GPUS * days,
-        "ranks": sum(bool(each.run and each.start < days * DAY_MINUTES) for each in fleet.placed),
+        "ranks": sum(
+            bool(each.run and each.start < days * DAY_MINUTES and each.launch not in left_out)
+            for each in fleet.placed
+        ),
         "cpu_minutes": round(cpu()),
         "alerts": by_alert(fleet, found),
         "faults": [asdict(each) | {"in_time": each.in_time} for each in faults],

@@ -85,6 +85,12 @@ class Recording:
         more = [again + drift * number for number in range(1, loops + 1)]
         return np.concatenate([body, *more, tail + drift * loops])
 
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Whether the process died of an OutOfMemoryError, so that the job was not healthy."""
+        states = (v for name, v in self.series.items() if 'state="oom"' in name)
+        return any(np.nanmax(values) == 1 for values in states)
+
     def minutes(self, loops: int) -> int:
         """Return how many minutes the process lives."""
         return self.body + loops * (self.body // 2)
