@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +18,8 @@ from rules.test_scenarios import GROUPS
 from support.promql import ROOT, selectors
 
 Rule = dict[str, Any]
+ASKED_MINUTES = 60
+"""What one query asks for: those of promtool's tests may load 10,000 samples."""
 FIRING = 'ALERTS{alertstate="firing",severity!="none"}'
 
 
@@ -107,16 +111,19 @@ def fired(
     rules, tests = folder / "rules.json", folder / "tests.json"
     chosen = alerting_groups()
     rules.write_text(json.dumps({"groups": chosen}))
-    window = f"[{counted}m:{step}s]"
+    window = f"[{ASKED_MINUTES}m:{step}s]"
     queries = (
         f"count_over_time(({FIRING} unless {FIRING} offset {step}s){window})",
         f"min_over_time(timestamp({FIRING}){window})",
     )
+    times = range(minutes - 1, minutes - 1 - counted, -ASKED_MINUTES)
     test = {
         "interval": "60s",
         "input_series": [{"series": name, "values": values} for name, values in series],
         "promql_expr_test": [
-            {"expr": query, "eval_time": f"{minutes - 1}m", "exp_samples": []} for query in queries
+            {"expr": query, "eval_time": f"{time}m", "exp_samples": []}
+            for query in queries
+            for time in times
         ],
     }
     content = {
@@ -139,28 +146,24 @@ _SAMPLE = re.compile(r"\{([^{}]*)\} ([-+.eE\d]+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
+_Labels = tuple[tuple[str, str], ...]
+
+
 def _parsed(output: str) -> list[Fired]:
-    answers = re.split(r"expr: ", output)[1:]
-    found: list[dict[tuple[tuple[str, str], ...], float]] = [{}, {}]
-    for answer in answers:
-        into = found[answer.lstrip('"').startswith("min_over_time")]
-        for labels, value in _SAMPLE.findall(answer.partition("got:")[2]):
-            into[tuple(_LABEL.findall(labels))] = float(value)
-    return [_fired(labels, starts, found[1]) for labels, starts in found[0].items()]
+    starts, first = Counter[_Labels](), dict[_Labels, float]()
+    for answer in re.split(r"expr: ", output)[1:]:
+        is_first = answer.lstrip('"').startswith("min_over_time")
+        for text, value in _SAMPLE.findall(answer.partition("got:")[2]):
+            labels = tuple(each for each in _LABEL.findall(text) if each[0] != "__name__")
+            if is_first:
+                first[labels] = min(float(value), first.get(labels, math.inf))
+            else:
+                starts[labels] += round(float(value))
+    return [_fired(labels, number, first[labels]) for labels, number in starts.items()]
 
 
-def _fired(
-    labels: tuple[tuple[str, str], ...],
-    starts: float,
-    first: dict[tuple[tuple[str, str], ...], float],
-) -> Fired:
+def _fired(labels: _Labels, starts: int, first: float) -> Fired:
     known = dict(labels)
-    rest = tuple(each for each in labels if each[0] not in ("alertname", "severity", "alertstate"))
-    without_name = tuple(each for each in labels if each[0] != "__name__")
-    return Fired(
-        known["alertname"],
-        known["severity"],
-        rest,
-        int(starts),
-        int(first.get(labels, first.get(without_name, 0.0)) // 60),
-    )
+    hidden = ("alertname", "severity", "alertstate")
+    rest = tuple(each for each in labels if each[0] not in hidden)
+    return Fired(known["alertname"], known["severity"], rest, starts, int(first // 60))
