@@ -90,8 +90,8 @@ NUMBERS: list[Panel] = [
     .decimals(1),
     stat_panel(
         "Cost of the waste",
-        f"{WASTED_GPU_HOURS} * {board.PRICE} > 0",
-        Unit.DOLLARS,
+        f"{WASTED_GPU_HOURS} * 0 > 0",
+        Unit.COUNT,
         empty="No price",
     )
     .description("What did the wasted GPU-hours cost? Set the price of a GPU-hour above.")
@@ -192,7 +192,6 @@ def _wasteful() -> Panel:
         ),
         _bar("Wasted", now, levels.STRANDED, width=90),
         Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2, width=110),
-        Column("Cost", f"{hours} * {board.PRICE} > 0", unit=Unit.DOLLARS, decimals=2, width=60),
         Column("Run", holder, label="run"),
         Column("User", holder, label="user"),
     ]
@@ -261,7 +260,7 @@ BOARD = board.Board(
     "Fleet",
     "All nodes and runs: who is in trouble, which rank will run out of GPU memory first, and what "
     "is wasted.",
-    (*board.ALL_VARIABLES, board.PRICE_VARIABLE),
+    board.ALL_VARIABLES,
     (
         board.Row("Who is in trouble?", [*NUMBERS, _alerts(), _states()]),
         board.Row(

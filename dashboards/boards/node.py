@@ -45,7 +45,17 @@ from dashboards.panels import (
     joined_table,
     stat_panel,
 )
-from dashboards.queries import GPU_NAMES, GPU_ROW, SICK_GPUS, append_matcher, live, row, select
+from dashboards.queries import (
+    GPU_NAMES,
+    GPU_ROW,
+    SCRAPED,
+    SICK_GPUS,
+    append_matcher,
+    filters,
+    live,
+    row,
+    select,
+)
 
 from torchmem.explain.thresholds import defaults
 from torchmem.metrics import catalog
@@ -104,12 +114,15 @@ def _with_owner(expression: str) -> str:
     return expression
 
 
+_OF_GPUS = ", ".join(filters({"cluster", *SCRAPED, "uuid"}))
+
+
 def _of_any_rank(spec: MetricSpec, over: str = "") -> str:
     """Return a metric of live ranks, or its minimum `over` a range, filtered by node and GPU.
 
     Run and rank are hidden here.
     """
-    selector = f'{spec.name}{{instance=~"$node", uuid=~"$gpu"}}'
+    selector = f"{spec.name}{{{_OF_GPUS}}}"
     return live(f"min_over_time({selector}[{over}])" if over else selector)
 
 
@@ -273,7 +286,7 @@ def _held_for_nothing() -> str:
         f"{select(catalog.NVML_PROCESS_MEMORY)} * on (instance, uuid, pid) "
         f"group_left ({', '.join(HOLDER_FACTS)}) {dead}"
     )
-    misplaced = f'{catalog.MISPLACED.name}{{instance=~"$node", uuid=~"$gpu"}}'
+    misplaced = f"{catalog.MISPLACED.name}{{{_OF_GPUS}}}"
     seconds = defaults().values["gpu_assigned_empty_seconds"]
     empty = (
         f"{value('gpu_assignment_info')} * on (instance, uuid) group_left () "

@@ -16,6 +16,8 @@ from torchmem.metrics.catalog import CATALOG, DEVICE, MetricSpec
 ROOT = Path(__file__).resolve().parents[2]
 RULES = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
 TARGET_LABELS = {"job", "instance"}
+# An external label of each Prometheus: every series of a store may have it.
+EXTERNAL_LABELS = {"cluster"}
 # Series that Prometheus itself adds for every scrape and every alert.
 BUILT_IN = {
     "up": TARGET_LABELS,
@@ -136,9 +138,10 @@ def problems(expression: str) -> list[str]:
             messages.append(f"no series {name}")
             continue
         available |= known[name]
-        messages += [f"{name} has no label {label}" for label in sorted(labels - known[name])]
-    unknown = grouping_labels(expression) - available - _made_labels(expression)
-    return messages + [f"nothing here has a label {label}" for label in sorted(unknown)]
+        unknown = labels - known[name] - EXTERNAL_LABELS
+        messages += [f"{name} has no label {label}" for label in sorted(unknown)]
+    unmade = grouping_labels(expression) - available - _made_labels(expression)
+    return messages + [f"nothing here has a label {label}" for label in sorted(unmade)]
 
 
 def nodes(node: Any) -> Iterator[Any]:

@@ -4,7 +4,7 @@
 _shtab_torchmem_manifests_subparsers=(systemd kubernetes helm mixin slurm prometheus scale alertmanager grafana compose image stack rules dashboards completion)
 _shtab_torchmem_subparsers=(exporter run demo top why release capture whatif compare preflight mcp doctor fleet manifests)
 
-_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --all-series --no-all-series --processes-per-gpu --container-logs --kubelet-socket --scontrol --config --thresholds --print-config --once)
+_shtab_torchmem_exporter_option_strings=(-h --help --listen --web.listen-address --web.config.file --web.systemd-socket --web-ui --no-web-ui --web.allowed-host --otlp --no-otlp --run-dir --ttl-seconds --scrape-deadline-seconds --pcie-throughput --no-pcie-throughput --all-series --no-all-series --processes-per-gpu --container-logs --kubelet-socket --scontrol --gpu-hour-price --currency --config --thresholds --print-config --once)
 _shtab_torchmem_run_option_strings=(-h --help --name --run-dir --apply-advice)
 _shtab_torchmem_demo_option_strings=(-h --help --scenario --list --ranks --duration --loop --seed --listen)
 _shtab_torchmem_top_option_strings=(-h --help --exporter --once --interval)

@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top why release capture whatif compare preflight mcp doctor fleet manifests 'manifests systemd' 'manifests kubernetes' 'manifests helm' 'manifests mixin' 'manifests slurm' 'manifests prometheus' 'manifests scale' 'manifests alertmanager' 'manifests grafana' 'manifests compose' 'manifests image' 'manifests stack' 'manifests rules' 'manifests dashboards' 'manifests completion'
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-entries --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --prometheus-rule --rank --ranks --rows --run --run-dir --save-baseline --scenario --scontrol --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --currency --datasource --duration --exporter --find-batch --folder --gpu --gpu-hour-price --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-entries --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --prometheus-rule --rank --ranks --rows --run --run-dir --save-baseline --scenario --scontrol --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -82,6 +82,8 @@ complete -c torchmem -n '_shtab_torchmem_using exporter' -l processes-per-gpu -x
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l container-logs -xka "(__fish_complete_directories)" -d 'where the kubelet links the logs of containers; no log is read (default: /var/log/containers)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l kubelet-socket -x -d 'the kubelet'"'"'s pod-resources socket; needs permission to connect and the extra `kubernetes`'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l scontrol -x -d 'Slurm'"'"'s scontrol, to ask once for each job which GPUs it was given'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l gpu-hour-price -x -d 'what an hour of a GPU costs, by a part of its name, such as H100=2.50; can be repeated, the longest part counts (default: unknown)'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l currency -x -d 'the currency of the prices (default: USD)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'settings in YAML; flags override them'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l thresholds -xka "(__fish_complete_path (commandline -ct))" -d 'thresholds of `torchmem manifests rules`, by which ranks are judged (default TORCHMEM_THRESHOLDS, else the shipped)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l print-config -d 'print the effective settings as YAML and exit'

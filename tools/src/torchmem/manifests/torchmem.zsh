@@ -124,6 +124,8 @@ _shtab_torchmem_exporter_options=(
   "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
   "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
   "--scontrol[Slurm\'s scontrol, to ask once for each job which GPUs it was given]:PATH:"
+  "*--gpu-hour-price[what an hour of a GPU costs, by a part of its name, such as H100\=2.50\; can be repeated, the longest part counts (default\: unknown)]:MODEL=PRICE:"
+  "--currency[the currency of the prices (default\: USD)]:CODE:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
   "--thresholds[thresholds of \`torchmem manifests rules\`, by which ranks are judged (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
