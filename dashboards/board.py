@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
 from dashboards import recorded
 from dashboards.panels import DATASOURCE, Json, Panel
@@ -44,8 +45,9 @@ class Variable:
     """A variable of the dashboard: its label on screen and Grafana's query for its values.
 
     A `hidden` variable is computed, keeps the selection for the next dashboard, or is one that most
-    fleets lack. `single` is the initial value of a variable that holds one value only. Without `all`, the first value is selected at first; `every` is what stands for all of them, ""
-    for their list. Without `sort`, the values keep the order of the query.
+    fleets lack. `single` is the initial value of a variable that holds one value only. Without
+    `all`, the first value is selected at first; `every` is what stands for all of them, "" for
+    their list. Without `sort`, the values keep the order of the query.
     """
 
     name: str
@@ -120,7 +122,7 @@ def _owned() -> str:
 
     The texts of the variables are compared as labels, because PromQL compares no other text.
     """
-    chosen = f'label_replace(vector(1), "chosen", "{{}}", "", "")'
+    chosen = 'label_replace(vector(1), "chosen", "{}", "", "")'
     is_all = (
         f"{chosen.format('$namespace $team $user')} and on (chosen) {chosen.format('.* .* .*')}"
     )
@@ -318,6 +320,37 @@ _AT = (
     else _RUNBOOKS
 )
 LINK_TO_RUNBOOK = ("Open the runbook", f"{_AT}/${{__value.raw}}.md")
+
+# The board "Kubernetes / Compute Resources / Pod" of kubernetes-mixin and kube-prometheus-stack,
+# whose uid is the MD5 of its file name, from a row with the columns Namespace and Pod.
+_POD_BOARD = "6581e46e4e5c7ba40a07646395ef7b23"
+_POD = (
+    f"/d/{_POD_BOARD}?${{__url_time_range}}&${{datasource:queryparam}}&${{cluster:queryparam}}"
+    "&var-namespace=${__data.fields['Namespace']:percentencode}"
+    "&var-pod=${__value.raw:percentencode}"
+)
+LINK_TO_POD = ("Open the pod", _POD)
+
+
+def _explore(query: str) -> str:
+    """Return the URL of Grafana's Explore with a query."""
+    pane = {
+        "datasource": "DATASOURCE",
+        "queries": [{"refId": "A", "expr": query, "instant": True, "range": False}],
+        "range": {"from": "FROM", "to": "TO"},
+    }
+    text = quote(json.dumps({"torchmem": pane}))
+    variables = {"DATASOURCE": "${datasource}", "FROM": "${__from}", "TO": "${__to}"}
+    for name, variable in {**variables, "VALUE": "${__value.raw:percentencode}"}.items():
+        text = text.replace(name, variable)
+    return f"/explore?schemaVersion=1&panes={text}"
+
+
+# No board for Slurm is installed everywhere: Explore shows the job's processes on all nodes.
+LINK_TO_SLURM_JOB = (
+    "Show the processes of the Slurm job",
+    _explore(f'last_over_time({catalog.NVML_PROCESS_INFO.name}{{slurm_job_id="VALUE"}}[1h])'),
+)
 
 LINK_TO_RUN = link(TRAINING, "Training memory", run="Run")
 LINK_TO_LAUNCH = link(TRAINING, "Training memory", run="Run", launch="Launch")

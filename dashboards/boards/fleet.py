@@ -11,6 +11,7 @@ from dashboards.panels import (
     RANKS_BY_STATE,
     Column,
     Panel,
+    Query,
     Unit,
     joined_table,
     stat_panel,
@@ -62,6 +63,9 @@ FIRING_SINCE_MILLISECONDS = among(
     FIRING,
 )
 
+_PRICE = select(catalog.GPU_HOUR_PRICE)
+_COST = f"({GPU_HOURS}) * on (job, instance, uuid) group_left (currency) {_PRICE}"
+
 NUMBERS: list[Panel] = [
     stat_panel("GPUs", f"sum({select(recorded.NODE_GPUS)})", Unit.NUMBER, empty="0").description(
         "How many GPUs does the driver reach on the selected nodes?"
@@ -90,11 +94,14 @@ NUMBERS: list[Panel] = [
     .decimals(1),
     stat_panel(
         "Cost of the waste",
-        f"{WASTED_GPU_HOURS} * 0 > 0",
+        Query(f"sum by (currency) ({_COST})", "{{currency}}"),
         Unit.COUNT,
-        empty="No price",
+        empty="No price is set",
     )
-    .description("What did the wasted GPU-hours cost? Set the price of a GPU-hour above.")
+    .description(
+        "What did the wasted GPU-hours cost? The exporter's setting gpu_hour_prices has the price "
+        "of each model."
+    )
     .decimals(0),
 ]
 
@@ -179,6 +186,7 @@ def _wasteful() -> Panel:
     names = row(GPU_ROW, names_among(listed), "short_name")
     now = among(GPU_ROW, row(GPU_ROW, select(recorded.WASTED)), listed)
     idle = among(GPU_ROW, row(GPU_ROW, select(recorded.IDLE_HELD)), listed)
+    cost = f"{hours} * on ({', '.join(GPU_ROW)}) {row(GPU_ROW, _PRICE)}"
     holder = row(GPU_ROW, _largest_process(listed), "run", "user")
     columns = [
         Column("GPU", names, label="short_name", width=150),
@@ -192,6 +200,7 @@ def _wasteful() -> Panel:
         ),
         _bar("Wasted", now, levels.STRANDED, width=90),
         Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2, width=110),
+        Column("Cost", cost, unit=Unit.COUNT, decimals=2, width=60),
         Column("Run", holder, label="run"),
         Column("User", holder, label="user"),
     ]
@@ -259,7 +268,8 @@ BOARD = board.Board(
     board.FLEET,
     "Fleet",
     "All nodes and runs: who is in trouble, which rank will run out of GPU memory first, and what "
-    "is wasted.",
+    "is wasted. Needs the exporter on each node and the recording rules; runs need the SDK, and "
+    "costs the setting gpu_hour_prices.",
     board.ALL_VARIABLES,
     (
         board.Row("Who is in trouble?", [*NUMBERS, _alerts(), _states()]),

@@ -65,7 +65,8 @@ from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
 NO_PROCESS = "No process uses a GPU here"
 NOTHING = "–"  # where the table above already says that there is no GPU
 PROCESS_ROW = (*GPU_ROW, "pid")
-PROCESS_FACTS = ("name", "user", "run", "launch", "rank", "slurm_job_id", "owner")
+SCHEDULED = ("slurm_job_id", "pod", "namespace")
+PROCESS_FACTS = ("name", "user", "run", "launch", "rank", *SCHEDULED, "unit")
 
 _SHIPPED_XIDS = f"round(increase({value('xid_errors_total', '$__range')}))"
 _DRIVERS = f"count by (driver_version, cuda_version) ({value('driver_info')})"
@@ -107,11 +108,11 @@ NUMBERS: list[Panel] = [
 ]
 
 
-def _with_owner(expression: str) -> str:
-    """Add the label owner: the pod's name, else its UID, else the systemd unit."""
-    for label in ("systemd_unit", "pod_uid", "pod"):
-        expression = f'label_replace({expression}, "owner", "$1", "{label}", "(.+)")'
-    return expression
+def _with_unit(expression: str) -> str:
+    """Add the label unit: the UID of a pod without a name, else the systemd unit."""
+    for label in ("systemd_unit", "pod_uid"):
+        expression = f'label_replace({expression}, "unit", "$1", "{label}", "(.+)")'
+    return f'label_replace({expression}, "unit", "", "pod", ".+")'
 
 
 _OF_GPUS = ", ".join(filters({"cluster", *SCRAPED, "uuid"}))
@@ -235,8 +236,17 @@ def _named_rows(expression: str, *labels: str) -> str:
     )
 
 
+def _scheduled(query: str) -> list[Column]:
+    """Return the columns of Slurm job and pod; Grafana leaves out those without data."""
+    return [
+        Column("Slurm job", query, label="slurm_job_id", link=board.LINK_TO_SLURM_JOB),
+        Column("Pod", query, label="pod", link=board.LINK_TO_POD),
+        Column("Namespace", query, label="namespace", unseen=True),
+    ]
+
+
 def _processes() -> Panel:
-    facts = row(PROCESS_ROW, _with_owner(value("process_info")), *PROCESS_FACTS)
+    facts = row(PROCESS_ROW, _with_unit(value("process_info")), *PROCESS_FACTS)
     memory = row(PROCESS_ROW, select(catalog.NVML_PROCESS_MEMORY))
     # The rank and NVML are not read at the same moment: the lowest of a few scrapes fits best.
     outside = row(PROCESS_ROW, _of_any_rank(catalog.OUTSIDE_ALLOCATOR, over="$__rate_interval"))
@@ -250,8 +260,8 @@ def _processes() -> Panel:
         Column("Run", facts, label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", facts, label="rank", width=60),
-        Column("Slurm job", facts, label="slurm_job_id"),
-        Column("Pod or unit", facts, label="owner"),
+        *_scheduled(facts),
+        Column("Unit", facts, label="unit"),
         Column("Memory", named_rows, unit=Unit.BYTES),
         Column("PyTorch", f"{memory} - {outside}", unit=Unit.BYTES),
         Column("Outside", outside, unit=Unit.BYTES),
@@ -300,7 +310,7 @@ def _held_for_nothing() -> str:
 
 
 def _wrong_holders() -> Panel:
-    labels = ("why", *HOLDER_FACTS, "slurm_job_id", "pod")
+    labels = ("why", *HOLDER_FACTS, *SCHEDULED)
     rows = _named_rows(f"({_held_for_nothing()})", *labels)
     columns = [
         Column("GPU", rows, label="short_name", width=170),
@@ -310,8 +320,7 @@ def _wrong_holders() -> Panel:
         Column("Run", rows, label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", rows, label="rank", width=60),
-        Column("Slurm job", rows, label="slurm_job_id"),
-        Column("Pod", rows, label="pod"),
+        *_scheduled(rows),
         Column("Memory", rows, unit=Unit.BYTES),
     ]
     table = joined_table(
@@ -339,7 +348,8 @@ BOARD = board.Board(
     board.NODE,
     "GPU node",
     "The GPUs of a node as the driver reports them: health, memory and the processes that hold "
-    "it, utilization, power and temperature, errors, links, MIG.",
+    "it, utilization, power and temperature, errors, links, MIG. Needs the exporter on the node "
+    "and the recording rules; names of runs need the SDK, and those of pods the chart's podNames.",
     board.NODE_VARIABLES,
     (
         board.Row("Which GPU needs attention?", [*NUMBERS, _gpus()]),

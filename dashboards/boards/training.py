@@ -29,6 +29,7 @@ from dashboards.queries import (
     LAST_OOM_MILLISECONDS,
     MAX_LINES,
     OOMS_IN_RANGE,
+    PROCESS,
     RANK_ROW,
     RETRIES_IN_10_MINUTES,
     STRANDED_SHARE,
@@ -240,6 +241,12 @@ def _processes() -> Panel:
         return row(DEVICE_ROW, select(spec, **fixed))
 
     newest_oom = row(DEVICE_ROW, LAST_OOM_MILLISECONDS)
+    scheduled = ("slurm_job_id", "pod", "namespace")
+    joined = (
+        f"{select(catalog.RESERVED_PEAK)} * 0 + on ({', '.join(PROCESS)}) "
+        f"group_left ({', '.join(scheduled)}) {select(catalog.PROCESS_INFO)}"
+    )
+    facts = row(DEVICE_ROW, joined, *scheduled)
     state = states(f"{select(catalog.RESERVED_PEAK)} * 0", select(catalog.PROCESS_STATE))
     columns = [
         Column("Rank", label="rank", width=60),
@@ -248,6 +255,9 @@ def _processes() -> Panel:
         Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
         Column("GPU", label="gpu", width=50),
         Column("Pid", label="pid", width=80),
+        Column("Slurm job", facts, label="slurm_job_id", link=board.LINK_TO_SLURM_JOB),
+        Column("Pod", facts, label="pod", link=board.LINK_TO_POD),
+        Column("Namespace", label="namespace", unseen=True),
         Column("Active peak", of_device(catalog.ACTIVE_PEAK), unit=Unit.BYTES),
         Column("Reserved peak", of_device(catalog.RESERVED_PEAK), unit=Unit.BYTES),
         Column("Slack at peak", of_device(recorded.PEAK_SLACK), unit=Unit.RATIO, bar=True),
@@ -303,7 +313,8 @@ SETTINGS = (
 BOARD = board.Board(
     board.TRAINING,
     "Training memory",
-    "The GPU memory of one training run, rank by rank: will it run out, when, why, and what to do.",
+    "The GPU memory of one training run, rank by rank: will it run out, when, why, and what to do. "
+    "Needs the SDK in the script, the exporter on its node and the recording rules.",
     (*board.ONE_RUN_VARIABLES, board.COMPARE, board.CHOSEN_LAUNCHES, board.SHOWN_RANKS),
     (
         board.Row("Will it run out of memory?", ANSWER),

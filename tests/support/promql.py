@@ -24,6 +24,8 @@ BUILT_IN = {
     "scrape_duration_seconds": TARGET_LABELS,
     "scrape_samples_scraped": TARGET_LABELS,
     "ALERTS": {"alertname", "alertstate", "severity", "cause", *TARGET_LABELS, *DEVICE},
+    # Of OpenCost, which has the labels of each node.
+    "node_cpu_hourly_cost": {"node", "instance_type", "region", "provider_id", "arch"},
     "ALERTS_FOR_STATE": {"alertname", "severity", *TARGET_LABELS, *DEVICE},
 }
 # Labels of info metrics that shipped PromQL may use. A process or driver sets those it knows.
@@ -35,7 +37,7 @@ FACTS = {
         "pytorch_cuda_alloc_conf",
     },
     "torchmem_last_oom_info": {"cause", "line", "function", "onset", "remedy"},
-    "torchmem_process_info": {"advice"},
+    "torchmem_process_info": {"advice", "slurm_job_id", "pod", "namespace"},
     "torchmem_threat_info": {"component", "remedy"},
     "torchmem_exporter_build_info": {"version", "python_version"},
     "nvml_driver_info": {"driver_version", "nvml_version", "cuda_version", "platform"},

@@ -202,6 +202,7 @@ complete -c torchmem -n '_shtab_torchmem_using fleet' -l header -x -d 'a header 
 complete -c torchmem -n '_shtab_torchmem_using fleet' -l timeout -x -d 'how long one query may take (default: 60)'
 complete -c torchmem -n '_shtab_torchmem_using fleet' -l rows -x -d 'rows of a table at most (default: 20)'
 complete -c torchmem -n '_shtab_torchmem_using fleet' -l json -d 'print everything as JSON'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l csv -d 'print GPU-hours and costs by run and owner as CSV'
 complete -c torchmem -n '_shtab_torchmem_using fleet' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'write a page (- for stdout)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a manifests -d 'write rules, dashboards, shell completion, and files for Kubernetes, systemd, …'
 complete -c torchmem -n '_shtab_torchmem_using manifests' -s h -l help -d 'show this help message and exit'

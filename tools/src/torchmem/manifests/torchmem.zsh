@@ -146,6 +146,7 @@ _shtab_torchmem_fleet_options=(
   "--timeout[how long one query may take (default\: 60)]:SECONDS:"
   "--rows[rows of a table at most (default\: 20)]:N:"
   "--json[print everything as JSON]"
+  "--csv[print GPU-hours and costs by run and owner as CSV]"
   "--html[write a page (- for stdout)]:FILE:_files"
 )
 
