@@ -2,7 +2,7 @@
 
 Run `PYTHONPATH=tests python -m benchmarks.live_page`; it needs what the tests in Chromium need.
 Ranks are spread over 16 GPUs, and each has published everything that a sample can hold. A state
-costs this on top of a collection, which docs/measurements/exporter-cost.md measures.
+costs this on top of a collection, which docs/measurements/overhead.md measures.
 """
 
 from __future__ import annotations

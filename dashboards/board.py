@@ -114,7 +114,6 @@ _OWNERS = tuple(
     )
     for label in ("namespace", "team", "user")
 )
-OPTIONAL = (_CLUSTER.name, *(variable.name for variable in _OWNERS))
 
 
 def _owned() -> str:

@@ -53,6 +53,7 @@ RUN_LOST_GPUS = _recorded("run:torchmem_oom_lost_gpus:sum", "run", "launch", *OW
 RUN_STRANDED_GPUS = _recorded("run:torchmem_stranded_gpus:sum", "run", "launch", *OWNER)
 RUN_IDLE_GPUS = _recorded("run:nvml_idle_held_gpus:sum", "run", "launch", *OWNER)
 RUN_EMPTY_GPUS = _recorded("run:nvml_assigned_empty_gpus:sum", *OWNER)
+PRICED_GPUS = _recorded("cluster:torchmem_priced_gpus:count", "model")
 MODEL_PRICE = _recorded("cluster:torchmem_gpu_hour_price:max", "model", "currency")
 RUN_PEAK_NEED = _recorded("run:torchmem_peak_need_bytes:max", "run", "launch")
 RUN_STEP_PEAK = _recorded("run:torchmem_step_peak_bytes:max", "run", "launch")

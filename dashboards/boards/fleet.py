@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dashboards import board, reasons, recorded
 from dashboards import colors as levels
-from dashboards.boards import fleet_report
+from dashboards.boards import fleet_costs, fleet_report
 from dashboards.boards.fleet_subjects import NODES, OVER_TIME
 from dashboards.panels import (
     LAUNCH_OF_LINKS,
     RANKS_BY_STATE,
     Column,
     Panel,
-    Query,
     Unit,
     joined_table,
     stat_panel,
@@ -63,9 +62,6 @@ FIRING_SINCE_MILLISECONDS = among(
     FIRING,
 )
 
-_PRICE = select(catalog.GPU_HOUR_PRICE)
-_COST = f"({GPU_HOURS}) * on (job, instance, uuid) group_left (currency) {_PRICE}"
-
 NUMBERS: list[Panel] = [
     stat_panel("GPUs", f"sum({select(recorded.NODE_GPUS)})", Unit.NUMBER, empty="0").description(
         "How many GPUs does the driver reach on the selected nodes?"
@@ -93,16 +89,16 @@ NUMBERS: list[Panel] = [
     )
     .decimals(1),
     stat_panel(
-        "Cost of the waste",
-        Query(f"sum by (currency) ({_COST})", "{{currency}}"),
+        "Empty GPU-hours",
+        f"sum({fleet_report.hours(recorded.RUN_EMPTY_GPUS)}) or 0 * {WASTED_GPU_HOURS}",
         Unit.COUNT,
-        empty="No price is set",
+        empty="–",
     )
     .description(
-        "What did the wasted GPU-hours cost? The exporter's setting gpu_hour_prices has the price "
-        "of each model."
+        "For how many GPU-hours had Slurm or the kubelet given a GPU away, without a process on it "
+        "for 10 minutes, within the time range?"
     )
-    .decimals(0),
+    .decimals(1),
 ]
 
 
@@ -186,7 +182,6 @@ def _wasteful() -> Panel:
     names = row(GPU_ROW, names_among(listed), "short_name")
     now = among(GPU_ROW, row(GPU_ROW, select(recorded.WASTED)), listed)
     idle = among(GPU_ROW, row(GPU_ROW, select(recorded.IDLE_HELD)), listed)
-    cost = f"{hours} * on ({', '.join(GPU_ROW)}) {row(GPU_ROW, _PRICE)}"
     holder = row(GPU_ROW, _largest_process(listed), "run", "user")
     columns = [
         Column("GPU", names, label="short_name", width=150),
@@ -200,7 +195,6 @@ def _wasteful() -> Panel:
         ),
         _bar("Wasted", now, levels.STRANDED, width=90),
         Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2, width=110),
-        Column("Cost", cost, unit=Unit.COUNT, decimals=2, width=60),
         Column("Run", holder, label="run"),
         Column("User", holder, label="user"),
     ]
@@ -268,8 +262,9 @@ BOARD = board.Board(
     board.FLEET,
     "Fleet",
     "All nodes and runs: who is in trouble, which rank will run out of GPU memory first, and what "
-    "is wasted. Needs the exporter on each node and the recording rules; runs need the SDK, and "
-    "costs the setting gpu_hour_prices.",
+    "is wasted. Needs an exporter on each node and the recording rules. Runs, headroom and lost "
+    "GPU-hours need the SDK in the jobs, empty GPUs Slurm or the kubelet, and costs the exporter's "
+    "setting gpu_hour_prices.",
     board.ALL_VARIABLES,
     (
         board.Row("Who is in trouble?", [*NUMBERS, _alerts(), _states()]),
@@ -278,6 +273,7 @@ BOARD = board.Board(
             [_least_headroom(), _wasteful(), _runs()],
         ),
         board.Row(fleet_report.TITLE, fleet_report.PANELS, collapsed=True),
+        board.Row(fleet_costs.TITLE, fleet_costs.PANELS, collapsed=True),
         board.Row("Nodes", NODES, collapsed=True),
         board.Row("Over time", OVER_TIME, collapsed=True),
     ),

@@ -6,7 +6,7 @@ from dashboards import recorded
 from dashboards.board import LINK_TO_RUN
 from dashboards.boards.oom import ONSET_NAMES
 from dashboards.colors import ANY_IS_WRONG, Levels
-from dashboards.panels import Column, Panel, Query, Unit, joined_table, stat_panel
+from dashboards.panels import Column, Panel, Unit, joined_table, stat_panel
 from dashboards.queries import WASTED_GPU_HOURS, select
 
 from torchmem.fleet.report import MIN_FREE
@@ -15,19 +15,16 @@ from torchmem.metrics.colors import CAUSES
 
 TITLE = "What was lost, and what ended runs?"
 OWNER_ROW = ("run", "user", "team")
+OWNER = ("user", "team", "namespace")
 HELD = "Held: GPUs of ranks. "
-KINDS = (
+KINDS_EXPLAINED = (
     "Lost: ranks that waited for one that ran out of memory, or started again after it. Stranded: "
     "memory between tensors that no request fits into. Idle: memory held on a GPU without a kernel "
     "for 10 minutes. Empty: given away by Slurm or the kubelet, without a process for 10 minutes. "
     "Half of a GPU's memory for an hour is half a GPU-hour."
 )
-COST = (
-    " Cost is that of the held GPUs, and the cost of waste that of the other kinds, if the setting "
-    "gpu_hour_prices has a price."
-)
-_HELD = {"Held": recorded.RUN_GPUS}
-_WASTED = {
+KINDS = {
+    "Held": recorded.RUN_GPUS,
     "Lost": recorded.RUN_LOST_GPUS,
     "Stranded": recorded.RUN_STRANDED_GPUS,
     "Idle": recorded.RUN_IDLE_GPUS,
@@ -37,29 +34,12 @@ UNKNOWN = "–"
 NO_RULES = "No run, or the rules of this version are not loaded"
 
 
-def _hours(spec: MetricSpec) -> str:
+def hours(spec: MetricSpec) -> str:
     """Return the GPUs of a series, added up over the time range: a value per minute."""
     return f"sum_over_time({select(spec)}[$__range:1m]) / 60"
 
 
-_PRICE = f"max by (job, model) (last_over_time({select(recorded.MODEL_PRICE, over='$__range')}))"
-
-
-def _cost(*specs: MetricSpec) -> str:
-    """Return what the GPU-hours of series cost; nothing without a price."""
-    hours = " or ".join(
-        f'label_replace({_hours(spec)}, "kind", "{spec.name}", "", "")' for spec in specs
-    )
-    return f"({hours}) * on (job, model) group_left () {_PRICE}"
-
-
-_IN_CURRENCY = (
-    f"{_hours(recorded.RUN_GPUS)} * on (job, model) group_left (currency) "
-    f"last_over_time({select(recorded.MODEL_PRICE, over='$__range')})"
-)
-
-
-def _by(labels: tuple[str, ...], amounts: str) -> str:
+def by_label(labels: tuple[str, ...], amounts: str) -> str:
     """Return amounts by label. What is unknown has a name, because Grafana merges other rows."""
     for label in labels:
         amounts = f'label_replace({amounts}, "{label}", "{UNKNOWN}", "{label}", "")'
@@ -70,21 +50,18 @@ def _by(labels: tuple[str, ...], amounts: str) -> str:
 def _total(title: str, question: str, spec: MetricSpec, levels: Levels | None = None) -> Panel:
     panel = stat_panel(
         title,
-        f"sum({_hours(spec)}) or 0 * {WASTED_GPU_HOURS}",
+        f"sum({hours(spec)}) or 0 * {WASTED_GPU_HOURS}",
         Unit.COUNT,
         levels=levels,
         empty="–",
     ).description(question)
-    return panel.decimals(1).span(4)
+    return panel.decimals(1).span(6)
 
 
 def _columns(labels: tuple[str, ...]) -> list[Column]:
-    amounts = {heading: _hours(spec) for heading, spec in {**_HELD, **_WASTED}.items()}
-    amounts["Cost"] = _cost(*_HELD.values())
-    amounts["Cost of waste"] = _cost(*_WASTED.values())
     return [
-        Column(heading, _by(labels, amount), unit=Unit.COUNT, decimals=2)
-        for heading, amount in amounts.items()
+        Column(heading, by_label(labels, hours(spec)), unit=Unit.COUNT, decimals=2)
+        for heading, spec in KINDS.items()
     ]
 
 
@@ -97,25 +74,24 @@ def _by_run() -> Panel:
     ]
     table = joined_table("GPU-hours by run", columns, sort="Held", descending=True)
     question = "What did each run cost within the time range?"
-    table.description(f"{question} {HELD}{KINDS}{COST}").no_value(NO_RULES)
-    return table.height(7).min_width(60)
+    table.description(f"{question} {HELD}{KINDS_EXPLAINED}").no_value(NO_RULES)
+    return table.span(12).height(7).min_width(60)
 
 
 def _by_owner() -> Panel:
-    owner = ("user", "team", "namespace")
     columns = [
         Column("User", label="user"),
         Column("Team", label="team"),
         Column("Namespace", label="namespace"),
-        *_columns(owner),
+        *_columns(OWNER),
     ]
     table = joined_table(
         "GPU-hours by user, team and namespace", columns, sort="Held", descending=True
     )
     table.description(
-        f"Whose GPU memory was lost or unused within the time range? {HELD}{KINDS}{COST}"
+        f"Whose GPU memory was lost or unused within the time range? {HELD}{KINDS_EXPLAINED}"
     ).no_value(NO_RULES)
-    return table.height(7).min_width(60)
+    return table.span(12).height(7).min_width(60)
 
 
 def _ended() -> Panel:
@@ -194,24 +170,6 @@ PANELS: list[Panel] = [
         "For how many GPU-hours was the memory of idle GPUs held within the time range?",
         recorded.RUN_IDLE_GPUS,
     ),
-    _total(
-        "Empty GPU-hours",
-        "For how many GPU-hours had Slurm or the kubelet given a GPU away, without a process on it "
-        "for 10 minutes, within the time range?",
-        recorded.RUN_EMPTY_GPUS,
-    ),
-    stat_panel(
-        "Cost of ranks",
-        Query(f"sum by (currency) ({_IN_CURRENCY})", "{{currency}}"),
-        Unit.COUNT,
-        empty="No price is set",
-    )
-    .description(
-        "What did the GPU-hours of ranks cost within the time range? The exporter's setting "
-        "gpu_hour_prices has the price of each model."
-    )
-    .decimals(0)
-    .span(4),
     _by_run(),
     _by_owner(),
     _ended(),

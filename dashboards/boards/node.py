@@ -348,8 +348,9 @@ BOARD = board.Board(
     board.NODE,
     "GPU node",
     "The GPUs of a node as the driver reports them: health, memory and the processes that hold "
-    "it, utilization, power and temperature, errors, links, MIG. Needs the exporter on the node "
-    "and the recording rules; names of runs need the SDK, and those of pods the chart's podNames.",
+    "it, utilization, power and temperature, errors, links, MIG. Needs an exporter that reaches "
+    "the driver, and the recording rules. Names of processes need the node's processes, pods the "
+    "kubelet, and utilization by unit Hopper or newer.",
     board.NODE_VARIABLES,
     (
         board.Row("Which GPU needs attention?", [*NUMBERS, _gpus()]),

@@ -314,7 +314,9 @@ BOARD = board.Board(
     board.TRAINING,
     "Training memory",
     "The GPU memory of one training run, rank by rank: will it run out, when, why, and what to do. "
-    "Needs the SDK in the script, the exporter on its node and the recording rules.",
+    "Needs the SDK in the job, an exporter on its node and the recording rules. Memory outside the "
+    "allocator needs an exporter that sees the node's processes, and KV cache in use a scrape of "
+    "vLLM or SGLang. It shows the newest launch of its run, unless you select others.",
     (*board.ONE_RUN_VARIABLES, board.COMPARE, board.CHOSEN_LAUNCHES, board.SHOWN_RANKS),
     (
         board.Row("Will it run out of memory?", ANSWER),

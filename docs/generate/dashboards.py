@@ -1,8 +1,9 @@
-"""docs/dashboards.md, generated from the descriptions in dashboards/json by `make generate`."""
+"""docs/dashboards.md, generated from dashboards/json by `make generate`."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +16,54 @@ HEAD = """\
 
 # Dashboards
 
-This page lists the question that each panel answers. Grafana shows the same text behind the ⓘ of
-the panel. `docker compose up -d` and `make stack` provision all dashboards. All dashboards have the
-same variables for run, launch, node, GPU and rank. *Training memory* shows the newest launch of its
-run, unless you select others. They link to each other and keep the selection and the time range.
-
-To save them in your own Grafana (11, 12 or 13), give it the token of a service account with the
-role Editor:
+`docker compose up -d` and `make stack` provision all dashboards. To save them in your own Grafana
+(11, 12 or 13), give it the token of a service account with the role Editor, in a file or in
+`GRAFANA_TOKEN`:
 
     torchmem manifests dashboards --grafana https://grafana.example.org --token-file token
 
-Without `--token-file`, the token is read from the variable `GRAFANA_TOKEN`. The dashboards go to
-the folder `torchmem`, or to that of `--folder`, and start with Grafana's default Prometheus data
-source, or with that of `--datasource`, a name or UID. Dashboards that exist are replaced only with
-`--force`. Alternatively, `torchmem manifests dashboards --out DIR` writes files to import, and
+They go to the folder `torchmem` (`--folder`) and start with Grafana's default Prometheus data
+source (`--datasource`, a name or UID). Only `--force` replaces dashboards that exist.
+`torchmem manifests dashboards --out DIR` writes files to import instead, and
 `torchmem manifests grafana --out DIR` also the provisioning.
 
-`make pictures` draws the pictures with Grafana's published panel libraries, from
-recordings of simulated jobs and GPUs. State timelines and heatmaps only resemble Grafana's.
-"""
-TAIL = """\
-## Test with your own Grafana
+They link to each other and keep the selection and the time range. The ⓘ of a panel says which
+question it answers, and how to read it. A Slurm job opens in Grafana's Explore, and a pod on
+kubernetes-mixin's board *Compute Resources / Pod*, which kube-prometheus-stack installs.
 
-Three tests import the dashboards into a real Grafana, run the queries of every panel through its
-data source, and take screenshots (`build/pictures/grafana`). They run if `grafana` or
-`grafana-server` is installed, or if `GRAFANA_URL` names a Grafana that can reach this machine, for
-example:
+## Cluster, namespace, team and user
+
+All dashboards can also be filtered by these. Grafana cannot hide a variable whose label nobody has,
+so they are hidden until you name those that you have:
+
+    torchmem manifests dashboards --show cluster,team,user --out DIR
+
+With the chart, set `dashboards.show.team` and the like to true. `cluster` is an external label of each Prometheus.
+[Fleet report](fleet.md#user-and-team) says where the other three come from. They select the
+launches of their owners: GPUs and nodes have no owner, and are always shown.
+
+[dashboard-linter](https://github.com/grafana/dashboard-linter) accepts all dashboards with
+`-c dashboards/.lint`, which gives a reason for each exception.
+"""
+# Where the page says more about what a dashboard needs.
+PAGES = {
+    "the recording rules": "alerts.md",
+    "the SDK": "sdk.md",
+    "empty GPUs": "slurm.md#gpus-without-a-process",
+    "the kubelet": "kubernetes.md#which-pod-uses-a-gpu",
+    "gpu_hour_prices": "fleet.md#in-money",
+    "the node's processes": "exporter.md#privileges",
+}
+TAIL = """\
+## Test the dashboards
+
+`make boards ARGS=--matrix` draws every dashboard with Grafana's own packages from recorded data:
+without data, without a GPU, with 1, 4, 64 and 1,024 ranks, six nodes, and an engine that sleeps;
+1,280, 1,600 and 1,920 pixels wide, light and dark. It lists what is cut off, hidden, repeated, or
+empty without a reason.
+
+To import them into a real Grafana, run every query there and take screenshots, name one that can
+reach this machine. Its data source `torchmem-prometheus` and its dashboards are replaced:
 
 ```sh
 docker run --detach --name grafana --network host grafana/grafana:12.4.0  # or 11.6.0, 13.0.0
@@ -48,13 +71,11 @@ export GRAFANA_URL=http://127.0.0.1:3000 GRAFANA_CREDENTIALS=admin:admin
 make test ARGS=tests/dashboards/test_real_grafana.py
 docker rm --force grafana
 ```
-
-The tests replace the data source `torchmem-prometheus` and the dashboards of that Grafana.
 """
 
 
 def rendered() -> dict[Path, str]:
-    """Return the page: one section for each dashboard."""
+    """Return the page: what each dashboard answers, needs and shows."""
     boards = [
         json.loads((ROOT / "dashboards" / "json" / f"{name}.json").read_text()) for name in ORDER
     ]
@@ -63,17 +84,37 @@ def rendered() -> dict[Path, str]:
 
 
 def _section(name: str, board: dict[str, Any]) -> str:
-    lines = [f"## {board['title']}", "", f"{board['description']} (`/d/{board['uid']}`)", ""]
-    lines += [f"![The first screen of {board['title']}](pictures/{name}.png)", ""]
+    rows = [f"| {row} | {'; '.join(titles)} |" for row, titles in _rows(board)]
+    return "\n".join(
+        [
+            f"## {board['title']}\n",
+            f"{_linked(board['description'])} (`/d/{board['uid']}`)\n",
+            f"![The first screen of {board['title']}](pictures/{name}.png)\n",
+            "| row | panels |",
+            "|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def _linked(text: str) -> str:
+    for words, page in PAGES.items():
+        text = text.replace(words, f"[{words}]({page})", 1)
+    return text
+
+
+def _rows(board: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return the title of each row, open or folded, and those of its panels."""
+    found: list[tuple[str, list[str]]] = []
     for panel in board["panels"]:
         if panel["type"] == "row":
-            lines += ["", f"**{panel['title']}**", "", "| panel | description |", "|---|---|"]
-            lines += map(_line, panel.get("panels") or [])
+            found.append((panel["title"], [_title(each) for each in panel.get("panels") or []]))
         else:
-            lines.append(_line(panel))
-    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+            found[-1][1].append(_title(panel))
+    return found
 
 
-def _line(panel: dict[str, Any]) -> str:
-    title = panel["title"].replace("$gpu", "each GPU")
-    return f"| {title} | {panel['description']} |"
+def _title(panel: dict[str, Any]) -> str:
+    """Return the title of a panel without the variable that repeats it."""
+    return re.sub(r" \$\w+", "", panel["title"])

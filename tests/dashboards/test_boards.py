@@ -50,8 +50,8 @@ ALL_ON_ONE = "restarts"
 
 # Panels without data, by board and title, with the reason.
 ACCEPTED: Mapping[tuple[str, str], str] = {
-    ("fleet", "Cost of ranks"): "no price is set",
-    ("fleet", "Cost of the waste"): "no price is set",
+    ("fleet", "Cost of restarts"): "no rank started again",
+    ("fleet", "Cost of empty GPUs"): "all GPUs that were given away have processes",
     ("node", "Video and image engines"): "training uses none",
     ("node", "PCIe replays per minute"): "no bus has errors",
     ("node", "Held for nothing"): "all processes live, on their own GPUs",

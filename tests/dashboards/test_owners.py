@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
 from support import promtool
 from support.dashboards import BOARDS, QUERIES, Json, filled_in
+
+from torchmem.cli.main import main
 
 OPTIONAL = ("cluster", "namespace", "team", "user")
 GPUS = "run:torchmem_gpus:count"
@@ -32,6 +35,31 @@ def test_what_most_fleets_lack_is_hidden_and_filters_nothing(board: Json) -> Non
         assert (found["hide"], found["allValue"]) == (2, ".*")
         assert found["current"]["value"] == ["$__all"]
         assert re.fullmatch(found["allValue"], "") is not None
+
+
+def test_what_a_fleet_has_is_shown(tmp_path: Path) -> None:
+    """--show shows variables in the written files, and changes nothing else."""
+    assert main(["manifests", "dashboards", "--show", "team, user", "--out", str(tmp_path)]) == 0
+
+    for name, board in BOARDS.items():
+        written = json.loads((tmp_path / f"{name}.json").read_text())
+        for label in OPTIONAL:
+            assert variable(written, label).get("hide") == (
+                None if label in {"team", "user"} else 2
+            )
+        for item in board["templating"]["list"]:
+            if item["name"] in {"team", "user"}:
+                assert variable(written, item["name"]) == {
+                    key: value for key, value in item.items() if key != "hide"
+                }
+        assert written["panels"] == board["panels"]
+
+
+def test_a_label_that_no_variable_has_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error suggests the one that was meant."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["manifests", "dashboards", "--show", "teams", "--out", "x"])
+    assert "did you mean 'team'" in capsys.readouterr().err
 
 
 def launches(folder: Path, **selected: str) -> set[str]:

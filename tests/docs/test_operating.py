@@ -1,4 +1,4 @@
-"""The figures, commands and files of docs/operating.md agree with what they come from."""
+"""What docs/operating.md and docs/install.md say agrees with what it comes from."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from support.promql import ROOT, rules
 from torchmem.cli.main import command_line
 
 PAGE = (ROOT / "docs" / "operating.md").read_text()
-FLEET = (ROOT / "docs" / "measurements" / "fleet.md").read_text()
-COST = (ROOT / "docs" / "measurements" / "exporter-cost.md").read_text()
+INSTALL = (ROOT / "docs" / "install.md").read_text()
+SCALING = (ROOT / "docs" / "scaling.md").read_text()
+COST = (ROOT / "docs" / "measurements" / "overhead.md").read_text()
 MIB, KIB, DAY, INTERVAL = 1 << 20, 1 << 10, 86_400, 15
 RETENTION_DAYS, GPUS_PER_NODE, BYTES_PER_SAMPLE = 15, 8, 2
 
@@ -50,11 +51,11 @@ def sized(gpus: int) -> list[float]:
 
 
 def test_series_are_those_of_the_measurement() -> None:
-    """The rates are those of docs/measurements/fleet.md; rules record 56 series per rank."""
+    """The rates are those of docs/scaling.md; rules record 56 series per rank."""
     measured = [
-        number(rf"\| per {what}[^|]*\| about (\d+) \|", FLEET) for what in ("node", "GPU", "rank")
+        number(rf"\| per {what}[^|]*\| about (\d+) \|", SCALING) for what in ("node", "GPU", "rank")
     ]
-    recorded = number(r"(?m)^\| 256 \| [\d,]+ \+ ([\d,]+) ", FLEET) / 256
+    recorded = number(r"(?m)^\| 256 \| [\d,]+ \+ ([\d,]+) ", SCALING) / 256
     assert rates() == (*measured, pytest.approx(recorded, abs=0.5))
 
 
@@ -62,7 +63,7 @@ def test_memory_is_a_line_through_the_measurements() -> None:
     """Memory for 64 and 256 GPUs is what was measured, within 2%."""
     rows = re.findall(
         r"^\| (?:64|256) \|[^|]*\|[^|]*\| ([\d,]+) \| ([\d,]+) MiB",
-        FLEET,
+        SCALING,
         re.MULTILINE,
     )
     base, each = memory_line()
@@ -86,7 +87,7 @@ def test_the_table_is_the_formula() -> None:
 
 def test_the_formula_is_near_the_measurement() -> None:
     """Samples per second of 256 GPUs are within 10% of those that were measured."""
-    measured = number(r"(?m)^\| 256 \|[^|]*\| ([\d,]+) \|", FLEET)
+    measured = number(r"(?m)^\| 256 \|[^|]*\| ([\d,]+) \|", SCALING)
     assert sized(256)[1] == pytest.approx(measured, rel=0.1)
 
 
@@ -100,9 +101,9 @@ def test_the_disk_of_compose() -> None:
 
 
 def test_the_cost_of_the_exporter() -> None:
-    """The cost of an exporter with eight ranks is that of exporter-cost.md."""
+    """The cost of an exporter with eight ranks is that of measurements/overhead.md."""
     (row,) = re.findall(
-        r"^\| 8 \| torchmem \| [\d,]+ \| \d+ \| ([\d.]+) \| (\d+) \|", COST, re.MULTILINE
+        r"^\| 8 \| [\d,]+ \| \d+ \| ([\d.]+) \| (\d+) \| \d+ \| \d+ \|$", COST, re.MULTILINE
     )
     assert f"{row[1]} MiB and {row[0]} s of CPU time" in PAGE
 
@@ -115,7 +116,7 @@ def test_the_pause_that_an_upgrade_may_take() -> None:
 
 def test_podman_runs_the_image_of_compose() -> None:
     """The unit for Podman has the image, the port and the run directory of Compose."""
-    (unit,) = re.findall(r"```ini\n(.*?)```", PAGE, re.DOTALL)
+    (unit,) = re.findall(r"```ini\n(.*?)```", INSTALL, re.DOTALL)
     settings = set(unit.splitlines())
     exporter = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["exporter"]
     assert {
@@ -127,9 +128,9 @@ def test_podman_runs_the_image_of_compose() -> None:
 
 def test_every_command_is_valid() -> None:
     """The parser accepts each command of torchmem, in blocks and in sentences."""
-    lines = re.findall(r"^/opt/torchmem/bin/torchmem ([^#\n]+)", PAGE, re.MULTILINE)
-    spans = re.findall(r"`torchmem ([^`]+)`", PAGE)
-    commands = [line for line in [*lines, *spans] if line not in {"manifests", "manifests rules"}]
+    lines = re.findall(r"/opt/torchmem/bin/torchmem ([^#\n]+)", INSTALL)
+    spans = re.findall(r"`torchmem ([^`]+)`", PAGE + INSTALL)
+    commands = [*lines, *(span for span in spans if "KIND" not in span)]
     assert len(commands) > 4
     for command in commands:
         assert callable(command_line().parse_args(shlex.split(command)).run), command

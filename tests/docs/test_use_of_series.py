@@ -11,8 +11,8 @@ from support.promql import ROOT, rules, selectors
 
 from torchmem.metrics.catalog import CATALOG
 
-# The reference lists every metric, and the lists of docs/measurements/fleet.md those without a use.
-NO_USE = {"metrics.md", "fleet.md"}
+# The reference lists every metric, and the lists of docs/scaling.md those without a use.
+NO_USE = {"metrics.md", "scaling.md"}
 _NAME = re.compile(r"[A-Za-z_:][A-Za-z0-9_:]*")
 _SUFFIX = re.compile(r"_(bucket|sum|count|gsum|gcount)$")
 
@@ -44,8 +44,8 @@ def test_every_recording_rule_is_read(name: str) -> None:
 
 
 def cluster_series() -> set[str]:
-    """Return the series for federation that docs/measurements/fleet.md lists."""
-    page = (ROOT / "docs" / "measurements" / "fleet.md").read_text()
+    """Return the series for federation that docs/scaling.md lists."""
+    page = (ROOT / "docs" / "scaling.md").read_text()
     return {name for name in _names([page]) if name.startswith("cluster:")}
 
 

@@ -254,8 +254,11 @@ def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[P
     free_now = max(0, reserved - allocator.active_bytes.total)
     if layout is None:
         return [PartBytes("cached", free_now)]
-    if layout.in_use_bytes is not None:
-        free_now = min(free_now, max(0, reserved - layout.in_use_bytes))
+    in_use = layout.in_use_bytes
+    if in_use is not None and in_use > reserved:
+        in_use = None  # the cache was released after the snapshot
+    if in_use is not None:
+        free_now = min(free_now, reserved - in_use)
     sizes = {
         "stranded": layout.stranded_bytes,
         "releasable": layout.releasable_bytes,
@@ -265,7 +268,7 @@ def _cache(allocator: Allocator, layout: Layout | None, reserved: int) -> list[P
     if free_then > free_now:
         sizes = {name: size * free_now // free_then for name, size in sizes.items()}
         sizes["releasable"] += free_now - sum(sizes.values())
-    elif layout.in_use_bytes is not None:
+    elif in_use is not None:
         sizes["cached"] = free_now - free_then
     return [PartBytes(name, size) for name, size in sizes.items()]
 

@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top why release capture whatif compare preflight mcp doctor fleet manifests 'manifests systemd' 'manifests kubernetes' 'manifests helm' 'manifests mixin' 'manifests slurm' 'manifests prometheus' 'manifests scale' 'manifests alertmanager' 'manifests grafana' 'manifests compose' 'manifests image' 'manifests stack' 'manifests rules' 'manifests dashboards' 'manifests completion'
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --currency --datasource --duration --exporter --find-batch --folder --gpu --gpu-hour-price --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-entries --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --prometheus-rule --rank --ranks --rows --run --run-dir --save-baseline --scenario --scontrol --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --currency --datasource --duration --exporter --find-batch --folder --gpu --gpu-hour-price --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-entries --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --prometheus-rule --rank --ranks --rows --run --run-dir --save-baseline --scenario --scontrol --scrape-deadline-seconds --seconds --seed --setting --show --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -269,6 +269,7 @@ complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l grafana 
 complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'the token (default: GRAFANA_TOKEN)'
 complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l folder -x -d 'the folder in Grafana, made if it is missing (default: torchmem)'
 complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l datasource -x -d 'name or UID of the Prometheus data source (default: Grafana'"'"'s default)'
+complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l show -x -d 'variables that are hidden unless your series have such a label: cluster, namespace, team, user'
 complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l force -d 'replace dashboards that you may have changed'
 complete -c torchmem -n '_shtab_torchmem_using manifests; and test $_shtab_torchmem_npos -eq 0' -a completion -d 'print the completion script of a shell'
 complete -c torchmem -n '_shtab_torchmem_using manifests completion' -s h -l help -d 'show this help message and exit'

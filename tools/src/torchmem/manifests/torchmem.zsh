@@ -193,6 +193,7 @@ _shtab_torchmem_manifests_dashboards_options=(
   "--token-file[the token (default\: GRAFANA_TOKEN)]:FILE:_files"
   "--folder[the folder in Grafana, made if it is missing (default\: torchmem)]:TITLE:"
   "--datasource[name or UID of the Prometheus data source (default\: Grafana\'s default)]:NAME:"
+  "--show[variables that are hidden unless your series have such a label\: cluster, namespace, team, user]:LABELS:"
   "--force[replace dashboards that you may have changed]"
 )
 

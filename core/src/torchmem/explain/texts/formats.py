@@ -512,6 +512,19 @@ FORMATS: tuple[TextFormat, ...] = (
         role="notice",
     ),
     TextFormat(
+        "shared_tensors",
+        "PyTorch's CUDA IPC",
+        ("Producer process",),
+        r"Producer process (?:tried to deallocate over \d{1,9}\s+memory blocks"
+        r"|has been terminated before all shared CUDA tensors released)",
+        "[W1128 10:00:00 CudaIPCTypes.cpp:60] Producer process tried to deallocate over 1000 "
+        "memory blocks referred by consumer processes. Deallocation might be significantly slowed "
+        "down.",
+        "This process dropped tensors that it had sent to others through CUDA IPC, and these still "
+        "use them. Their memory stays allocated here until the others drop them, too.",
+        role="notice",
+    ),
+    TextFormat(
         "collective_timeout",
         "NCCL's watchdog",
         ("Watchdog caught",),

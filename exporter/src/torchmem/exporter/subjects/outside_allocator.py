@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from prometheus_client.core import Metric
 
 from torchmem.allocator.outside_memory import is_limited, unbacked_bytes
+from torchmem.explain.parts import known_components
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.reading import Reading
 from torchmem.exporter.subjects import mig
@@ -23,7 +24,7 @@ from torchmem.metrics import catalog
 from torchmem.metrics.families import family, value_family
 from torchmem.node.published import DeviceProcess, Published
 from torchmem.sample.run_directory import DEFAULT_TTL_SECONDS
-from torchmem.sample.sample import LIVE_STATES, DeviceSample
+from torchmem.sample.sample import ASLEEP, LIVE_STATES, DeviceSample
 
 _SAME_BYTES = 32 << 20
 """A smaller difference in free memory is ignored. A CUDA context is about 500 MiB."""
@@ -240,11 +241,13 @@ class OutsideAllocator:
     def _beyond(self, key: DeviceProcess, device: DeviceSample) -> _Outside | None:
         """Return how many reserved bytes are not on the device at least, without NVML's bytes.
 
-        As under WSL, where Windows moves what does not fit to the host's memory.
+        They are what an engine says is asleep. Under WSL, Windows also moves what does not fit to
+        the host's memory.
         """
-        unbacked = unbacked_bytes(device, device.driver_free_bytes)
+        asleep = known_components(device).get(ASLEEP, 0)
+        unbacked = max(asleep, unbacked_bytes(device, device.driver_free_bytes) or 0)
         known = self._held.get(key)
-        if unbacked is not None:
+        if unbacked:
             self._held[key] = _Outside(0, 0.0, unbacked)
             return self._held[key]
         if known is not None and not known.timestamp:

@@ -1,4 +1,4 @@
-"""docs/coming-from.md names what torchmem has, and its queries compare two exporters."""
+"""docs/other-tools.md names what torchmem has, and its queries compare two exporters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from support.promtool import answers
 
 from torchmem.cli.main import command_line
 
-PAGE = (ROOT / "docs" / "coming-from.md").read_text()
-QUERIES = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
+PAGE = (ROOT / "docs" / "other-tools.md").read_text()
+QUERIES = re.findall(r"```promql\n(.*?)```", PAGE.partition("## Compare")[2], re.DOTALL)
 TEXT = re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)
 SPANS = re.findall(r"`([^`\n]+)`", TEXT)
 THIS, OTHER = "0a7c03e1-5f42-9d08-b3c6-0d41e80f2a90", "1a7c03e1-5f42-9d08-b3c6-1d41e80f2a91"

@@ -1,4 +1,4 @@
-"""The configuration that docs/measurements/fleet.md gives for large fleets."""
+"""The snippets of docs/scaling.md: what to send to a store, and what to drop."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import yaml
 from support import promtool
-from support.dashboards import QUERIES, filled_in
+from support.dashboards import BOARDS, QUERIES, filled_in
 from support.h100_node import h100_node
 from support.promql import ROOT, rules, selectors
 
 from torchmem.metrics.catalog import CATALOG
 
-PAGE = (ROOT / "docs" / "measurements" / "fleet.md").read_text()
+PAGE = (ROOT / "docs" / "scaling.md").read_text()
 SNIPPETS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
 UNREAD, DETAIL = (
     relabel["regex"]
     for text in SNIPPETS
-    for scrape in yaml.safe_load(text)["scrape_configs"]
+    for scrape in yaml.safe_load(text).get("scrape_configs", [])
     for relabel in scrape.get("metric_relabel_configs", [])
 )
 UUIDS = [f"GPU-0a7c03e1-5f42-9d08-b3c6-0d41e80f2a9{index}" for index in range(8)]
@@ -88,6 +88,27 @@ def _alternatives(text: str) -> list[str]:
 @pytest.mark.stack
 @pytest.mark.parametrize("snippet", SNIPPETS)
 def test_prometheus_accepts_the_snippets(tmp_path: Path, snippet: str) -> None:
-    """promtool accepts each YAML snippet of the page."""
+    """promtool accepts each YAML snippet of the page as a configuration."""
     (tmp_path / "prometheus.yml").write_text(snippet)
     promtool.accepts("check", "config", tmp_path / "prometheus.yml")
+
+
+def test_remote_write_keeps_what_fleet_reads() -> None:
+    """The remote write filter of the page keeps every series that the dashboard Fleet reads."""
+    (relabel,) = [
+        each
+        for text in SNIPPETS
+        for store in yaml.safe_load(text).get("remote_write", [])
+        for each in store.get("write_relabel_configs", [])
+    ]
+    texts = [
+        filled_in(text, span="5m") for name, text in QUERIES.items() if name.startswith("fleet:")
+    ]
+    read_names = {name for text in texts for name, _ in selectors(text)} | _names_in_variables()
+    assert sorted(name for name in read_names if not re.fullmatch(relabel["regex"], name)) == []
+
+
+def _names_in_variables() -> set[str]:
+    """Return the metrics that the variables of the dashboard read."""
+    texts = [str(choice.get("query")) for choice in BOARDS["fleet"]["templating"]["list"]]
+    return {name for text in texts for name in re.findall(r"\b(?:nvml|torchmem)_\w+", text)}

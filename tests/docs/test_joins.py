@@ -1,4 +1,4 @@
-"""The queries and snippets of docs/existing-exporters.md."""
+"""The queries of docs/other-tools.md that join two exporters."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from pathlib import Path
 
 import promql_parser
 import pytest
-import yaml
-from support import promtool
-from support.dashboards import BOARDS, QUERIES, filled_in
-from support.promql import ROOT, RULES, selectors
+from support.promql import ROOT, RULES
 from support.promtool import answers
 
-PAGE = (ROOT / "docs" / "existing-exporters.md").read_text()
-PAGE_QUERIES = re.findall(r"```promql\n(.*?)```", PAGE, re.DOTALL)
-SNIPPETS = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+PAGE = (ROOT / "docs" / "other-tools.md").read_text()
+PAGE_QUERIES = re.findall(
+    r"```promql\n(.*?)```", PAGE.partition("## Join")[2].partition("\n## ")[0], re.DOTALL
+)
 THIS, OTHER = "0a7c03e1-5f42-9d08-b3c6-0d41e80f2a90", "1a7c03e1-5f42-9d08-b3c6-1d41e80f2a91"
 GIB = 1 << 30
 TARGET = 'job="torchmem",instance="n:9847"'
@@ -82,14 +80,13 @@ def peers(gpu: str, tensor: float, engine: float) -> dict[str, str]:
 
 def counts(folder: Path, series: dict[str, str]) -> list[int]:
     """Return the number of series that each query of the page returns."""
-    (folder / "page.yml").write_text(SNIPPETS[0])
-    return [len(found) for found in answers(folder, PAGE_QUERIES, series, [*RULES, "page.yml"])]
+    return [len(found) for found in answers(folder, PAGE_QUERIES, series, RULES)]
 
 
 @pytest.mark.stack
 @pytest.mark.parametrize(
     ("tensor", "engine", "empty"),
-    [(0.7, 0.9, [2]), (0.0, 0.01, [1, 9])],
+    [(0.7, 0.9, [1]), (0.0, 0.01, [])],
     ids=["busy", "idle"],
 )
 def test_every_query_joins(tmp_path: Path, tensor: float, engine: float, empty: list[int]) -> None:
@@ -105,32 +102,8 @@ def test_no_query_joins_different_gpus(tmp_path: Path) -> None:
     assert [0] * len(PAGE_QUERIES) == found
 
 
-@pytest.mark.stack
-@pytest.mark.parametrize("snippet", SNIPPETS[1:])
-def test_prometheus_accepts_the_snippets(tmp_path: Path, snippet: str) -> None:
-    """promtool accepts each YAML snippet of the page as an addition to a configuration."""
-    (tmp_path / "prometheus.yml").write_text("scrape_configs: []\n" + snippet)
-    promtool.accepts("check", "config", tmp_path / "prometheus.yml")
-
-
-def test_remote_write_keeps_what_fleet_reads() -> None:
-    """The remote write filter of the page keeps every series that the dashboard Fleet reads."""
-    (relabel,) = yaml.safe_load(SNIPPETS[2])["remote_write"][0]["write_relabel_configs"]
-    texts = [
-        filled_in(text, span="5m") for name, text in QUERIES.items() if name.startswith("fleet:")
-    ]
-    read = {name for text in texts for name, _ in selectors(text)} | _names_in_variables()
-    assert sorted(name for name in read if not re.fullmatch(relabel["regex"], name)) == []
-
-
-def _names_in_variables() -> set[str]:
-    """Return the metrics that the variables of the dashboard read."""
-    texts = [str(choice.get("query")) for choice in BOARDS["fleet"]["templating"]["list"]]
-    return {name for text in texts for name in re.findall(r"\b(?:nvml|torchmem)_\w+", text)}
-
-
 def test_the_queries_are_promql() -> None:
     """The page has queries, and each of them parses."""
-    assert len(PAGE_QUERIES) >= 8
+    assert len(PAGE_QUERIES) == 6
     for text in PAGE_QUERIES:
         promql_parser.parse(text)
