@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dashboards import recorded
-from dashboards.panels import DATASOURCE, Json, Panel
+from dashboards.panels import DATASOURCE, Column, Json, Panel
 from dashboards.queries import (
     HEADROOM_SHARE,
     NEWEST_OOM_OF_RUN,
@@ -350,6 +350,18 @@ LINK_TO_SLURM_JOB = (
     "Show the processes of the Slurm job",
     _explore(f'last_over_time({catalog.NVML_PROCESS_INFO.name}{{slurm_job_id="VALUE"}}[1h])'),
 )
+
+SCHEDULED = ("slurm_job_id", "pod", "namespace")
+
+
+def scheduled(query: str) -> list[Column]:
+    """Return the columns of Slurm job and pod; Grafana leaves out those without data."""
+    return [
+        Column("Slurm job", query, label="slurm_job_id", link=LINK_TO_SLURM_JOB),
+        Column("Pod", query, label="pod", link=LINK_TO_POD),
+        Column("Namespace", query, label="namespace", unseen=True),
+    ]
+
 
 LINK_TO_RUN = link(TRAINING, "Training memory", run="Run")
 LINK_TO_LAUNCH = link(TRAINING, "Training memory", run="Run", launch="Launch")

@@ -65,8 +65,7 @@ from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
 NO_PROCESS = "No process uses a GPU here"
 NOTHING = "–"  # where the table above already says that there is no GPU
 PROCESS_ROW = (*GPU_ROW, "pid")
-SCHEDULED = ("slurm_job_id", "pod", "namespace")
-PROCESS_FACTS = ("name", "user", "run", "launch", "rank", *SCHEDULED, "unit")
+PROCESS_FACTS = ("name", "user", "run", "launch", "rank", *board.SCHEDULED, "unit")
 
 _SHIPPED_XIDS = f"round(increase({value('xid_errors_total', '$__range')}))"
 _DRIVERS = f"count by (driver_version, cuda_version) ({value('driver_info')})"
@@ -236,15 +235,6 @@ def _named_rows(expression: str, *labels: str) -> str:
     )
 
 
-def _scheduled(query: str) -> list[Column]:
-    """Return the columns of Slurm job and pod; Grafana leaves out those without data."""
-    return [
-        Column("Slurm job", query, label="slurm_job_id", link=board.LINK_TO_SLURM_JOB),
-        Column("Pod", query, label="pod", link=board.LINK_TO_POD),
-        Column("Namespace", query, label="namespace", unseen=True),
-    ]
-
-
 def _processes() -> Panel:
     facts = row(PROCESS_ROW, _with_unit(value("process_info")), *PROCESS_FACTS)
     memory = row(PROCESS_ROW, select(catalog.NVML_PROCESS_MEMORY))
@@ -260,7 +250,7 @@ def _processes() -> Panel:
         Column("Run", facts, label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", facts, label="rank", width=60),
-        *_scheduled(facts),
+        *board.scheduled(facts),
         Column("Unit", facts, label="unit"),
         Column("Memory", named_rows, unit=Unit.BYTES),
         Column("PyTorch", f"{memory} - {outside}", unit=Unit.BYTES),
@@ -310,7 +300,7 @@ def _held_for_nothing() -> str:
 
 
 def _wrong_holders() -> Panel:
-    labels = ("why", *HOLDER_FACTS, *SCHEDULED)
+    labels = ("why", *HOLDER_FACTS, *board.SCHEDULED)
     rows = _named_rows(f"({_held_for_nothing()})", *labels)
     columns = [
         Column("GPU", rows, label="short_name", width=170),
@@ -320,7 +310,7 @@ def _wrong_holders() -> Panel:
         Column("Run", rows, label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", rows, label="rank", width=60),
-        *_scheduled(rows),
+        *board.scheduled(rows),
         Column("Memory", rows, unit=Unit.BYTES),
     ]
     table = joined_table(

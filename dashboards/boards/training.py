@@ -235,18 +235,21 @@ ANSWER: list[Panel] = [
 ]
 
 
+def _facts() -> str:
+    """Return the Slurm job and the pod of each process, on each of its devices."""
+    joined = (
+        f"{select(catalog.RESERVED_PEAK)} * 0 + on ({', '.join(PROCESS)}) "
+        f"group_left ({', '.join(board.SCHEDULED)}) {select(catalog.PROCESS_INFO)}"
+    )
+    return row(DEVICE_ROW, joined, *board.SCHEDULED)
+
+
 def _processes() -> Panel:
 
     def of_device(spec: catalog.MetricSpec, **fixed: str) -> str:
         return row(DEVICE_ROW, select(spec, **fixed))
 
     newest_oom = row(DEVICE_ROW, LAST_OOM_MILLISECONDS)
-    scheduled = ("slurm_job_id", "pod", "namespace")
-    joined = (
-        f"{select(catalog.RESERVED_PEAK)} * 0 + on ({', '.join(PROCESS)}) "
-        f"group_left ({', '.join(scheduled)}) {select(catalog.PROCESS_INFO)}"
-    )
-    facts = row(DEVICE_ROW, joined, *scheduled)
     state = states(f"{select(catalog.RESERVED_PEAK)} * 0", select(catalog.PROCESS_STATE))
     columns = [
         Column("Rank", label="rank", width=60),
@@ -255,9 +258,7 @@ def _processes() -> Panel:
         Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
         Column("GPU", label="gpu", width=50),
         Column("Pid", label="pid", width=80),
-        Column("Slurm job", facts, label="slurm_job_id", link=board.LINK_TO_SLURM_JOB),
-        Column("Pod", facts, label="pod", link=board.LINK_TO_POD),
-        Column("Namespace", label="namespace", unseen=True),
+        *board.scheduled(_facts()),
         Column("Active peak", of_device(catalog.ACTIVE_PEAK), unit=Unit.BYTES),
         Column("Reserved peak", of_device(catalog.RESERVED_PEAK), unit=Unit.BYTES),
         Column("Slack at peak", of_device(recorded.PEAK_SLACK), unit=Unit.RATIO, bar=True),

@@ -128,8 +128,7 @@ class Exporter:
         dead: DeadProcesses | None = None,
         assignments: GpuAssignments | None = None,
     ) -> None:
-        self._driver = Driver(nvml)
-        self._events = xid_events.EventWatcher(clock)
+        self._driver, self._events = Driver(nvml), xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
         self._pods = pods or PodNames()
         self._dead, self._assignments = dead or DeadProcesses(), assignments or GpuAssignments()
