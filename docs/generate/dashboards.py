@@ -39,7 +39,7 @@ so they are hidden until you name those that you have:
     torchmem manifests dashboards --show cluster,team,user --out DIR
 
 With the chart, set `dashboards.show.team` and the like to true. `cluster` is an external label of
-each Prometheus; [Fleet report](fleet.md#user-and-team) says where the other three come from. They
+each Prometheus; [Fleet report](fleet.md#what-it-needs) says where the other three come from. They
 select the launches of their owners: GPUs and nodes have none, and are always shown.
 
 [dashboard-linter](https://github.com/grafana/dashboard-linter) accepts all dashboards with

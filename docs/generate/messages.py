@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torchmem.explain.texts.formats import FORMATS, Role, TextFormat
+from torchmem.explain.texts.formats import FORMATS, LIBRARY_MEANING, Role, TextCause, TextFormat
 from torchmem.explain.texts.scan import MAX_EXAMINED
 from torchmem.explain.texts.words import TEXT_CAUSES
 from torchmem.explain.verdict import MIN_ROOM_RATIO, NEW_RATIO
@@ -30,22 +32,22 @@ HEAD = """\
     torchmem why logs/rank*.log
     kubectl logs trainer-0 | torchmem why -
 
-explains every message in a text that says that memory ran out: an error that you have copied, or
-logs of any size and number of ranks. The job needs no torchmem, this machine needs neither PyTorch
-nor a GPU, and nothing is sent anywhere. The [live page](live-page.md) does the same with a text
-that is dropped on it, in the browser.
+explains every message in a text that says that memory ran out: what its numbers mean, the cause
+that they allow, what to do, and the one command that tells more. The job needs no torchmem, and
+this machine neither PyTorch nor a GPU; nothing is sent anywhere. The [live page](screens.md#files)
+does the same with a text that is dropped on it.
 
-Each kind of message is explained once, the first in time first: its rank, step and GPU, its
-numbers, the cause that they allow, what they cannot say, what to do, and the one command that tells
-more. Several files are logs of one job; the rank comes from labels in the lines, or from the file's
-path. Colors, timestamps, labels of torchrun, srun, mpirun and Ray, and JSON around the lines do not
-matter. Ranks that fell because another one had fallen are listed apart. The exit code is 0 if
-something was explained, 1 if no message was found, and 2 if a file cannot be read. `--json` prints
-one document.
+Each kind of message is explained once, the first in time first; ranks that fell because another
+one had fallen are listed apart. Several files are logs of one job, whose ranks are in labels of
+torchrun, srun, mpirun or Ray, or in the path. `torch.cuda.memory_summary()`,
+`torch.cuda.memory_stats()` and the table of `nvidia-smi` are read, too.
+[Exit codes](commands.md#torchmem-why).
 
 """
 ANATOMY = """\
 ## PyTorch's message, number by number
+
+{meaning}
 
 {message}
 
@@ -53,18 +55,18 @@ ANATOMY = """\
 |---|---|
 {numbers}
 
-Before PyTorch 2.1, `already allocated` is the same as *allocated by PyTorch*, and `reserved in
-total by PyTorch` is allocated and unallocated memory together. In PyTorch 1.3 and older, `cached`
-is the unallocated part. 17179869184.00 GiB is 2^64 bytes: it stands for a number that is not
-available, or for no limit.
+Before PyTorch 2.1, `already allocated` is *allocated by PyTorch*, and `reserved in total by
+PyTorch` is allocated and unallocated memory together; up to 1.3, `cached` is the unallocated part.
+17179869184.00 GiB is 2^64 bytes: a number that is not available, or no limit.
 
 ## What the numbers mean together
 
-The cause is the change that would have made room, as in [the verdict](verdict.md). A message does
-not say how much more the step still needed. So torchmem computes the cause for the smallest and for
-a large margin that a verdict asks for ({low:.0%} and {high:.0%} of the GPU), and for the least and
-the most that other processes may hold. Only a cause that is the same in all cases is told. If the
-text is cut off, or if numbers contradict each other, the answer is *unknown*.
+The causes are those of [the verdict](verdict.md#cause), and two more: `refused`, the driver refused
+memory although it had enough, and `host_memory`, which is not the GPU's. A message does not say how
+much more the step still needed, so only a cause is told that is the same for the smallest and a
+large margin of a verdict ({low:.0%} and {high:.0%} of the GPU), and for the least and the most that
+other processes may hold. Otherwise it is unknown, and `{default}` tells at the next
+OOM what holds the memory, whether it had grown, and which line asks for more.
 
 """
 NUMBERS = {
@@ -136,25 +138,57 @@ COMBINATIONS = {
     ),
 }
 TAIL = """\
-## Tables
-
-`torch.cuda.memory_summary()`, `torch.cuda.memory_stats()` and `nvidia-smi` are read too, alone or
-beside a message: their numbers are listed, in bytes with `--json`.
-
-## Bounds
+## Limits
 
 A text is read once, in constant memory: 1 GB takes 10 to 15 s of one core
 (`python -m benchmarks.log_reading`). Only the first {examined:,} lines that may say that memory ran
-out are looked at. Text of a log is data: it is printed without control characters, and nothing in
-it is executed or opened. On jobs whose cause is known, the message alone {agreement}
+out are looked at. Nothing in a text is executed or opened, and it is printed without control
+characters. On jobs whose cause is known, the message alone {agreement}
 (`python -m experiments.verdict.from_text`).
 """
+ALL = """\
+## All messages
+
+Below each cause stand the first advice and the command that tells more, unless a message has its
+own; without a command, it is `{default}`.
+"""
+DEFAULT = "torchmem run -- python train.py"
+UNKNOWN = "The message alone does not say the cause"
 ROLES: dict[Role, str] = {
-    "oom": "## All messages",
     "notice": "## No error by itself",
     "consequence": "## A consequence, not the cause",
     "other": "## Passed over",
 }
+# What the other messages of PyTorch have in common with the first one.
+_COMMON = re.compile(
+    r"CUDA out of memory. "
+    r"|(GPU \d has a total capacity of [\d.]+ GiB of which"
+    r"|Including non-PyTorch memory, this process has [\d.]+ GiB memory in use[.]"
+    r"( Of the allocated memory)?)"
+)
+WITH_NUMBERS = next(known for known in FORMATS if known.name == "pytorch")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the product answers to a message: a sentence, the first advice, and a command."""
+
+    cause: TextCause | None
+    headline: str
+    advice: str
+    following: str
+
+    def without(self, shared: Answer) -> str:
+        """Return what another answer does not say."""
+        own = [
+            f"{self.headline}." if self.headline != shared.headline else "",
+            self.advice if self.advice != shared.advice else "",
+            _next(self.following) if self.following != shared.following else "",
+        ]
+        return " ".join(filter(None, own))
+
+
+NOTHING = Answer(None, "", "", DEFAULT)
 
 
 def rendered() -> dict[Path, str | None]:
@@ -164,58 +198,97 @@ def rendered() -> dict[Path, str | None]:
 
 def _page() -> Iterator[str]:
     yield HEAD.rstrip() + "\n"
-    message = _quoted(COMBINATIONS["Another process holds memory"])
-    numbers = "\n".join(f"| {name} | {text} |" for name, text in NUMBERS.items())
-    about = {"message": message, "numbers": numbers, "low": MIN_ROOM_RATIO, "high": NEW_RATIO}
-    yield ANATOMY.format(**about).rstrip() + "\n"
+    message = f"torch.OutOfMemoryError: {COMBINATIONS['Another process holds memory']}"
+    yield (
+        ANATOMY.format(
+            meaning=WITH_NUMBERS.meaning,
+            message=_quoted(message),
+            numbers="\n".join(f"| {name} | {text} |" for name, text in NUMBERS.items()),
+            low=MIN_ROOM_RATIO,
+            high=NEW_RATIO,
+            default=DEFAULT,
+        ).rstrip()
+        + "\n"
+    )
     for title, text in COMBINATIONS.items():
-        yield f"### {title}\n\n{_quoted(text)}\n"
-        yield f"{_answered(text)}\n"
-    yield "In full, the answer to the last but one is:\n"
-    yield _block(_explained(COMBINATIONS["A little is unallocated"]).words().rstrip())
-    yield _causes()
+        answer = _answer(text)
+        cause = f"`{answer.cause}`: " if answer.cause else ""
+        shown = "The message above." if text in message else _quoted(_COMMON.sub(_dots, text))
+        yield f"### {title}\n\n{shown}\n"
+        yield f"{cause}{answer.without(NOTHING).removeprefix('Fragmentation: ')}\n"
+    yield ALL.format(default=DEFAULT)
+    yield from _groups(
+        [known for known in FORMATS if known.role == "oom" and known is not WITH_NUMBERS]
+    )
     for role, title in ROLES.items():
         yield f"{title}\n"
-        yield from (_entry(known) for known in FORMATS if known.role == role)
+        yield from (_entry(known, known.meaning) for known in FORMATS if known.role == role)
     yield TAIL.format(agreement=_agreement(), examined=MAX_EXAMINED)
+
+
+def _dots(match: re.Match[str]) -> str:
+    return "…" if match[1] else ""
 
 
 def _agreement() -> str:
     """Return how often the message agreed with the verdict on the run."""
     counts = Counter(row["answer"] for row in json.loads(RESULTS.read_text()))
     return (
-        f"tells the cause of the verdict on the run in {counts['agrees']} of {counts.total()}, "
-        f"says that it is unknown in {counts['unknown']}, and tells another one in "
-        f"{counts['wrong']}"
+        f"tells the\ncause of the verdict in {counts['agrees']} of {counts.total()}, another one "
+        f"in {counts['wrong']}, and says in the others that it is unknown"
     )
 
 
-def _causes() -> str:
-    rows = (f"| `{cause}` | {text} |" for cause, text in TEXT_CAUSES.items())
-    return "## The causes\n\n| cause | means |\n|---|---|\n" + "\n".join(rows) + "\n"
+def _groups(known: Sequence[TextFormat]) -> Iterator[str]:
+    """Yield a section for each cause: what its messages have in common, and the messages."""
+    groups: dict[TextCause | None, list[tuple[TextFormat, Answer]]] = {}
+    for each in known:
+        answer = _answer(each.example)
+        groups.setdefault(answer.cause, []).append((each, answer))
+    for cause, members in groups.items():
+        shared = _shared([answer for _, answer in members])
+        title = f"`{cause}`: {_lower(TEXT_CAUSES[cause])}" if cause else UNKNOWN
+        is_library = all(each.meaning.startswith(LIBRARY_MEANING) for each, _ in members)
+        about = LIBRARY_MEANING if is_library else ""
+        yield f"### {title}\n"
+        if common := " ".join(filter(None, [about, replace(shared, headline="").without(NOTHING)])):
+            yield f"{common}\n"
+        for each, answer in members:
+            meaning = each.meaning.removeprefix(about).strip()
+            yield _entry(each, f"{meaning} {answer.without(shared)}".rstrip())
 
 
-def _entry(known: TextFormat) -> str:
-    answer = f"\n\n{_answered(known.example)}" if known.role == "oom" else ""
-    source = known.source[0].upper() + known.source[1:]
-    return f"{_quoted(known.example)}\n\n**{source}.** {known.meaning}{answer}\n"
+def _shared(answers: Sequence[Answer]) -> Answer:
+    """Return the most frequent parts of the answers; a part that occurs once is not shared."""
+    (headline, _), *_ = Counter(answer.headline for answer in answers).most_common(1)
+    (advice, times), *_ = Counter(answer.advice for answer in answers).most_common(1)
+    (following, _), *_ = Counter(answer.following for answer in answers).most_common(1)
+    return Answer(None, headline, advice if times > 1 or len(answers) == 1 else "", following)
 
 
-def _answered(text: str) -> str:
+def _entry(known: TextFormat, text: str) -> str:
+    source = re.sub("^(an?|the) ", lambda article: article[0].capitalize(), known.source)
+    return f"{_quoted(known.example)}\n\n**{source}.** {text}\n"
+
+
+def _answer(text: str) -> Answer:
     """Return the sentence, the first advice and the command, as the product gives them."""
     (found, *_) = _explained(text).document()["messages"]
-    cause = f" (`{found['cause']}`)" if found["cause"] else ""
     advice = _advice(found["advice"][0]) if found["advice"] else ""
-    following = found["next"]
-    return (
-        f"- Answer: {found['headline']}{cause}.\n{advice}"
-        f"- To learn {following['tells']}: `{following['line']}`"
-    )
+    return Answer(found["cause"], found["headline"], advice, found["next"]["line"])
 
 
 def _advice(first: dict[str, Any]) -> str:
     lines = ", ".join(f"`{line}`" for line in first["lines"])
-    return f"- First advice: {first['text']}{f' {lines}' if lines else ''}\n"
+    return f"{first['text'].rstrip('.')} ({lines})." if lines else first["text"]
+
+
+def _next(command: str) -> str:
+    return f"Next: `{command}`."
+
+
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]
 
 
 def _explained(text: str) -> TextAnswer:

@@ -1,4 +1,4 @@
-"""The pictures of the memory map in docs/live-page.md.
+"""The pictures of the memory map in docs/screens.md.
 
 WRITE_PICTURES=1 pytest tests/live/test_map_pictures.py
 """

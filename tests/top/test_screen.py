@@ -124,13 +124,6 @@ def test_who_holds_a_gpu_and_should_not(node: NodeState) -> None:
     assert f"• GPU 0: {note.text} {note.remedy.strip()}" in whole
 
 
-def test_the_sample_in_the_documentation_is_real(root: Path) -> None:
-    """docs/top.md shows the screen of a terminal with 80 columns."""
-    page_text = (root / "docs" / "top.md").read_text()
-
-    assert (HERE / "golden/80x24.txt").read_text() in page_text
-
-
 def test_nothing_that_matters_is_cut_at_80x24(node: NodeState) -> None:
     """The selected rank's run, all its parts and all its reasons are on the screen."""
     view: View | None = View(selected=keys(View().groups(node))[0])

@@ -101,7 +101,7 @@ def write_movie(names: Sequence[Path], path: Path) -> None:
 
 
 def draw_pictures(page: Page, folder: Path) -> None:
-    """Write the pictures of docs/live-page.md."""
+    """Write the pictures of docs/screens.md."""
     page.resize(1440, 815)  # above the call stack, whose paths are those of this machine
     page.evaluate("document.querySelector('.gpu:has(.details)').scrollIntoView()")
     save(page, folder / "live-page.png")

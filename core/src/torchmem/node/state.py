@@ -1,6 +1,6 @@
 """The records of a node: its GPUs, its ranks, and why a rank's memory is as it is.
 
-`/api/v1/state` serves a `NodeState` and `/api/v1/rank` a `RankWhy`; docs/live-page.md describes
+`/api/v1/state` serves a `NodeState` and `/api/v1/rank` a `RankWhy`; docs/screens.md describes
 both for other programs. The exporter fills the records, and every screen reads them. A value of
 None is unknown and left out of the JSON. A reader takes the JSON of any version: what it does not
 know is ignored, and any field of the classes below may be absent.

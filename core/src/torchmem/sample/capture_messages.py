@@ -21,7 +21,7 @@ CAPTURE_SUFFIXES = (REQUEST_SUFFIX, ANSWER_SUFFIX, SNAPSHOT_SUFFIX)
 """Files that a capture may leave in the run directory; SNAPSHOT_SUFFIX matches both snapshots."""
 
 FACTS_KEY = "torchmem"
-"""Key in a captured snapshot for what PyTorch leaves out of it; see docs/capture.md."""
+"""Key in a captured snapshot for what PyTorch leaves out of it; see docs/recordings.md."""
 
 MAX_SECONDS = 300.0
 DEFAULT_ENTRIES = 100_000

@@ -3,7 +3,7 @@
 A setting that is switched where the trace begins is replayed from the memory at that moment, which
 is exact. A restart with a setting is not, because the trace lacks the beginning of the program: the
 live blocks are packed into an empty allocator, which favors most settings. Only results that held
-in tests are reported; see docs/whatif.md.
+in tests are reported; see docs/recordings.md.
 """
 
 from __future__ import annotations

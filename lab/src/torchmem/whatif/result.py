@@ -1,6 +1,6 @@
 """The result of replaying a recording under other settings, as values and as JSON.
 
-All sizes are bytes. docs/whatif.md describes the JSON, whose keys are the names of the fields.
+All sizes are bytes. docs/recordings.md describes the JSON, whose keys are the names of the fields.
 """
 
 from __future__ import annotations

@@ -87,14 +87,14 @@ class Settings:
     stall_after: seconds without a step, after the first one, before the process counts as stalled.
     capture_on_oom: keep PyTorch's memory snapshot of the newest OutOfMemoryError in the run
         directory; "trace" also records and keeps all allocations, without stacks. See
-        docs/capture.md#at-an-oom.
+        docs/recordings.md#at-an-oom.
     note_on_oom: say why memory ran out at the end of the traceback of an OutOfMemoryError that ends
         the script or a thread. See docs/sdk.md#in-the-traceback.
     collect_on_oom: run Python's garbage collector once an OutOfMemoryError has ended the script, to
         tell tensors in reference cycles from a leak. See docs/sdk.md#garbage.
     memory_map: publish the addresses and sizes of segments and blocks while the exporter asks for
         them for a viewer of the live page, and after an OutOfMemoryError. See
-        docs/live-page.md#memory-map.
+        docs/screens.md#memory-map.
     history: record the Python stack of each allocation, so that OOM reports name the lines that
         hold the memory and the lines that grew: "oom" while memory may run out soon, True always.
         See docs/sdk.md#which-lines-hold-the-memory.

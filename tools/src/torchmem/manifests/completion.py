@@ -13,12 +13,10 @@ from torchmem.output.terminal import write_out
 
 HELP = "print the completion script of a shell"
 EPILOG = """\
-Where each shell looks for the script:
+Write the script to where the shell looks for it, and start a new shell:
   bash  ~/.local/share/bash-completion/completions/torchmem
   zsh   _torchmem in a folder of $fpath
   fish  ~/.config/fish/completions/torchmem.fish
-
-Write it there, and start a new shell.
 
 Examples:
   torchmem manifests completion zsh > ~/.zfunc/_torchmem

@@ -1,7 +1,7 @@
 """Memory history of this process, with the facts that a replay needs and PyTorch leaves out.
 
 A trace that begins in the middle of a run shows neither the sizes of earlier blocks nor the limits
-of the process (docs/capture.md).
+of the process (docs/recordings.md#capture-a-running-rank).
 """
 
 from __future__ import annotations
