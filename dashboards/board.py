@@ -339,7 +339,7 @@ def _explore(query: str) -> str:
         "range": {"from": "FROM", "to": "TO"},
     }
     text = quote(json.dumps({"torchmem": pane}))
-    variables = {"DATASOURCE": "${datasource}", "FROM": "${__from}", "TO": "${__to}"}
+    variables = {"DATASOURCE": "${datasource:raw}", "FROM": "${__from}", "TO": "${__to}"}
     for name, variable in {**variables, "VALUE": "${__value.raw:percentencode}"}.items():
         text = text.replace(name, variable)
     return f"/explore?schemaVersion=1&panes={text}"

@@ -30,11 +30,15 @@ def _cost(spec: MetricSpec) -> str:
     return f"{hours(spec)} * on (job, model) group_left () {price}"
 
 
+def _in_currency(spec: MetricSpec) -> str:
+    priced = f"{hours(spec)} * on (job, model) group_left (currency) {_NEWEST_PRICE}"
+    return f"sum by (currency) ({priced})"
+
+
 def _total(title: str, question: str, spec: MetricSpec) -> Panel:
-    """Return one number for each currency, with its code."""
-    cost = f"{hours(spec)} * on (job, model) group_left (currency) {_NEWEST_PRICE}"
-    query = Query(f"sum by (currency) ({cost})", "{{currency}}")
-    panel = stat_panel(title, query, Unit.COUNT, empty=NO_PRICE)
+    """Return one number for each currency, with its code; 0 only where there is a price."""
+    cost = f"{_in_currency(spec)} or 0 * {_in_currency(recorded.PRICED_GPUS)}"
+    panel = stat_panel(title, Query(cost, "{{currency}}"), Unit.COUNT, empty=NO_PRICE)
     return panel.description(f"{question} {PRICED}").decimals(0)
 
 
@@ -45,7 +49,7 @@ def _table(title: str, question: str, labels: tuple[str, ...], names: list[Colum
     ]
     table = joined_table(title, [*names, *amounts], sort="Held", descending=True)
     table.description(f"{question} {HELD}{KINDS_EXPLAINED} {PRICED}").no_value(NO_PRICE)
-    return table.span(12).height(7).min_width(60)
+    return table.height(7).min_width(60)
 
 
 PANELS: list[Panel] = [
@@ -57,7 +61,7 @@ PANELS: list[Panel] = [
         recorded.RUN_LOST_GPUS,
     ),
     _total(
-        "Cost of stranded memory",
+        "Cost of stranding",
         "What did memory between tensors cost that no request fits into?",
         recorded.RUN_STRANDED_GPUS,
     ),

@@ -75,7 +75,7 @@ def _by_run() -> Panel:
     table = joined_table("GPU-hours by run", columns, sort="Held", descending=True)
     question = "What did each run cost within the time range?"
     table.description(f"{question} {HELD}{KINDS_EXPLAINED}").no_value(NO_RULES)
-    return table.span(12).height(7).min_width(60)
+    return table.height(7).min_width(60)
 
 
 def _by_owner() -> Panel:
@@ -91,7 +91,7 @@ def _by_owner() -> Panel:
     table.description(
         f"Whose GPU memory was lost or unused within the time range? {HELD}{KINDS_EXPLAINED}"
     ).no_value(NO_RULES)
-    return table.span(12).height(7).min_width(60)
+    return table.height(7).min_width(60)
 
 
 def _ended() -> Panel:

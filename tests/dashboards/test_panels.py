@@ -169,7 +169,7 @@ def test_a_slurm_job_opens_its_processes() -> None:
     panes = json.loads(unquote(url.partition("panes=")[2]))
     (query,) = panes["torchmem"]["queries"]
 
-    assert panes["torchmem"]["datasource"] == "${datasource}"
+    assert panes["torchmem"]["datasource"] == "${datasource:raw}"
     assert 'slurm_job_id="${__value.raw:percentencode}"' in query["expr"]
 
 
