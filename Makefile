@@ -30,7 +30,7 @@ install = echo "Installing into $(1), which may take a minute:" '$(strip $(2))' 
 # container images, each process would compile PyTorch again, which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-serving test-sglang test-gpu clean
+.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-programs test-serving test-sglang test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -138,6 +138,10 @@ test-dependencies-%:
 test-versions: $(VENV)/.dev  ## Test on each Python found, and on each PyTorch that is supported; takes half an hour.
 	PYTHONPATH=tests $(BIN)/python -m versions $(ARGS)
 
+# Pass `ARGS=--core` for ten of them, in five minutes, and `ARGS='--only NAME --again'` for one.
+test-programs: $(VENV)/.dev  ## Run 50 programs from PyPI plain and with torchmem on phantom GPUs; own environments, takes hours, goes on where it stopped.
+	$(BIN)/python -m experiments.programs $(ARGS)
+
 SERVING_VENV ?= .venv-serving
 # vLLM requires a newer certifi than some indexes have, and cuda-python 12 breaks one of its imports.
 SERVING_OVERRIDES := tests/serving/overrides.txt
@@ -168,4 +172,4 @@ test-gpu: $(CUDA_VENV)/.dev  ## Run the tests that need an NVIDIA GPU.
 	$(CUDA_VENV)/bin/python -m pytest -m gpu $(ARGS)
 
 clean:  ## Remove the virtual environments and everything that was built.
-	rm -rf .programs $(VENV) $(CUDA_VENV) $(SERVING_VENV) $(SGLANG_VENV) .venv-lowest-direct .venv-highest .venv-site .stack build dist site
+	rm -rf .programs $(VENV) $(CUDA_VENV) $(SERVING_VENV) $(SGLANG_VENV) .venv-lowest-direct .venv-highest .venv-site .venv-programs .stack build dist site

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-PLAIN, VARIABLE, RUN = WAYS = ("plain", "TORCHMEM=1", "torchmem run")
+from experiments.monitored_runs import PLAIN, RUN, VARIABLE, WAYS
+
 TIMEOUT_SECONDS = 3600
 # Names of tests by their outcome, from a file in JUnit's format.
 Outcomes = Mapping[str, str]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,28 +88,18 @@ def span(versions: Sequence[str]) -> str:
 
 
 def table(rows: Sequence[Result]) -> str:
-    """Return the table: a row for each PyTorch, newest first, and a column for each Python."""
-    found = {row.pair: row for row in rows}
-    pythons = _names(row.python for row in rows)
-    torches = _names(row.torch for row in rows)
-    lines = ["| PyTorch | " + " | ".join(f"Python {name}" for name in pythons.values()) + " |"]
-    lines.append("|---" * (1 + len(pythons)) + "|")
-    for torch, name in reversed(torches.items()):
-        cells = [_cell(found.get((python, torch))) for python in pythons]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+    """Return the table: PyTorch, newest first, and the Pythons on which it passed."""
+    newest = sorted(rows, key=lambda row: (order(row.torch), order(row.python)), reverse=True)
+    tried = groupby(newest, key=lambda row: row.torch)
+    cells = [(torch, ", ".join(_cell(row) for row in reversed(list(on)))) for torch, on in tried]
+    lines = ["| PyTorch | Python |", "|---|---|"]
+    for cell, alike in groupby(cells, key=lambda pair: pair[1]):
+        lines.append(f"| {', '.join(torch for torch, _ in alike)} | {cell} |")
     return "\n".join(lines)
 
 
-def _names(versions: Iterable[str]) -> dict[str, str]:
-    """Return the full versions of each minor one, oldest first."""
-    names: dict[str, list[str]] = {}
-    for version in sorted(set(versions), key=order):
-        names.setdefault(minor(version), []).append(version)
-    return {version: ", ".join(full) for version, full in names.items()}
-
-
-def _cell(result: Result | None) -> str:
-    if result is None:
-        return "not tried"
+def _cell(result: Result) -> str:
+    if result.outcome == "passed":
+        return result.python
     names = f": {', '.join(result.failed)}" if result.failed else ""
-    return f"{result.outcome}{names}"
+    return f"{result.python} ({result.outcome}{names})"

@@ -487,7 +487,6 @@ def job(kind: str, seed: int, *, is_earlier: bool = False) -> Job:
         reproduces="",
         source="",
         simulated="",
-        effects="",
         train=partial(_train, loop),
         gpu_bytes=rng.choice((24, 40, 80, 80, 80, 140)) * GIB,
         neighbors=1 if uses_neighbor else 0,

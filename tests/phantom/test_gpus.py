@@ -113,16 +113,10 @@ def test_the_context_estimate_matches_public_figures(
     assert context_bytes(multiprocessors, capability) / MIB == pytest.approx(seen_mib, rel=0.10)
 
 
-def test_the_documented_table_is_the_catalog(root: Path) -> None:
-    """Each GPU has its row in docs/phantom.md."""
-    lines = (root / "docs" / "phantom.md").read_text().splitlines()
-    expected = [
-        f"| `{gpu.name}` | {gpu.product} | {gpu.memory_bytes / GIB:.2f} GiB | "
-        f"{gpu.context_bytes // MIB} MiB | {gpu.multiprocessors} | "
-        f"{gpu.capability[0]}.{gpu.capability[1]} |"
-        for gpu in CATALOG
-    ]
+def test_the_page_names_the_catalog(root: Path) -> None:
+    """docs/phantom.md has each GPU's name, in the order of the catalog."""
+    section = (root / "docs" / "phantom.md").read_text().split("\n## The GPUs\n")[1]
 
-    assert [
-        line for line in lines if re.match(r"\| `[a-z0-9-]+` \| (?:NVIDIA|Tesla)", line)
-    ] == expected
+    assert re.findall(r"`([a-z0-9]+-[a-z0-9-]+)`", section.split("\n\n")[0]) == [
+        gpu.name for gpu in CATALOG
+    ]

@@ -478,8 +478,8 @@ def test_an_invalid_command_is_one_sentence(
 
 
 def test_every_field_of_the_json_is_documented(run: Preflight) -> None:
-    """docs/preflight.md has all but the fields of `torchmem whatif` and `torchmem why`."""
-    page = (Path(__file__).parents[2] / "docs" / "preflight.md").read_text()
+    """docs/preflight-reference.md has all but the fields of `whatif` and `why`."""
+    page = (Path(__file__).parents[2] / "docs" / "preflight-reference.md").read_text()
     kinds = (
         ("--gpu-model", "0.86GB"),
         ("--gpu-model", "2GB"),

@@ -131,7 +131,6 @@ def test_every_scenario_describes_itself() -> None:
         assert re.search(r"\d|two|twice", scenario.reproduces)
         assert scenario.source
         assert scenario.simulated
-        assert scenario.effects
 
 
 @pytest.mark.parametrize(("seed", "share"), [(0, 1.0), (1, 127 / 128), (2, 1.0)])

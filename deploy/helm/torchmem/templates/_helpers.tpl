@@ -10,9 +10,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "torchmem.labels" -}}
 {{ include "torchmem.selector" . }}
 app.kubernetes.io/part-of: torchmem
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
 {{- end }}
 
 {{- define "torchmem.image" -}}

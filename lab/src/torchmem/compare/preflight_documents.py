@@ -1,4 +1,4 @@
-"""The figures in the JSON documents of `torchmem preflight`, described in docs/preflight.md."""
+"""The figures in the JSON documents of `torchmem preflight` (docs/preflight-reference.md)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The GPUs that a phantom GPU can stand in for. All sizes are bytes.
 
-To add a GPU, add a line to `_ROWS` and its row to docs/phantom.md, which a test compares.
+To add a GPU, add a line to `_ROWS` and its name to docs/phantom.md, which a test compares.
 
 Memory is `cudaDeviceProp.totalGlobalMem`, which OutOfMemoryError calls the total capacity. It
 depends on the driver, by up to 0.3 GiB; where public outputs differ, this is the smallest one of a

@@ -1,4 +1,4 @@
-"""The JSON documents of `torchmem preflight`, described in docs/preflight.md."""
+"""The JSON documents of `torchmem preflight`, described in docs/preflight-reference.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page and the JSON document of a matrix, described in docs/preflight-matrix.md."""
+"""The page and the JSON document of a matrix, described in docs/preflight.md."""
 
 from __future__ import annotations
 

@@ -65,9 +65,9 @@ class Scenario:
     """A memory behavior known from the field, reproduced by the simulated allocator.
 
     `summary` describes what happens, `reproduces` the published number, `source` where it was
-    published, `simulated` the number that the simulation reaches, and `effects` what the metrics
-    show. `gpu_bytes` is the memory of the GPUs that it is made for, and `neighbors` the number of
-    other processes that may use such a GPU (`GpuUse.others`).
+    published, and `simulated` the number that the simulation reaches. `gpu_bytes` is the memory of
+    the GPUs that it is made for, and `neighbors` the number of other processes that may use such a
+    GPU (`GpuUse.others`).
 
     `train` yields forever, several times in each step; its driver decides how long each event
     lasts. It raises `OutOfMemoryError` as a training script would.
@@ -78,7 +78,6 @@ class Scenario:
     reproduces: str
     source: str
     simulated: str
-    effects: str
     train: Callable[[SimulatedRank], Iterator[ScenarioEvent]]
     gpu_bytes: int = GPU_BYTES
     neighbors: int = 0

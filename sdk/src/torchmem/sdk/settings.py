@@ -76,7 +76,7 @@ class Settings:
     run_dir: run directory; default /run/torchmem if it exists, else /tmp/torchmem. See
         docs/sdk.md#the-run-directory.
     rank: global rank, a label on every series; default torch.distributed's, else the launcher's,
-        else 0. See docs/launchers.md#which-rank.
+        else 0. See docs/frameworks.md#which-rank.
     interval: seconds between two reads of the statistics, and between two publications; up to five
         times as long if they are expensive.
     snapshot_interval: shortest mean time in seconds between two memory snapshots.

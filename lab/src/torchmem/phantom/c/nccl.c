@@ -1,5 +1,5 @@
 /* Stands in for libnccl: communicators of any size, in which nothing is sent. The memory that NCCL
- * takes of the GPU is an estimate (docs/preflight-ranks.md): its kernels, the channels of each
+ * takes of the GPU is an estimate (docs/preflight-reference.md): its kernels, the channels of each
  * communicator, and the buffers of its connections, allocated when a connection is first used. */
 #define _GNU_SOURCE
 #include "phantom.h"

@@ -90,8 +90,6 @@ SCENARIO = Scenario(
     "38.2 in nine, and a request for 970 MiB fails in the other process with 758 free",
     source="agentscope-ai/Trinity-RFT#541 (vLLM beside FSDP)",
     simulated="30.1, 34.0 and 38.2 GiB; 970 MiB fail with 758 free",
-    effects="another process on each GPU grows in steps of 1 GiB that it does not use; the "
-    "last rank fails with cause external, although it never grew",
     train=train,
     gpu_bytes=GPU_BYTES,
     neighbors=1,

@@ -133,7 +133,5 @@ SCENARIO = Scenario(
     reproduces="a small request fails with 40% of the GPU free in pieces: 50 MB with 13 of 32 GB",
     source="pytorch/pytorch#44742, by the mechanism of #35901",
     simulated="158 MiB fail with 42% of the GPU free in pieces",
-    effects="fragmentation and stranded memory rise, and retries with them; the last rank fails of "
-    "fragmentation, the others start new epochs",
     train=train,
 )

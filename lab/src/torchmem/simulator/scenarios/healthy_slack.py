@@ -38,6 +38,5 @@ SCENARIO = Scenario(
     reproduces="31 to 43% slack without a single retry",
     source="meta-pytorch/torchrec#3770",
     simulated="37% slack, no retry",
-    effects="fragmentation near 1 and much cached memory, all of it releasable; no alert",
     train=train,
 )

@@ -56,8 +56,6 @@ SCENARIO = Scenario(
     reproduces="an 11 GB GPU is full after some thousand iterations, and 20 MiB fail",
     source="sunsmarterjie/SDL-Skeleton#6 (3,200 iterations, compressed to the length of the run)",
     simulated="20 MiB fail on a full GPU, after 90% of the run",
-    effects="allocated memory climbs in a straight line and headroom falls; every rank fails with "
-    "cause capacity",
     train=train,
     gpu_bytes=GPU_BYTES,
 )

@@ -59,8 +59,6 @@ SCENARIO = Scenario(
     reproduces="572 MiB fail on a 40 GB GPU where three other processes hold 414 MiB each",
     source="awslabs/keys_values#92",
     simulated="572 MiB fail with 386 free, while others hold three times 414 MiB",
-    effects="three other processes in `nvml_process_memory_bytes`; rank 0 fails with cause "
-    "external, although it never grew",
     train=train,
     gpu_bytes=40 * GIB,
     neighbors=NEIGHBORS,

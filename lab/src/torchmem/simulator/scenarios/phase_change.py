@@ -73,7 +73,6 @@ SCENARIO = Scenario(
     "the 39th epoch",
     source="huggingface/pytorch-image-models#80 (EfficientNet, 55% of the GPU in training)",
     simulated="8.0 and 15.5 GB; fails in the validation of epoch 39",
-    effects="reserved memory doubles in each validation; the last rank fails of fragmentation",
     train=train,
     gpu_bytes=GPU_BYTES,
 )

@@ -52,6 +52,5 @@ SCENARIO = Scenario(
     reproduces="two retries per step (the counter reads 5, 7, 9) at 91% reserved",
     source="pytorch/torchtitan#1558 (DeepSeek-v3 proxy)",
     simulated="2 retries in each step at 91% reserved",
-    effects="retries accelerate from epoch to epoch, and no rank fails",
     train=train,
 )

@@ -62,7 +62,6 @@ SCENARIO = Scenario(
     "between phases",
     source="nvidia-cosmos/cosmos-rl#388 (Qwen2.5-7B)",
     simulated="52.1% of 127.0 GB, then 37.0% of 96.6 GB",
-    effects="reserved memory falls by 30 GB halfway, allocated memory stays",
     train=train,
     gpu_bytes=140 * GIB,
 )

@@ -53,7 +53,6 @@ SCENARIO = Scenario(
     reproduces="16.39 GiB are reserved where 10.83 would suffice, 34% less",
     source="meta-pytorch/torchtune#1185 (Llama3-8B QLoRA; no waste with expandable segments)",
     simulated="16.55 GiB reserved, 10.80 allocated, 35% slack",
-    effects="reserved memory climbs in three steps, all of it releasable; no retry",
     train=train,
     gpu_bytes=40 * GIB,
 )

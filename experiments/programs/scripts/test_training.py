@@ -1,0 +1,7 @@
+"""Train in a test."""
+
+from training import train
+
+
+def test_training(capfd):
+    assert train() == 8
