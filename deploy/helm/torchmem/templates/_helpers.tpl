@@ -83,6 +83,12 @@ labelValueLengthLimit: 256
 {{- /* A dashboard's JSON, whose tables of alerts link to the runbooks as the alerts do. */ -}}
 {{- define "torchmem.dashboard" -}}
 {{- $json := .root.Files.Get .path -}}
+{{- range $label, $isShown := .root.Values.dashboards.show -}}
+{{- if $isShown -}}
+{{- $hidden := printf `"hide": 2,(\s+"includeAll": true,\s+"label": "%s")` (title $label) -}}
+{{- $json = regexReplaceAll $hidden $json "${1}" -}}
+{{- end -}}
+{{- end -}}
 {{- with include "torchmem.threshold" (dict "root" .root "name" "runbooks_at") -}}
 {{- regexReplaceAllLiteral `"url": "[^"]+/\$\{__value\.raw\}\.md"` $json (printf `"url": "%s/${__value.raw}.md"` .) -}}
 {{- else -}}
