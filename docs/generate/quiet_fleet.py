@@ -52,7 +52,10 @@ silence `TorchmemOutOfMemoryPredicted`, as they would. Other jobs have other ale
 synthetic, and engines with SDK, MIG and several nodes' networks are missing. The seed was not used
 to repair a rule.
 
-    {command}   # {cpu_minutes} minutes of CPU
+    {command}
+
+A day of the fleet takes 3 to 4 minutes of CPU, the recordings and faults 4; what is there is not made
+again, so that more days can follow.
 """
 
 

@@ -35,9 +35,9 @@ class Fired:
 
     @property
     def where(self) -> str:
-        """What Alertmanager groups alerts by: the run, or the node."""
+        """The launch of the run, or the node."""
         labels = dict(self.labels)
-        return labels.get("run") or labels.get("instance", "")
+        return labels.get("launch") or labels.get("instance", "")
 
 
 def _groups() -> Iterator[dict[str, Any]]:
