@@ -44,18 +44,13 @@ TAIL = """\
 ## Method
 
 Processes are recorded in virtual time: the simulated allocator under the SDK's recorder, and the
-exporter over a fake NVML and a real process, scraped each minute. Long jobs repeat the second half
-of their recording. Prometheus' rule engine (`promtool test rules`) evaluates all alerts every 2
-minutes, every 5 on nodes without ranks, and every minute for faults: a condition of less than 4
-minutes may be missed, and two short ones taken for one. A day is evaluated with the 2 hours before it: earlier runs do not
-silence `TorchmemOutOfMemoryPredicted`, as they would. Other jobs have other alerts: these are
-synthetic, and engines with SDK, MIG and several nodes' networks are missing. The seed was not used
-to repair a rule.
+exporter over a fake NVML, scraped each minute. Long jobs repeat the second half of their recording.
+Prometheus' rule engine (`promtool test rules`) evaluates all alerts every 2 minutes, every 5 on
+nodes without ranks, and every minute for faults: two short conditions may be taken for one. Earlier
+days do not silence `TorchmemOutOfMemoryPredicted`, as they would. Engines with SDK and MIG are
+missing. The seed was not used to repair a rule. More days can follow: what is there is kept.
 
     {command}
-
-A day of the fleet takes 3 to 4 minutes of CPU, the recordings and faults 4; what is there is not made
-again, so that more days can follow.
 """
 
 
