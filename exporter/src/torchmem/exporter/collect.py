@@ -131,9 +131,8 @@ class Exporter:
     ) -> None:
         self._driver, self._events = Driver(nvml), xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
-        self._pods = pods or PodNames()
+        self._pods, self._hosts = pods or PodNames(), hosts or HostProcesses()
         self._dead, self._assignments = dead or DeadProcesses(), assignments or GpuAssignments()
-        self._hosts = hosts or HostProcesses()
         self._outside, self._threats = OutsideAllocator(), RankThreats()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory, self._all_series = run_directory, all_series
