@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 Unit = Literal["bytes", "seconds", "ratio", "share", "count", "text", "°C", "W"]
+
+SECONDS = "REAL_GPU_SECONDS"
+"""Environment variable of a subject: the seconds that it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +39,18 @@ class Figures:
     """A file that figures are added to.
 
     `is_phantom`: whether the GPU is a phantom, which computes nothing and takes no time.
+    `seconds_left`: until the subject is ended.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self.is_phantom = "PHANTOM_MEMORY" in os.environ
+        self._deadline = time.monotonic() + float(os.environ.get(SECONDS, "inf"))
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds until the subject is ended."""
+        return self._deadline - time.monotonic()
 
     def add(
         self,

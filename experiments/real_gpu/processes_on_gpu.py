@@ -68,21 +68,21 @@ def json_of(
     code: str,
     *arguments: str,
     environment: Mapping[str, str] | None = None,
-    timeout: float | None = None,
 ) -> Any:
-    """Run code in a process of its own; return its last line, as JSON.
+    """Run code in a process and with a run directory of its own; return its last line, as JSON.
 
     Raises:
         RuntimeError: it failed; the message is the end of what it wrote to stderr.
     """
-    done = subprocess.run(
-        [*PYTHON, "-c", code, *arguments],
-        env=os.environ | dict(environment or {}),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout,
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"TORCHMEM_RUN_DIR": folder, **(environment or {})}
+        done = subprocess.run(
+            [*PYTHON, "-c", code, *arguments],
+            env=os.environ | own,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         raise RuntimeError(done.stderr[-600:])
     return json.loads(done.stdout.splitlines()[-1])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from experiments.real_gpu.figures import Figure, read
+from experiments.real_gpu.figures import SECONDS, Figure, read
 from experiments.real_gpu.machine import ROOT
 from experiments.real_gpu.registry import TOTAL_SECONDS, Subject
 
@@ -72,7 +72,7 @@ def _run_one(
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         path, errors = folder / "figures", folder / "errors"
-        own = {"TMPDIR": scratch, "TORCHMEM_RUN_DIR": str(folder / "run")}
+        own = {"TMPDIR": scratch, "TORCHMEM_RUN_DIR": str(folder / "run"), SECONDS: str(seconds)}
         command = [sys.executable, "-W", "ignore", "-m", "experiments.real_gpu.child"]
         code = _ended(
             on_gpu([*command, str(path), subject.name], folder),

@@ -140,7 +140,7 @@ def events(figures: Figures) -> None:
     driver = Driver(PyNvml())
     try:
         uuids = [gpu.uuid for gpu in driver.list_gpus().present]
-        found = driver.subscribe(uuids)
+        found = driver.nvml.subscribe(uuids)
         if found is None:
             figures.missing("events", "the driver reports no events of this GPU")
             return
