@@ -21,10 +21,9 @@ from pathlib import Path
 
 from experiments.real_gpu import machine as machines
 from experiments.real_gpu.registry import SUBJECTS, TOTAL_SECONDS, Subject
-from experiments.real_gpu.report import Report, markdown
+from experiments.real_gpu.report import RESULTS, Report, markdown
 from experiments.real_gpu.runner import Command, Result, run
 
-RESULTS = Path(__file__).with_name("results.json")
 OUT = machines.ROOT / "build" / "real-gpu"
 
 

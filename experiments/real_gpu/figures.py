@@ -52,7 +52,7 @@ class Figures:
         """Seconds until the subject is ended."""
         return self._deadline - time.monotonic()
 
-    def add(
+    def add(  # noqa: PLR0913 - each says something else
         self,
         name: str,
         value: float | str,

@@ -59,7 +59,7 @@ def environment() -> dict[str, str]:
 def unpack_wheels() -> None:
     """Install the wheels that `make gpu-wheels` has saved, without a network.
 
-    They come after the packages of this Python, so they never replace one.
+    Those of this Python come after them.
 
     Raises:
         MachineError: pip cannot install them.

@@ -59,7 +59,7 @@ def processes(figures: Figures) -> None:
 
 
 def _context(figures: Figures, page: Exposition, name: str, pid: int) -> None:
-    """A process's memory outside its allocator is what NVML counts for it, less what it reserved."""
+    """What is outside a process's allocator is what NVML counts, less what it reserved."""
     listed = page.value("nvml_process_memory_bytes", pid=str(pid))
     reserved = sum(page.matching("torchmem_reserved_bytes", run=name).values())
     outside = page.value("torchmem_outside_allocator_bytes", run=name)
@@ -102,17 +102,15 @@ def mps(figures: Figures) -> None:
         return
     with _mps_server() as environment, exporter() as scrape, ExitStack() as running:
         for name, size in HELD_MIB.items():
-            running.enter_context(
-                other_process(TRAINING, name, str(size), environment=environment)
-            )
+            running.enter_context(other_process(TRAINING, name, str(size), environment=environment))
         time.sleep(2.0)
         page = scrape()
         figures.close("nvml_up", page.value("nvml_up"), 1, "count")
         for labels, size in page.matching("nvml_process_memory_bytes").items():
             figures.add(f"nvml_process_memory_bytes, process {dict(labels)['pid']}", size, "bytes")
-        for name, size in HELD_MIB.items():
+        for name, held in HELD_MIB.items():
             reserved = sum(page.matching("torchmem_reserved_bytes", run=name).values())
-            figures.close(f"reserved by the {name}", reserved, size * MIB, absolute=4 * MIB)
+            figures.close(f"reserved by the {name}", reserved, held * MIB, absolute=4 * MIB)
             outside = page.value("torchmem_outside_allocator_bytes", run=name)
             if outside is None:
                 figures.missing(f"outside the allocator of the {name}", "it is not exported")
@@ -126,7 +124,7 @@ def mps(figures: Figures) -> None:
 @contextmanager
 def _mps_server() -> Iterator[dict[str, str]]:
     """Run a server of MPS of our own, which the settings of the GPU do not notice."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # noqa: S108 - a short path of a socket
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
         subprocess.run([MPS, "-d"], env=os.environ | own, check=True, timeout=10)
         try:

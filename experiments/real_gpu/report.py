@@ -13,6 +13,8 @@ from experiments.real_gpu.machine import Machine
 from experiments.real_gpu.registry import SUBJECTS, Subject
 from experiments.real_gpu.runner import Result
 
+RESULTS = Path(__file__).with_name("results.json")
+"""The report of a run on a real GPU; there is none before that."""
 MIB = 1 << 20
 UNITS = {"bytes": "MiB", "seconds": "ms", "share": "%"}
 SCALES = {"bytes": 1 / MIB, "seconds": 1e3, "share": 100.0}
@@ -59,7 +61,10 @@ class Report:
         return cls(
             Machine(**found["machine"]),
             found["date"],
-            *({name: _result(row) for name, row in found[on].items()} for on in ("real", "phantom")),
+            *(
+                {name: _result(row) for name, row in found[on].items()}
+                for on in ("real", "phantom")
+            ),
         )
 
 

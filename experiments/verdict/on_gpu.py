@@ -22,9 +22,7 @@ from experiments.verdict.kinds import KINDS, SEEDS, Case, Kind
 from experiments.verdict.runs import Ended, ended, program
 
 
-def run(
-    case: Case, seconds: float, variables: Mapping[str, str] | None = None
-) -> Ended | None:
+def run(case: Case, seconds: float, variables: Mapping[str, str] | None = None) -> Ended | None:
     """Run a job on this machine's GPU, with these variables; None if it takes too long."""
     with tempfile.TemporaryDirectory() as folder:
         own = {"TORCHMEM_RUN_DIR": f"{folder}/run"}
