@@ -6,16 +6,17 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import quote
 
 from dashboards import recorded
-from dashboards.panels import DATASOURCE, Json, Panel
+from dashboards.panels import DATASOURCE, Column, Json, Panel
 from dashboards.queries import (
-    FILTERS,
     HEADROOM_SHARE,
     NEWEST_OOM_OF_RUN,
     TORCHMEM_ALERTS,
     append_matcher,
     began,
+    filters,
     prepend_matcher,
     select,
 )
@@ -43,10 +44,10 @@ ALL = models.VariableOption(selected=True, text=["All"], value=["$__all"])
 class Variable:
     """A variable of the dashboard: its label on screen and Grafana's query for its values.
 
-    A `hidden` variable has no effect here; it keeps the selection for the next dashboard. `single`
-    is the initial value of a variable that holds one value only, `typed` that of a text box.
-    Without `all`, the first value is selected at first; `every` is what stands for all of them, ""
-    for their list. Without `sort`, the values keep the order of the query.
+    A `hidden` variable is computed, keeps the selection for the next dashboard, or is one that most
+    fleets lack. `single` is the initial value of a variable that holds one value only. Without
+    `all`, the first value is selected at first; `every` is what stands for all of them, "" for
+    their list. Without `sort`, the values keep the order of the query.
     """
 
     name: str
@@ -55,7 +56,6 @@ class Variable:
     regex: str = ""
     hidden: bool = False
     single: str | None = None
-    typed: str | None = None
     all: bool = True
     every: str = ".*"
     sort: bool = True
@@ -63,14 +63,18 @@ class Variable:
 
 def _label_values(spec: MetricSpec, label: str, *filtered_by: str) -> str:
     """Return Grafana's query for the values of a label, filtered by the variables to its left."""
-    matchers = ", ".join(f'{name}=~"{FILTERS[name]}"' for name in filtered_by)
-    return f"label_values({spec.name}{f'{{{matchers}}}' if matchers else ''}, {label})"
+    return f"label_values({spec.name}{_matchers(*filtered_by)}, {label})"
+
+
+def _matchers(*filtered_by: str) -> str:
+    matchers = ", ".join(filters(filtered_by))
+    return f"{{{matchers}}}" if matchers else ""
 
 
 def _gpus(spec: MetricSpec, *filtered_by: str) -> str:
     """Return Grafana's query for GPUs: the value is the UUID, the text is node and index."""
-    matchers = ", ".join(f'{name}=~"{FILTERS[name]}"' for name in filtered_by)
-    devices = f"max by (instance, gpu, uuid) (last_over_time({spec.name}{{{matchers}}}[$__range]))"
+    values = f"last_over_time({spec.name}{_matchers(*filtered_by)}[$__range])"
+    devices = f"max by (instance, gpu, uuid) ({values})"
     return f'query_result(label_join({devices}, "where", " GPU ", "instance", "gpu"))'
 
 
@@ -83,8 +87,9 @@ def _runs_or_none() -> str:
 
 def _launch_starts(runs: str) -> str:
     """Return when the newest rank of each launch started, also if all of them have ended."""
-    started = f'{catalog.PROCESS_START.name}{{run=~"{runs}"}}[$__range]'
-    return f"max by (run, launch) (last_over_time({started}))"
+    started = f"{catalog.PROCESS_START.name}{_matchers('cluster', 'job')}[$__range]"
+    of_runs = append_matcher(started, f'run=~"{runs}"')
+    return f"max by (run, launch) (last_over_time({of_runs}))"
 
 
 def _named_newest() -> str:
@@ -94,12 +99,64 @@ def _named_newest() -> str:
 
 _UUID_AND_TEXT = '/uuid="(?<value>[^"]+)".*where="(?<text>[^"]+)"/'
 
-_RUN = Variable("run", "Run", _label_values(catalog.PROCESS_STATE, "run"))
-_RANK = Variable("rank", "Rank", _label_values(catalog.PROCESS_STATE, "rank", "run", "instance"))
-_NODE = Variable("node", "Node", _label_values(catalog.PROCESS_STATE, "instance", "run"))
-_GPU = Variable("gpu", "GPU", _gpus(catalog.RESERVED_PEAK, "instance", "run"), _UUID_AND_TEXT)
+_TARGETS = ("cluster", "job")
+_OF_OWNER = (*_TARGETS, "namespace", "team", "user")
+# Without the label, nothing is filtered: `.*` also matches what is not there. Grafana cannot hide a
+# variable that has no values, so these are hidden until `torchmem manifests dashboards --show`.
+_CLUSTER = Variable("cluster", "Cluster", _label_values(catalog.BUILD_INFO, "cluster"), hidden=True)
+_JOB = Variable("job", "Job", _label_values(catalog.BUILD_INFO, "job", "cluster"), every=".+")
+_OWNERS = tuple(
+    Variable(
+        label,
+        label.capitalize(),
+        _label_values(recorded.RUN_GPUS, label, *_OF_OWNER[: _OF_OWNER.index(label)]),
+        hidden=True,
+    )
+    for label in ("namespace", "team", "user")
+)
+
+
+def _owned() -> str:
+    """Return Grafana's query for the launches of the selected owners, or `.*` if all are.
+
+    The texts of the variables are compared as labels, because PromQL compares no other text.
+    """
+    chosen = 'label_replace(vector(1), "chosen", "{}", "", "")'
+    is_all = (
+        f"{chosen.format('$namespace $team $user')} and on (chosen) {chosen.format('.* .* .*')}"
+    )
+    every = f'label_replace({is_all}, "launch", ".*", "", "")'
+    matchers = ", ".join(each for each in filters(_OF_OWNER))
+    owned = f"last_over_time({recorded.RUN_GPUS.name}{{{matchers}}}[$__range])"
+    return f"query_result({every} or on () group by (launch) ({owned}))"
+
+
+_OWNED = Variable(
+    "owned", "Launches of owners", _owned(), '/launch="([^"]*)"/', hidden=True, every=""
+)
+# From left to right; each variable filters those to its right.
+_FIRST = (_CLUSTER, _JOB, *_OWNERS, _OWNED)
+_RUN = Variable("run", "Run", _label_values(catalog.PROCESS_STATE, "run", *_TARGETS, "owned"))
+_RANK = Variable(
+    "rank",
+    "Rank",
+    _label_values(catalog.PROCESS_STATE, "rank", *_TARGETS, "run", "instance"),
+)
+_INSTANCE = Variable(
+    "instance",
+    "Instance",
+    _label_values(catalog.PROCESS_STATE, "instance", *_TARGETS, "run"),
+    every=".+",
+)
+_GPU = Variable(
+    "gpu", "GPU", _gpus(catalog.RESERVED_PEAK, *_TARGETS, "instance", "run"), _UUID_AND_TEXT
+)
 # All launches, for dashboards of several runs.
-_LAUNCHES = Variable("launches", "Launch", _label_values(catalog.PROCESS_STATE, "launch", "run"))
+_LAUNCHES = Variable(
+    "launches",
+    "Launch",
+    _label_values(catalog.PROCESS_STATE, "launch", *_TARGETS, "run", "owned"),
+)
 # A dashboard of one run shows the newest launch, unless others are selected: `launches` is what it
 # shows. A launch starts with its newest rank. The run that it is compared with has one, too.
 NEWEST = "newest"
@@ -135,24 +192,20 @@ SHOWN_RANKS = Variable(
     hidden=True,
 )
 # Nodes on which no training runs, and GPUs that no rank uses, can be selected too.
-_ANY_NODE = replace(_NODE, query=_label_values(catalog.BUILD_INFO, "instance"))
-_ANY_GPU = replace(_GPU, query=_gpus(catalog.NVML_GPU_UP, "instance"))
+_ANY_INSTANCE = replace(_INSTANCE, query=_label_values(catalog.BUILD_INFO, "instance", *_TARGETS))
+_ANY_GPU = replace(_GPU, query=_gpus(catalog.NVML_GPU_UP, *_TARGETS, "instance"))
 
-# The price of a GPU-hour: 0 also if the box is empty.
-PRICE_VARIABLE = Variable("price", "$ per GPU-hour", "", typed="0")
-PRICE = "(${price}+0)"
-
-# From left to right; each variable filters those to its right.
-ONE_RUN_VARIABLES = (replace(_RUN, all=False), _LAUNCH, _NODE, _GPU, _RANK)
-TRAINING_VARIABLES = (_RUN, _LAUNCHES, _NODE, _GPU, _RANK)
+ONE_RUN_VARIABLES = (*_FIRST, replace(_RUN, all=False), _LAUNCH, _INSTANCE, _GPU, _RANK)
+TRAINING_VARIABLES = (*_FIRST, _RUN, _LAUNCHES, _INSTANCE, _GPU, _RANK)
 NODE_VARIABLES = (
+    *_FIRST,
     replace(_RUN, hidden=True),
     replace(_LAUNCHES, hidden=True),
-    _ANY_NODE,
+    _ANY_INSTANCE,
     _ANY_GPU,
     replace(_RANK, hidden=True),
 )
-ALL_VARIABLES = (_RUN, _LAUNCHES, _ANY_NODE, _ANY_GPU, _RANK)
+ALL_VARIABLES = (*_FIRST, _RUN, _LAUNCHES, _ANY_INSTANCE, _ANY_GPU, _RANK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +320,53 @@ _AT = (
 )
 LINK_TO_RUNBOOK = ("Open the runbook", f"{_AT}/${{__value.raw}}.md")
 
+# The board "Kubernetes / Compute Resources / Pod" of kubernetes-mixin and kube-prometheus-stack,
+# whose uid is the MD5 of its file name, from a row with the columns Namespace and Pod.
+_POD_BOARD = "6581e46e4e5c7ba40a07646395ef7b23"
+_POD = (
+    f"/d/{_POD_BOARD}?${{__url_time_range}}&${{datasource:queryparam}}&${{cluster:queryparam}}"
+    "&var-namespace=${__data.fields['Namespace']:percentencode}"
+    "&var-pod=${__value.raw:percentencode}"
+)
+LINK_TO_POD = ("Open the pod", _POD)
+
+
+def _explore(query: str) -> str:
+    """Return the URL of Grafana's Explore with a query."""
+    pane = {
+        "datasource": "DATASOURCE",
+        "queries": [{"refId": "A", "expr": query, "instant": True, "range": False}],
+        "range": {"from": "FROM", "to": "TO"},
+    }
+    text = quote(json.dumps({"torchmem": pane}))
+    variables = {"DATASOURCE": "${datasource:raw}", "FROM": "${__from}", "TO": "${__to}"}
+    for name, variable in {**variables, "VALUE": "${__value.raw:percentencode}"}.items():
+        text = text.replace(name, variable)
+    return f"/explore?schemaVersion=1&panes={text}"
+
+
+# No board for Slurm is installed everywhere: Explore shows the job's processes on all nodes.
+LINK_TO_SLURM_JOB = (
+    "Show the processes of the Slurm job",
+    _explore(f'last_over_time({catalog.NVML_PROCESS_INFO.name}{{slurm_job_id="VALUE"}}[1h])'),
+)
+
+SCHEDULED = ("slurm_job_id", "pod", "namespace")
+
+
+def scheduled(query: str) -> list[Column]:
+    """Return the columns of Slurm job and pod; Grafana leaves out those without data."""
+    return [
+        Column("Slurm job", query, label="slurm_job_id", link=LINK_TO_SLURM_JOB),
+        Column("Pod", query, label="pod", link=LINK_TO_POD),
+        Column("Namespace", query, label="namespace", unseen=True),
+    ]
+
+
 LINK_TO_RUN = link(TRAINING, "Training memory", run="Run")
 LINK_TO_LAUNCH = link(TRAINING, "Training memory", run="Run", launch="Launch")
 LINK_TO_RANK = link(TRAINING, "Training memory", run="Run", launch="Launch", rank="Rank")
-LINK_TO_NODE = link(NODE, "GPU node", node="Node")
+LINK_TO_NODE = link(NODE, "GPU node", instance="Node")
 
 
 def dashboard(board: Board, siblings: Mapping[str, str]) -> Json:
@@ -324,9 +420,7 @@ def _annotation(mark: Mark) -> builders.AnnotationQuery:
     return annotation.title_format(mark.name).text_format(mark.text)
 
 
-def _variable(variable: Variable) -> builders.QueryVariable | builders.TextBoxVariable:
-    if variable.typed is not None:
-        return builders.TextBoxVariable(variable.name).label(variable.label).default_value("0")
+def _variable(variable: Variable) -> builders.QueryVariable:
     builder = builders.QueryVariable(variable.name).label(variable.label)
     builder.query(variable.query).regex(variable.regex).datasource(DATASOURCE)
     builder.refresh(models.VariableRefresh.ON_TIME_RANGE_CHANGED)

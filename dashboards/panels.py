@@ -47,7 +47,6 @@ class Unit:
     PER_MINUTE = "suffix:per min"
     GIB_PER_MINUTE = "suffix:GiB/min"
     AGO = units.DateTimeFromNow
-    DOLLARS = "currencyUSD"
     KILOWATT_HOURS = units.KiloWattHour
     WATTS = units.Watt
     CELSIUS = units.Celsius

@@ -5,7 +5,7 @@ A selector is filtered by the variables of a dashboard, which dashboards/board.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from dashboards import recorded
 
@@ -13,14 +13,25 @@ from torchmem.manifests import counters
 from torchmem.metrics import catalog
 from torchmem.metrics.catalog import CATALOG, GPU, RANK, MetricSpec
 
-# Dashboard variables by the label that they filter; `instance` is on every scraped series.
+# Dashboard variables by the label that they filter. `cluster` may be on every series of a store,
+# `job` and `instance` are on every scraped one.
 FILTERS = {
-    "instance": "$node",
+    "cluster": "$cluster",
+    "job": "$job",
+    "instance": "$instance",
     "uuid": "$gpu",
+    "namespace": "$namespace",
+    "team": "$team",
+    "user": "$user",
     "run": "$run",
     "launch": "$launches",
     "rank": "$rank",
 }
+OWNED = 'launch=~"${owned:pipe}"'
+"""The launches of the selected namespaces, teams and users: few series have those labels."""
+SCRAPED = ("job", "instance")
+# An alert without an instance is shown whichever is selected.
+ALERTS = (recorded.ALERTS, recorded.ALERTS_SINCE)
 
 # Matchers of the alerts of torchmem, without the one that always fires.
 TORCHMEM_ALERTS = 'alertname=~"Torchmem.*",severity!="none"'
@@ -42,13 +53,24 @@ def select(spec: MetricSpec, suffix: str = "", over: str = "", **fixed: str) -> 
 
     `over` is a range, such as 5m or $__range. Raises ValueError for a label that the metric lacks.
     """
-    labels = {*spec.labels, *(["instance"] if spec.name in CATALOG else [])}
+    labels = {"cluster", *spec.labels, *(SCRAPED if spec.name in CATALOG else ())}
     unknown = set(fixed) - labels
     if unknown:
         raise ValueError(f"{spec.name} has no label {', '.join(sorted(unknown))}")
-    matchers = [f'{label}=~"{value}"' for label, value in FILTERS.items() if label in labels]
+    matchers = filters(labels)
+    if spec in ALERTS:
+        matchers = [each.replace('$instance"', '$instance|"') for each in matchers]
     matchers += [f'{label}="{value}"' for label, value in fixed.items()]
     return f"{spec.name}{suffix}{{{', '.join(matchers)}}}" + (f"[{over}]" if over else "")
+
+
+def filters(labels: Collection[str]) -> list[str]:
+    """Return the matchers by which the variables filter series with these labels.
+
+    `owned` filters by owner alone, whatever launches are selected.
+    """
+    matchers = [f'{label}=~"{value}"' for label, value in FILTERS.items() if label in labels]
+    return matchers + ([OWNED] if {"launch", "owned"} & {*labels} else [])
 
 
 def prepend_matcher(selector: str, matcher: str) -> str:
@@ -58,7 +80,7 @@ def prepend_matcher(selector: str, matcher: str) -> str:
 
 def append_matcher(selector: str, matcher: str) -> str:
     """Return the selector with one more matcher at the end."""
-    return selector.replace("}", f", {matcher}}}")
+    return selector.replace('"}', f'", {matcher}}}')
 
 
 def seen(spec: MetricSpec, **fixed: str) -> str:
@@ -66,12 +88,15 @@ def seen(spec: MetricSpec, **fixed: str) -> str:
     return f"last_over_time({select(spec, over='$__range', **fixed)})"
 
 
+_LIVE = f"{recorded.LIVE.name}{{{', '.join(filters(SCRAPED))}}}"
+
+
 def live(expression: str) -> str:
     """Keep only ranks that hold memory now.
 
     The exporter serves the last values of a dead rank for 15 minutes.
     """
-    return f"{expression} and on ({', '.join(PROCESS)}) {recorded.LIVE.name}"
+    return f"{expression} and on ({', '.join(PROCESS)}) {_LIVE}"
 
 
 def of_ranks(expression: str, how: str = "max") -> str:

@@ -7,7 +7,9 @@ from torchmem.metrics.catalog import DEVICE, GPU, RANK, MetricSpec
 
 
 def _recorded(name: str, *labels: str) -> MetricSpec:
-    return MetricSpec(name, "gauge", "Recorded by prometheus/rules.", labels, "Recording rules")
+    return MetricSpec(
+        name, "gauge", "Recorded by prometheus/rules.", ("job", *labels), "Recording rules"
+    )
 
 
 LIVE = _recorded("rank:torchmem_process_state:live", "instance", *RANK)
@@ -44,12 +46,15 @@ RUN_RETRIES = _recorded("run:torchmem_alloc_retries:rate5m", "run", "launch")
 RUN_OOMS = _recorded("run:torchmem_ooms:increase1h", "run", "launch", "cause")
 RUN_STEP = _recorded("run:torchmem_step_duration_seconds:mean5m", "run", "launch")
 
-# What reports add up.
-RUN_GPUS = _recorded("run:torchmem_gpus:count", "run", "launch", "user", "team")
-RUN_LOST_GPUS = _recorded("run:torchmem_oom_lost_gpus:sum", "run", "launch", "user", "team")
-RUN_STRANDED_GPUS = _recorded("run:torchmem_stranded_gpus:sum", "run", "launch", "user", "team")
-RUN_IDLE_GPUS = _recorded("run:nvml_idle_held_gpus:sum", "run", "launch", "user", "team")
-RUN_EMPTY_GPUS = _recorded("run:nvml_assigned_empty_gpus:sum", "user", "team")
+# What reports add up. The model is there if it has a price.
+OWNER = ("user", "team", "namespace", "model")
+RUN_GPUS = _recorded("run:torchmem_gpus:count", "run", "launch", *OWNER)
+RUN_LOST_GPUS = _recorded("run:torchmem_oom_lost_gpus:sum", "run", "launch", *OWNER)
+RUN_STRANDED_GPUS = _recorded("run:torchmem_stranded_gpus:sum", "run", "launch", *OWNER)
+RUN_IDLE_GPUS = _recorded("run:nvml_idle_held_gpus:sum", "run", "launch", *OWNER)
+RUN_EMPTY_GPUS = _recorded("run:nvml_assigned_empty_gpus:sum", *OWNER)
+PRICED_GPUS = _recorded("cluster:torchmem_priced_gpus:count", "model")
+MODEL_PRICE = _recorded("cluster:torchmem_gpu_hour_price:max", "model", "currency")
 RUN_PEAK_NEED = _recorded("run:torchmem_peak_need_bytes:max", "run", "launch")
 RUN_STEP_PEAK = _recorded("run:torchmem_step_peak_bytes:max", "run", "launch")
 RUN_DEVICE_TOTAL = _recorded("run:torchmem_device_total_bytes:min", "run", "launch")

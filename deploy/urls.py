@@ -6,8 +6,9 @@
     Repository = "https://git.example.org/torchmem"
     Documentation = "https://docs.example.org/torchmem"
 
-Without it, the files have no URL, and the alerts link to runbooks that Prometheus serves; those for
-the Prometheus Operator, whose Prometheus serves none, have no such link.
+Other links of the package index, such as Issues, may stand beside them. Without the section, no
+file has a URL, and the alerts link to runbooks that Prometheus serves; those for the Prometheus
+Operator, whose Prometheus serves none, have no such link.
 """
 
 from __future__ import annotations
@@ -65,7 +66,24 @@ def _image(text: str, urls: Urls) -> str:
     return kept.replace(_VERSION_LABEL, f"{label}{_VERSION_LABEL}")
 
 
+def _issues(text: str, urls: Urls) -> str:
+    """The page for a new issue names the documentation, and where to report a vulnerability."""
+    kept = text.partition("contact_links:\n")[0]
+    repository, site = urls.get("Repository"), urls.get("Documentation")
+    links = [
+        ("Documentation", site, "Guides, runbooks, and what every metric and setting means"),
+        ("Vulnerability", repository and f"{repository}/security/policy", "Report it in private"),
+    ]
+    entries = [
+        f"  - name: {name}\n    url: {url}\n    about: {about}\n"
+        for name, url, about in links
+        if url
+    ]
+    return "".join([kept, *(["contact_links:\n"] if entries else []), *entries])
+
+
 _PLACES: Mapping[str, Callable[[str, Urls], str]] = {
+    ".github/ISSUE_TEMPLATE/config.yml": _issues,
     "core/src/torchmem/explain/thresholds.yml": _thresholds,
     "deploy/helm/torchmem/Chart.yaml": _chart,
     "exporter/Dockerfile": _image,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards import board, reasons, recorded
 from dashboards import colors as levels
-from dashboards.boards import fleet_report
+from dashboards.boards import fleet_costs, fleet_report
 from dashboards.boards.fleet_subjects import NODES, OVER_TIME
 from dashboards.panels import (
     LAUNCH_OF_LINKS,
@@ -89,13 +89,16 @@ NUMBERS: list[Panel] = [
     )
     .decimals(1),
     stat_panel(
-        "Cost of the waste",
-        f"{WASTED_GPU_HOURS} * {board.PRICE} > 0",
-        Unit.DOLLARS,
-        empty="No price",
+        "Empty GPU-hours",
+        f"sum({fleet_report.hours(recorded.RUN_EMPTY_GPUS)}) or 0 * {WASTED_GPU_HOURS}",
+        Unit.COUNT,
+        empty="–",
     )
-    .description("What did the wasted GPU-hours cost? Set the price of a GPU-hour above.")
-    .decimals(0),
+    .description(
+        "For how many GPU-hours had Slurm or the kubelet given a GPU away, without a process on it "
+        "for 10 minutes, within the time range?"
+    )
+    .decimals(1),
 ]
 
 
@@ -192,7 +195,6 @@ def _wasteful() -> Panel:
         ),
         _bar("Wasted", now, levels.STRANDED, width=90),
         Column("GPU-hours", hours, unit=Unit.COUNT, decimals=2, width=110),
-        Column("Cost", f"{hours} * {board.PRICE} > 0", unit=Unit.DOLLARS, decimals=2, width=60),
         Column("Run", holder, label="run"),
         Column("User", holder, label="user"),
     ]
@@ -260,8 +262,10 @@ BOARD = board.Board(
     board.FLEET,
     "Fleet",
     "All nodes and runs: who is in trouble, which rank will run out of GPU memory first, and what "
-    "is wasted.",
-    (*board.ALL_VARIABLES, board.PRICE_VARIABLE),
+    "is wasted. Needs an exporter on each node and the recording rules. Runs, headroom and lost "
+    "GPU-hours need the SDK in the jobs, empty GPUs Slurm or the kubelet, and costs the exporter's "
+    "setting gpu_hour_prices.",
+    board.ALL_VARIABLES,
     (
         board.Row("Who is in trouble?", [*NUMBERS, _alerts(), _states()]),
         board.Row(
@@ -269,6 +273,7 @@ BOARD = board.Board(
             [_least_headroom(), _wasteful(), _runs()],
         ),
         board.Row(fleet_report.TITLE, fleet_report.PANELS, collapsed=True),
+        board.Row(fleet_costs.TITLE, fleet_costs.PANELS, collapsed=True),
         board.Row("Nodes", NODES, collapsed=True),
         board.Row("Over time", OVER_TIME, collapsed=True),
     ),

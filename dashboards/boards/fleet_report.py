@@ -15,35 +15,42 @@ from torchmem.metrics.colors import CAUSES
 
 TITLE = "What was lost, and what ended runs?"
 OWNER_ROW = ("run", "user", "team")
+OWNER = ("user", "team", "namespace")
 HELD = "Held: GPUs of ranks. "
-KINDS = (
+KINDS_EXPLAINED = (
     "Lost: ranks that waited for one that ran out of memory, or started again after it. Stranded: "
     "memory between tensors that no request fits into. Idle: memory held on a GPU without a kernel "
     "for 10 minutes. Empty: given away by Slurm or the kubelet, without a process for 10 minutes. "
     "Half of a GPU's memory for an hour is half a GPU-hour."
 )
+KINDS = {
+    "Held": recorded.RUN_GPUS,
+    "Lost": recorded.RUN_LOST_GPUS,
+    "Stranded": recorded.RUN_STRANDED_GPUS,
+    "Idle": recorded.RUN_IDLE_GPUS,
+    "Empty": recorded.RUN_EMPTY_GPUS,
+}
 UNKNOWN = "–"
 NO_RULES = "No run, or the rules of this version are not loaded"
 
 
-def _hours(spec: MetricSpec) -> str:
+def hours(spec: MetricSpec) -> str:
     """Return the GPUs of a series, added up over the time range: a value per minute."""
     return f"sum_over_time({select(spec)}[$__range:1m]) / 60"
 
 
-def _by(labels: tuple[str, ...], spec: MetricSpec) -> str:
-    """Return GPU-hours by label. What is unknown has a name, because Grafana merges other rows."""
-    hours = _hours(spec)
+def by_label(labels: tuple[str, ...], amounts: str) -> str:
+    """Return amounts by label. What is unknown has a name, because Grafana merges other rows."""
     for label in labels:
-        hours = f'label_replace({hours}, "{label}", "{UNKNOWN}", "{label}", "")'
+        amounts = f'label_replace({amounts}, "{label}", "{UNKNOWN}", "{label}", "")'
     # VictoriaMetrics 1.79 mixes labels up if they are replaced after a sum has removed others.
-    return f"sum by ({', '.join(labels)}) ({hours})"
+    return f"sum by ({', '.join(labels)}) ({amounts})"
 
 
 def _total(title: str, question: str, spec: MetricSpec, levels: Levels | None = None) -> Panel:
     panel = stat_panel(
         title,
-        f"sum({_hours(spec)}) or 0 * {WASTED_GPU_HOURS}",
+        f"sum({hours(spec)}) or 0 * {WASTED_GPU_HOURS}",
         Unit.COUNT,
         levels=levels,
         empty="–",
@@ -52,16 +59,9 @@ def _total(title: str, question: str, spec: MetricSpec, levels: Levels | None = 
 
 
 def _columns(labels: tuple[str, ...]) -> list[Column]:
-    kinds = {
-        "Held": recorded.RUN_GPUS,
-        "Lost": recorded.RUN_LOST_GPUS,
-        "Stranded": recorded.RUN_STRANDED_GPUS,
-        "Idle": recorded.RUN_IDLE_GPUS,
-        "Empty": recorded.RUN_EMPTY_GPUS,
-    }
     return [
-        Column(heading, _by(labels, spec), unit=Unit.COUNT, decimals=2)
-        for heading, spec in kinds.items()
+        Column(heading, by_label(labels, hours(spec)), unit=Unit.COUNT, decimals=2)
+        for heading, spec in KINDS.items()
     ]
 
 
@@ -73,24 +73,25 @@ def _by_run() -> Panel:
         *_columns(OWNER_ROW),
     ]
     table = joined_table("GPU-hours by run", columns, sort="Held", descending=True)
-    table.description(f"What did each run cost within the time range? {HELD}{KINDS}").no_value(
-        NO_RULES
-    )
-    return table.span(14).height(7).min_width(60)
+    question = "What did each run cost within the time range?"
+    table.description(f"{question} {HELD}{KINDS_EXPLAINED}").no_value(NO_RULES)
+    return table.height(7).min_width(60)
 
 
 def _by_owner() -> Panel:
-    owner = ("user", "team")
     columns = [
         Column("User", label="user"),
         Column("Team", label="team"),
-        *_columns(owner),
+        Column("Namespace", label="namespace"),
+        *_columns(OWNER),
     ]
-    table = joined_table("GPU-hours by user and team", columns, sort="Held", descending=True)
+    table = joined_table(
+        "GPU-hours by user, team and namespace", columns, sort="Held", descending=True
+    )
     table.description(
-        f"Whose GPU memory was lost or unused within the time range? {HELD}{KINDS}"
+        f"Whose GPU memory was lost or unused within the time range? {HELD}{KINDS_EXPLAINED}"
     ).no_value(NO_RULES)
-    return table.span(10).height(7).min_width(60)
+    return table.height(7).min_width(60)
 
 
 def _ended() -> Panel:

@@ -314,7 +314,8 @@ SDK: list[Panel] = [
 BOARD = Board(
     ITSELF,
     "torchmem itself",
-    "Whether the exporters and the SDK work, and what they cost.",
+    "Whether the exporters and the SDK work, and what they cost. Needs an exporter on "
+    "each node and the recording rules.",
     ALL_VARIABLES,
     (
         Row("Does the monitoring work?", [*NUMBERS, _problems()]),

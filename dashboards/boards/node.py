@@ -45,7 +45,17 @@ from dashboards.panels import (
     joined_table,
     stat_panel,
 )
-from dashboards.queries import GPU_NAMES, GPU_ROW, SICK_GPUS, append_matcher, live, row, select
+from dashboards.queries import (
+    GPU_NAMES,
+    GPU_ROW,
+    SCRAPED,
+    SICK_GPUS,
+    append_matcher,
+    filters,
+    live,
+    row,
+    select,
+)
 
 from torchmem.explain.thresholds import defaults
 from torchmem.metrics import catalog
@@ -55,7 +65,7 @@ from torchmem.metrics.colors import ATTENTION, FAILED, GOOD
 NO_PROCESS = "No process uses a GPU here"
 NOTHING = "–"  # where the table above already says that there is no GPU
 PROCESS_ROW = (*GPU_ROW, "pid")
-PROCESS_FACTS = ("name", "user", "run", "launch", "rank", "slurm_job_id", "owner")
+PROCESS_FACTS = ("name", "user", "run", "launch", "rank", *board.SCHEDULED, "unit")
 
 _SHIPPED_XIDS = f"round(increase({value('xid_errors_total', '$__range')}))"
 _DRIVERS = f"count by (driver_version, cuda_version) ({value('driver_info')})"
@@ -97,11 +107,14 @@ NUMBERS: list[Panel] = [
 ]
 
 
-def _with_owner(expression: str) -> str:
-    """Add the label owner: the pod's name, else its UID, else the systemd unit."""
-    for label in ("systemd_unit", "pod_uid", "pod"):
-        expression = f'label_replace({expression}, "owner", "$1", "{label}", "(.+)")'
-    return expression
+def _with_unit(expression: str) -> str:
+    """Add the label unit: the UID of a pod without a name, else the systemd unit."""
+    for label in ("systemd_unit", "pod_uid"):
+        expression = f'label_replace({expression}, "unit", "$1", "{label}", "(.+)")'
+    return f'label_replace({expression}, "unit", "", "pod", ".+")'
+
+
+_OF_GPUS = ", ".join(filters({"cluster", *SCRAPED, "uuid"}))
 
 
 def _of_any_rank(spec: MetricSpec, over: str = "") -> str:
@@ -109,7 +122,7 @@ def _of_any_rank(spec: MetricSpec, over: str = "") -> str:
 
     Run and rank are hidden here.
     """
-    selector = f'{spec.name}{{instance=~"$node", uuid=~"$gpu"}}'
+    selector = f"{spec.name}{{{_OF_GPUS}}}"
     return live(f"min_over_time({selector}[{over}])" if over else selector)
 
 
@@ -223,7 +236,7 @@ def _named_rows(expression: str, *labels: str) -> str:
 
 
 def _processes() -> Panel:
-    facts = row(PROCESS_ROW, _with_owner(value("process_info")), *PROCESS_FACTS)
+    facts = row(PROCESS_ROW, _with_unit(value("process_info")), *PROCESS_FACTS)
     memory = row(PROCESS_ROW, select(catalog.NVML_PROCESS_MEMORY))
     # The rank and NVML are not read at the same moment: the lowest of a few scrapes fits best.
     outside = row(PROCESS_ROW, _of_any_rank(catalog.OUTSIDE_ALLOCATOR, over="$__rate_interval"))
@@ -237,8 +250,8 @@ def _processes() -> Panel:
         Column("Run", facts, label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", facts, label="rank", width=60),
-        Column("Slurm job", facts, label="slurm_job_id"),
-        Column("Pod or unit", facts, label="owner"),
+        *board.scheduled(facts),
+        Column("Unit", facts, label="unit"),
         Column("Memory", named_rows, unit=Unit.BYTES),
         Column("PyTorch", f"{memory} - {outside}", unit=Unit.BYTES),
         Column("Outside", outside, unit=Unit.BYTES),
@@ -273,7 +286,7 @@ def _held_for_nothing() -> str:
         f"{select(catalog.NVML_PROCESS_MEMORY)} * on (instance, uuid, pid) "
         f"group_left ({', '.join(HOLDER_FACTS)}) {dead}"
     )
-    misplaced = f'{catalog.MISPLACED.name}{{instance=~"$node", uuid=~"$gpu"}}'
+    misplaced = f"{catalog.MISPLACED.name}{{{_OF_GPUS}}}"
     seconds = defaults().values["gpu_assigned_empty_seconds"]
     empty = (
         f"{value('gpu_assignment_info')} * on (instance, uuid) group_left () "
@@ -287,7 +300,7 @@ def _held_for_nothing() -> str:
 
 
 def _wrong_holders() -> Panel:
-    labels = ("why", *HOLDER_FACTS, "slurm_job_id", "pod")
+    labels = ("why", *HOLDER_FACTS, *board.SCHEDULED)
     rows = _named_rows(f"({_held_for_nothing()})", *labels)
     columns = [
         Column("GPU", rows, label="short_name", width=170),
@@ -297,8 +310,7 @@ def _wrong_holders() -> Panel:
         Column("Run", rows, label="run", link=board.LINK_TO_RANK),
         LAUNCH_OF_LINKS,
         Column("Rank", rows, label="rank", width=60),
-        Column("Slurm job", rows, label="slurm_job_id"),
-        Column("Pod", rows, label="pod"),
+        *board.scheduled(rows),
         Column("Memory", rows, unit=Unit.BYTES),
     ]
     table = joined_table(
@@ -326,7 +338,9 @@ BOARD = board.Board(
     board.NODE,
     "GPU node",
     "The GPUs of a node as the driver reports them: health, memory and the processes that hold "
-    "it, utilization, power and temperature, errors, links, MIG.",
+    "it, utilization, power and temperature, errors, links, MIG. Needs an exporter that reaches "
+    "the driver, and the recording rules. Names of processes need the node's processes, pods the "
+    "kubelet, and utilization by unit Hopper or newer.",
     board.NODE_VARIABLES,
     (
         board.Row("Which GPU needs attention?", [*NUMBERS, _gpus()]),

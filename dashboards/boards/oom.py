@@ -323,7 +323,9 @@ BOARD = board.Board(
     board.OOM,
     "After an OOM",
     "Ranks that ran out of GPU memory in the selected time range: their last state, the cause, "
-    "what to do, what was free, and what led to the error.",
+    "what to do, what was free, and what led to the error. Needs the SDK in the job, an "
+    "exporter on its node and the recording rules. It knows what Prometheus still has; "
+    "`torchmem why` on the node says more.",
     board.TRAINING_VARIABLES,
     (
         board.Row("What happened, and what helps?", [*NUMBERS, FAILED]),

@@ -29,6 +29,7 @@ from dashboards.queries import (
     LAST_OOM_MILLISECONDS,
     MAX_LINES,
     OOMS_IN_RANGE,
+    PROCESS,
     RANK_ROW,
     RETRIES_IN_10_MINUTES,
     STRANDED_SHARE,
@@ -234,6 +235,15 @@ ANSWER: list[Panel] = [
 ]
 
 
+def _facts() -> str:
+    """Return the Slurm job and the pod of each process, on each of its devices."""
+    joined = (
+        f"{select(catalog.RESERVED_PEAK)} * 0 + on ({', '.join(PROCESS)}) "
+        f"group_left ({', '.join(board.SCHEDULED)}) {select(catalog.PROCESS_INFO)}"
+    )
+    return row(DEVICE_ROW, joined, *board.SCHEDULED)
+
+
 def _processes() -> Panel:
 
     def of_device(spec: catalog.MetricSpec, **fixed: str) -> str:
@@ -248,6 +258,7 @@ def _processes() -> Panel:
         Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
         Column("GPU", label="gpu", width=50),
         Column("Pid", label="pid", width=80),
+        *board.scheduled(_facts()),
         Column("Active peak", of_device(catalog.ACTIVE_PEAK), unit=Unit.BYTES),
         Column("Reserved peak", of_device(catalog.RESERVED_PEAK), unit=Unit.BYTES),
         Column("Slack at peak", of_device(recorded.PEAK_SLACK), unit=Unit.RATIO, bar=True),
@@ -303,7 +314,10 @@ SETTINGS = (
 BOARD = board.Board(
     board.TRAINING,
     "Training memory",
-    "The GPU memory of one training run, rank by rank: will it run out, when, why, and what to do.",
+    "The GPU memory of one training run, rank by rank: will it run out, when, why, and what to do. "
+    "Needs the SDK in the job, an exporter on its node and the recording rules. Memory outside the "
+    "allocator needs an exporter that sees the node's processes, and KV cache in use a scrape of "
+    "vLLM or SGLang. It shows the newest launch of its run, unless you select others.",
     (*board.ONE_RUN_VARIABLES, board.COMPARE, board.CHOSEN_LAUNCHES, board.SHOWN_RANKS),
     (
         board.Row("Will it run out of memory?", ANSWER),

@@ -45,11 +45,10 @@ _ENDPOINT = ["port", "path", "scheme", "interval", "scrapeTimeout", "relabelings
 # What Helm passes to a chart that is a dependency of another one.
 _FROM_PARENT = {"^global$": {"type": "object"}, "^enabled$": {"type": "boolean"}}
 _NUMBER = {"type": "number", "minimum": 0}
-# Values of thresholds by the ends of their names, as in explain/thresholds.py. The template checks
-# sizes.
+# Thresholds that are more than a number or less, by the ends of their names, as in
+# explain/thresholds.py. The template checks sizes.
 _KINDS: Mapping[str, Mapping[str, Any]] = {
     "_ratio$": {**_NUMBER, "maximum": 1},
-    "_(seconds|per_minute|steps|inodes|requests|factor)$": _NUMBER,
     "_bytes$": {"type": ["integer", "string"]},
     "_for$": {"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$"},
     "_xids$": {"type": "array", "items": {"type": "integer"}},
@@ -125,7 +124,7 @@ def _keys(value: Mapping[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _threshold(name: str) -> Mapping[str, Any]:
-    return next(kind for end, kind in _KINDS.items() if re.search(end, name))
+    return next((kind for end, kind in _KINDS.items() if re.search(end, name)), _NUMBER)
 
 
 def comments() -> dict[tuple[str, ...], str]:

@@ -33,6 +33,9 @@ _MARKDOWN = {
     "pymdownx.highlight": {"pygments_lang_class": True},
     "pymdownx.superfences": {},
 }
+# These name many subjects and answer no question.
+_INDEXES = ("CHANGELOG.md", "docs/README.md")
+_NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"
 _FEATURES = [
     "content.code.copy",
     "navigation.footer",
@@ -98,6 +101,7 @@ def stage(root: Path, work: Path, urls: dict[str, str]) -> None:
     for source in sources:
         text = (root / source).read_text(encoding="utf-8")
         text = page(text, source, set(sources), urls.get("Repository"))
+        text = _NOT_SEARCHED + text if source in _INDEXES else text
         _write(work / "pages" / site_path(source), text)
     for path in (path for kind in ("png", "webp") for path in (root / "docs").rglob(f"*.{kind}")):
         copy = work / "pages" / site_path(path.relative_to(root).as_posix())

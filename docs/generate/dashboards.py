@@ -27,22 +27,32 @@ source (`--datasource`, a name or UID). Only `--force` replaces dashboards that 
 `torchmem manifests dashboards --out DIR` writes files to import instead, and
 `torchmem manifests grafana --out DIR` also the provisioning.
 
-All dashboards need Prometheus with the [recording rules](alerts.md). They link to each other and
-keep the selection and the time range. The ⓘ of a panel says which question it answers, and how to
-read it.
+They link to each other and keep the selection and the time range. The ⓘ of a panel says which
+question it answers, and how to read it. A Slurm job opens in Grafana's Explore, and a pod on
+kubernetes-mixin's board *Compute Resources / Pod*, which kube-prometheus-stack installs.
+
+## Cluster, namespace, team and user
+
+All dashboards can also be filtered by these. Grafana cannot hide a variable whose label nobody has,
+so they are hidden until you name those that you have:
+
+    torchmem manifests dashboards --show cluster,team,user --out DIR
+
+With the chart, set `dashboards.show.team` and the like to true. `cluster` is an external label of
+each Prometheus; [Fleet report](fleet.md#what-it-needs) says where the other three come from. They
+select the launches of their owners: GPUs and nodes have none, and are always shown.
+
+[dashboard-linter](https://github.com/grafana/dashboard-linter) accepts all dashboards with
+`-c dashboards/.lint`, which gives a reason for each exception.
 """
-NEEDS = {
-    "fleet": "an exporter on each node. Runs, headroom and lost GPU-hours need the SDK in the "
-    "jobs, GPUs without a process [Slurm](slurm.md#gpus-without-a-process) or the "
-    "[kubelet](kubernetes.md#which-pod-uses-a-gpu).",
-    "training-memory": "the SDK in the job. Memory outside the allocator needs an exporter that "
-    "[sees the node's processes](exporter.md#privileges), and *KV cache in use* a scrape of vLLM "
-    "or SGLang. It shows the newest launch of its run, unless you select others.",
-    "node": "an exporter that reaches the driver. Names of processes need "
-    "[the node's processes](exporter.md#privileges), *Utilization by unit* Hopper or newer.",
-    "oom": "the SDK in the job. It knows what Prometheus still has; `torchmem why` on the node "
-    "says more.",
-    "self": "an exporter on each node.",
+# Where the page says more about what a dashboard needs.
+PAGES = {
+    "the recording rules": "alerts.md",
+    "the SDK": "sdk.md",
+    "empty GPUs": "slurm.md#gpus-without-a-process",
+    "the kubelet": "kubernetes.md#which-pod-uses-a-gpu",
+    "gpu_hour_prices": "fleet.md#in-money",
+    "the node's processes": "exporter.md#privileges",
 }
 TAIL = """\
 ## Test the dashboards
@@ -78,8 +88,7 @@ def _section(name: str, board: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"## {board['title']}\n",
-            f"{board['description']} (`/d/{board['uid']}`)\n",
-            f"It needs {NEEDS[name]}\n",
+            f"{_linked(board['description'])} (`/d/{board['uid']}`)\n",
             f"![The first screen of {board['title']}](pictures/{name}.png)\n",
             "| row | panels |",
             "|---|---|",
@@ -87,6 +96,12 @@ def _section(name: str, board: dict[str, Any]) -> str:
             "",
         ]
     )
+
+
+def _linked(text: str) -> str:
+    for words, page in PAGES.items():
+        text = text.replace(words, f"[{words}]({page})", 1)
+    return text
 
 
 def _rows(board: dict[str, Any]) -> list[tuple[str, list[str]]]:

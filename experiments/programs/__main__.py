@@ -129,7 +129,7 @@ def _run(program: Program, folder: Path, way: str) -> Outcome:
             "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "HF_HUB_OFFLINE": "1",
             "HOME": scratch,
-            "TORCHINDUCTOR_CACHE_DIR": str(state / "inductor"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
         }
         command = Command(
             [found, *program.words[1:]],

@@ -89,33 +89,31 @@ def _cells(position: dict[str, int]) -> list[tuple[int, int]]:
 
 @each_board
 def test_the_variables_filter_from_left_to_right(board: Json) -> None:
-    """Data source, run, launch, node, GPU and rank can be selected; all but one allow several.
+    """Data source, target, owner, run, launch, instance, GPU and rank can be selected.
 
     Training memory is about one run and its newest launch; the others begin with all of them.
     """
     variables = board["templating"]["list"]
     is_of_one_run = "training-memory" in board["uid"]
-    assert [variable["name"] for variable in variables[:6]] == [
+    assert [variable["name"] for variable in variables[:12]] == [
         "datasource",
-        "run",
+        *("cluster", "job", "namespace", "team", "user", "owned", "run"),
         "launch" if is_of_one_run else "launches",
-        "node",
-        "gpu",
-        "rank",
+        *("instance", "gpu", "rank"),
     ]
-    assert all(variable["multi"] for variable in variables[1:6])
-    without_all = {item["name"] for item in variables[1:6] if not item["includeAll"]}
+    assert all(variable["multi"] for variable in variables[1:12])
+    without_all = {item["name"] for item in variables[1:12] if not item["includeAll"]}
     assert without_all == ({"run", "launch"} if is_of_one_run else set())
     for index, variable in enumerate(variables):
         if variable.get("hide"):
             continue
         filters = set(re.findall(r'"\$(\w+)"', variable["query"]))
-        assert filters <= {left["name"] for left in variables[:index] if not left.get("hide")}
+        assert filters <= {left["name"] for left in variables[:index]}
 
 
 def test_two_runs_can_be_compared() -> None:
     """Training memory has one more variable: a single run, initially none."""
-    compare = BOARDS["training-memory"]["templating"]["list"][6]
+    compare = BOARDS["training-memory"]["templating"]["list"][12]
     assert (
         compare["name"],
         compare["multi"],

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
+from urllib.parse import unquote
 
 import pytest
 from support.dashboards import BOARDS, PANELS, Json, panels_of
@@ -17,6 +18,8 @@ from torchmem.metrics.memory_parts import PARTS
 each_panel = pytest.mark.parametrize("panel", PANELS.values(), ids=PANELS)
 # Types that Grafana 11, 12 and 13 support; graph, table-old, singlestat and worldmap are gone.
 TYPES = {"heatmap", "stat", "state-timeline", "table", "timeseries"}
+# "Kubernetes / Compute Resources / Pod" of kubernetes-mixin.
+POD_BOARD = "6581e46e4e5c7ba40a07646395ef7b23"
 # What is above the panels: the title and the variables.
 HEADER_PIXELS = 90
 TABLE = {
@@ -146,7 +149,9 @@ def test_links_in_tables_open_dashboards() -> None:
         for board in BOARDS.values()
     }
     for url in urls():
-        if url.startswith("/d/"):
+        if url.startswith(f"/d/{POD_BOARD}?"):
+            assert {"namespace", "pod"} <= set(re.findall(r"&var-(\w+)=", url))
+        elif url.startswith("/d/"):
             uid, _, query = url.removeprefix("/d/").partition("?")
             time, source, variables = query.partition("&${datasource:queryparam}")
             assert re.fullmatch(
@@ -158,9 +163,19 @@ def test_links_in_tables_open_dashboards() -> None:
             assert set(re.findall(r"&var-(\w+)=", variables)) <= uids[uid]
 
 
+def test_a_slurm_job_opens_its_processes() -> None:
+    """The link asks Explore for the processes of the job in the cell."""
+    (url,) = {url for url in urls() if url.startswith("/explore?")}
+    panes = json.loads(unquote(url.partition("panes=")[2]))
+    (query,) = panes["torchmem"]["queries"]
+
+    assert panes["torchmem"]["datasource"] == "${datasource:raw}"
+    assert 'slurm_job_id="${__value.raw:percentencode}"' in query["expr"]
+
+
 def test_links_of_alerts_open_runbooks() -> None:
     """Links to runbooks open pages that Prometheus serves, through its data source in Grafana."""
-    pages = {url for url in urls() if not url.startswith("/d/")}
+    pages = {url for url in urls() if not url.startswith(("/d/", "/explore?"))}
     folder = thresholds.defaults().values["runbooks_at"]
     assert pages == {f"/api/datasources/proxy/uid/${{datasource:raw}}{folder}/${{__value.raw}}.md"}
 

@@ -48,7 +48,7 @@ def test_a_wasteful_gpu_is_named(tmp_path: Path, selected: str, rows: dict[str, 
     for node in wasted:
         series[f"{INFO}{labels(node, '#0 H100')}"] = "1x60"
         series[f'{NODE_GPUS}{{instance="{node}"}}'] = "8x60"
-    query = filled_in(QUERIES["fleet: GPUs that waste most A"], span="20m", node=selected)
+    query = filled_in(QUERIES["fleet: GPUs that waste most A"], span="20m", instance=selected)
 
     check(tmp_path, query, series, rows)
 

@@ -21,7 +21,8 @@ from torchmem.sdk.session import Session
 from torchmem.sdk.settings import PREFIX, Settings
 
 SETTINGS = {field.name for field in dataclasses.fields(Settings)}
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+CONTRIBUTORS = ("CONTRIBUTING.md", "docs/develop/recipes.md")
 INTEGRATION_PAGES = ("frameworks", "integrations", "serving")
 
 
@@ -117,8 +118,19 @@ def calls(tree: ast.AST) -> list[tuple[object, str, ast.Call]]:
 
 
 def test_the_readme_is_short(readme: str) -> None:
-    """The README has at most 120 lines; details are under docs/."""
+    """The README has at most 120 lines and 700 words; details are under docs/."""
     assert len(readme.splitlines()) <= 120
+    assert len(readme.split()) <= 700
+
+
+@pytest.mark.parametrize(
+    ("page", "lines", "words"), [("CONTRIBUTING", 100, 1200), ("CHANGELOG", 60, 500)]
+)
+def test_the_pages_beside_it_are_short(root: Path, page: str, lines: int, words: int) -> None:
+    """They are read in minutes: recipes are under docs/, and a release has one page."""
+    text = (root / f"{page}.md").read_text()
+    assert len(text.splitlines()) <= lines
+    assert len(text.split()) <= words
 
 
 def test_every_command_is_shown(readme: str) -> None:
@@ -222,8 +234,9 @@ def test_every_package_is_in_the_layout(root: Path) -> None:
 
 
 def test_every_path_for_contributors_exists(root: Path) -> None:
-    """Each path in CONTRIBUTING.md exists, in the repository or below a source root's package."""
-    text = re.sub(r"```.*?```", "", (root / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    """Each path on their pages exists, in the repository or below a source root's package."""
+    pages = "".join((root / name).read_text() for name in CONTRIBUTORS)
+    text = re.sub(r"```.*?```", "", pages, flags=re.DOTALL)
     quoted = " ".join(re.findall(r"`([^`]+)`", text))
     paths = {word for word in quoted.split() if re.fullmatch(r"\w[\w.-]*/[\w./-]*", word)}
     written = {

@@ -111,4 +111,6 @@ def test_remote_write_keeps_what_fleet_reads() -> None:
 def _names_in_variables() -> set[str]:
     """Return the metrics that the variables of the dashboard read."""
     texts = [str(choice.get("query")) for choice in BOARDS["fleet"]["templating"]["list"]]
-    return {name for text in texts for name in re.findall(r"\b(?:nvml|torchmem)_\w+", text)}
+    return {
+        name for text in texts for name in re.findall(r"[\w:]*\b(?:nvml|torchmem)_[\w:]+", text)
+    }

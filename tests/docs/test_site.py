@@ -78,7 +78,9 @@ def test_every_page_has_one_place(root: Path) -> None:
     sources = [source for entry in navigation(root) for source in entry.sources()]
     pages = {path.relative_to(root).as_posix() for path in (root / "docs").rglob("*.md")}
 
-    assert sorted(sources) == sorted(pages | {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"})
+    assert sorted(sources) == sorted(
+        pages | {"README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"}
+    )
     assert len({site_path(source) for source in sources}) == len(sources)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -62,6 +64,65 @@ def test_gpu_hours_are_exact_by_run_user_and_team(document: dict[str, Any]) -> N
     assert hours([document["total"]], "run") == {"": (62.5, 0.7, 3.0, 2.0, 8.0)}
     assert document["all_gpus"] == 8 * 72
     assert (document["idle_unattributed"], document["stranded_unattributed"]) == (3.0, 0.0)
+
+
+@pytest.mark.stack
+def test_what_the_hours_cost_is_exact(document: dict[str, Any]) -> None:
+    """Each GPU-hour costs the price of its model, also where no run or user is known."""
+    gpt, probe = (96.25, 1.75, 2.5, 0.0, 0.0), (24.0, 0.0, 2.0, 2.0, 8.0)
+    costs = {
+        name: hours([{**bill["cost"], name: bill[name]} for bill in document[f"by_{name}"]], name)
+        for name in ("run", "user", "team", "namespace")
+    }
+
+    assert costs == {
+        "run": {"gpt": gpt, "probe": probe},
+        "user": {"mia": gpt, "leo": probe},
+        "team": {"vision": gpt, "speech": probe},
+        "namespace": {"train": gpt, "dev": probe},
+    }
+    assert document["cost"] == {
+        "currency": "EUR",
+        "all_gpus": 4 * 72 * 2.5 + 4 * 72 * 1.0,
+        "idle_unattributed": 3.0,
+        "stranded_unattributed": 0.0,
+    }
+    assert document["headline"].endswith("; 19.25 of 1,008 EUR wasted")
+
+
+@pytest.mark.stack
+def test_csv_has_hours_and_costs_of_each_run(
+    store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line per run and owner, and one for what has none, add up to the whole."""
+    assert fleet(store, "--csv") == 0
+    lines = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+
+    assert [(line["run"], line["namespace"], line["currency"]) for line in lines] == [
+        ("probe", "dev", "EUR"),
+        ("gpt", "train", "EUR"),
+        ("", "", "EUR"),
+    ]
+    assert sum(float(line["idle_gpu_hours"]) for line in lines) == 5.0
+    assert sum(float(line["held_cost"]) for line in lines) == 120.25
+
+
+@pytest.mark.stack
+def test_without_a_price_no_money_is_shown(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing is called a cost, and no amount is 0, if the store has no price."""
+    unpriced = ("--match", 'currency=""')
+    assert fleet(store, *unpriced) == 0
+    text = capsys.readouterr().out
+    assert fleet(store, *unpriced, "--csv") == 0
+    heading = capsys.readouterr().out.partition("\n")[0]
+    assert fleet(store, *unpriced, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+
+    assert "EUR" not in text
+    assert "wasted" not in text
+    assert heading.endswith("empty_gpu_hours")
+    assert found["cost"] is None
+    assert [bill["cost"] for bill in found["by_run"]] == [None, None]
 
 
 @pytest.mark.stack

@@ -53,7 +53,8 @@ def test_what_a_run_needs_is_that_of_its_user() -> None:
     """A user's OOM and a user's need say nothing about another's run of the same name."""
     window = Window(0, 1000)
     held: Mapping[Key, float] = {
-        ("torchmem", "train", it, user, ""): 1.0 for user, it in (("ada", ADA), ("bob", BOB))
+        ("torchmem", "train", it, user, "", "", ""): 1.0
+        for user, it in (("ada", ADA), ("bob", BOB))
     }
     used, none = Hours(held, {window: 2.0}), Hours({}, {})
     ran = [process("0", 0, 900, ADA, "oom"), process("0", 5, 900, BOB)]

@@ -287,3 +287,35 @@ def test_it_can_be_compressed(tmp_path: Path, coding: str) -> None:
     assert answer.headers.get("content-encoding", "identity") == coding
     assert answer.json()["seconds"] == SECONDS
     assert set(answer.json()["gpus"]) == {uuid(0), uuid(1)}
+
+
+def test_the_legend_has_the_colors_of_the_past(page: Page, tmp_path: Path) -> None:
+    """Each area of a GPU's last minutes is in the legend, also where the bar shows its parts.
+
+    Pointing at tensors brings out what they consist of.
+    """
+    with node_of(tmp_path) as server:
+        publish(tmp_path, own_sample(uuid(0)))
+        page.goto(server.url)
+        page.wait("document.querySelector('.past .uplot')")
+        page.wait("document.querySelectorAll('.gpu-bar .segment').length > 1")
+        state = httpx.get(f"{server.url}/api/v1/state", trust_env=False, timeout=60).json()
+        shown = page.evaluate(
+            "[...document.querySelectorAll('#legend .swatch')].map((it) => it.style.background)"
+        )
+        tensors = "[...document.querySelectorAll('#legend button')].find((it) => "
+        tensors += "it.textContent === 'tensors')"
+        meaning = page.evaluate(f"{tensors}.title")
+        page.evaluate(f"{tensors}.focus()")
+        bright = page.evaluate(
+            "[...document.querySelectorAll('.gpu-bar .segment:not(.dim)')].map((it) => "
+            "it.dataset.part)"
+        )
+    parts = {part["name"] for part in state["gpus"][0]["parts"]}
+    group = {entry["name"]: entry.get("group") for entry in state["legend"]}
+
+    areas = {group[name] for name in parts if group[name]}
+    assert {f"var(--part-{name.replace('_', '-')})" for name in areas} <= set(shown)
+    assert "in_use" not in parts
+    assert meaning.startswith("Over time: ")
+    assert set(bright) == {name for name in parts if group[name] == "in_use"}

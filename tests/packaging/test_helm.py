@@ -194,7 +194,7 @@ def test_a_chart_with_this_one_as_a_dependency(tmp_path: Path) -> None:
     for folder in ("templates", "charts"):
         (tmp_path / "parent" / folder).mkdir(parents=True)
     helm.package(CHART, destination=tmp_path / "parent" / "charts")
-    dependency = {"name": "torchmem", "version": "0.1.0", "condition": "torchmem.enabled"}
+    dependency = {"name": "torchmem", "version": "0.0.0", "condition": "torchmem.enabled"}
     parent = {"apiVersion": "v2", "name": "parent", "version": "1.0.0"}
     (tmp_path / "parent" / "Chart.yaml").write_text(
         json.dumps({**parent, "dependencies": [{**dependency, "repository": ""}]})
@@ -368,10 +368,15 @@ def test_the_kubelet_is_asked_by_root_only(chart: Any) -> None:
     assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_versions_agree() -> None:
-    """Chart, application and Python distribution have one version."""
-    metadata = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    version = metadata["version"]
+def test_a_chart_of_a_commit_is_valid(tmp_path: Path) -> None:
+    """Helm takes a commit's version, and the labels that contain it are valid."""
+    name = f"0.1.1-dev.1234+g{'5' * 10}.dirty"
+    archive = helm.package(CHART, destination=tmp_path, version=name, app_version=name)
+    with helm.Chart.load(archive) as loaded:
+        found = manifests(loaded, {})
+    labels = [each["metadata"]["labels"] for kind in found.values() for each in kind]
 
-    assert metadata["appVersion"] == version
-    assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert Path(archive).name == f"torchmem-{name}.tgz"
+    assert {each["app.kubernetes.io/version"] for each in labels} == {name.replace("+", "_")}
+    values = [value for each in labels for value in each.values()]
+    assert all(re.fullmatch(r"[A-Za-z0-9]([\w.-]{,61}[A-Za-z0-9])?", value) for value in values)

@@ -206,6 +206,22 @@ def monitor_cases(name: str, kind: str) -> list[tuple[str, Values, Read, Any]]:
     ]
 
 
+def hidden(name: str) -> Read:
+    """Read whether the variables of this name are hidden, which are alike on all dashboards."""
+
+    def read(found: Mapping[str, list[Manifest]]) -> Any:
+        (hide,) = {
+            variable.get("hide")
+            for config_map in found["ConfigMap"]
+            for text in config_map["data"].values()
+            for variable in json.loads(text)["templating"]["list"]
+            if variable["name"] == name
+        }
+        return hide
+
+    return read
+
+
 ON = {name: {"enabled": True} for name in EVERYTHING}
 PODS = at("podMonitor.enabled", True)
 SERVICES = at("serviceMonitor.enabled", True)
@@ -371,6 +387,11 @@ CASES: list[tuple[str, Values, Read, Any]] = [
         merged(BOARDS, at("dashboards.annotations", {"grafana_folder": "GPUs"})),
         board("annotations", "grafana_folder"),
         "GPUs",
+    ),
+    *(
+        ("dashboards.show", merged(BOARDS, values), hidden(label), hide)
+        for label in ("cluster", "namespace", "team", "user")
+        for values, hide in (({}, 2), (at(f"dashboards.show.{label}", True), None))
     ),
     ("dashboards.namespace", BOARDS, board("namespace"), "monitoring"),
     (

@@ -111,12 +111,6 @@ def test_the_user_is_not_root() -> None:
     assert f"-o {number} -g {number} /run/torchmem" in (ROOT / "docker-compose.gpu.yml").read_text()
 
 
-def test_the_label_names_this_version() -> None:
-    """The label of the image is the version of the package."""
-    (version,) = re.findall(r'image\.version="([^"]+)"', DOCKERFILE)
-    assert f'\nversion = "{version}"\n' in (ROOT / "pyproject.toml").read_text()
-
-
 def port_of(address: str) -> str:
     """Return the port of HOST:PORT."""
     return address.rpartition(":")[2]

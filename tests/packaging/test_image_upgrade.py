@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from deploy.version import version
 from support.git import GitRepo
 from support.helm_chart import ROOT, Values, manifests, rendered
 from support.kustomize import built
@@ -34,7 +35,10 @@ def checkout(tmp_path: Path) -> GitRepo:
             f'printf "%s\\0" "$@" >{tmp_path}/{name}\n'
         )
         (programs / name).chmod(0o755)
-    return GitRepo(tmp_path / "checkout")
+    repository = GitRepo(tmp_path / "checkout")
+    files = {name: (ROOT / name).read_text() for name in ("deploy/version.py", "CHANGELOG.md")}
+    repository.commit(files, "zero")
+    return repository
 
 
 def installed(checkout: GitRepo) -> Values:
@@ -67,7 +71,9 @@ def test_the_next_commit_changes_the_pods(chart: Any, checkout: GitRepo) -> None
     tags = [values["image"]["tag"] for values in (first, second)]
     before, after = rendered(chart, first), rendered(chart, second)
 
-    assert all(commit.startswith(tag) for commit, tag in zip(checkout.commits, tags, strict=True))
+    assert [tag.rpartition("-g")[2] for tag in tags] == [
+        commit[:10] for commit in checkout.commits[-2:]
+    ]
     assert [name for name in before if before[name] != after[name]] == [
         "torchmem/templates/daemonset.yaml"
     ]
@@ -75,7 +81,8 @@ def test_the_next_commit_changes_the_pods(chart: Any, checkout: GitRepo) -> None
         changed = text["torchmem/templates/daemonset.yaml"]
         assert changed.count(f"image: {IMAGE}:{tag}\n") == 2
     called = (checkout.folder.parent / "called").read_text()
-    assert f"build -f exporter/Dockerfile -t {IMAGE}:{tags[1]} ." in called
+    argument = f"--build-arg VERSION={version(checkout.folder, {})}"
+    assert f"build -f exporter/Dockerfile {argument} -t {IMAGE}:{tags[1]} ." in called
     assert f"push {IMAGE}:{tags[1]}" in called
 
 
@@ -87,13 +94,13 @@ def test_the_same_image_changes_nothing(chart: Any, checkout: GitRepo) -> None:
 
 
 def test_a_release_is_named_by_its_tag(chart: Any, checkout: GitRepo) -> None:
-    """At a tag of git, the image has its name; a number stays text."""
+    """At a tag of git, the image has the version of the release."""
     checkout.commit({"a": "1"}, "one")
-    checkout.git("tag", "20270201")
+    checkout.git("tag", "v0.1.0")
     (daemonset,) = manifests(chart, installed(checkout))["DaemonSet"]
 
     (container,) = daemonset["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == f"{IMAGE}:20270201"
+    assert container["image"] == f"{IMAGE}:0.1.0"
 
 
 def test_the_kustomization_of_the_page_names_the_image(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""Releases: one version everywhere, a changelog, and workflows that pin what they run."""
+"""Releases: a tag that can be published, and workflows that pin what they run."""
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import re
 import shutil
@@ -12,82 +11,94 @@ from pathlib import Path
 
 import pytest
 import yaml
+from deploy.release import VALUES, main
 from packaging.requirements import Requirement
+from support.git import GitRepo
+from support.needs import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-sys.path.append(str(ROOT))
-
-from deploy.release import PLACES, VALUES, ReleaseError, bump, check, main  # noqa: E402
-
-TODAY = dt.date(2027, 2, 1)
 
 
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """The files with a version, and the changelog."""
-    for name in (*PLACES, "CHANGELOG.md"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / name, tmp_path / name)
-    return tmp_path
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> GitRepo:
+    """A clone of this checkout's commit, with a tag that is thrown away."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("this tree is no clone, which a tag could be put on")
+    repository = GitRepo(tmp_path_factory.mktemp("release") / "clone")
+    repository.git("pull", "--quiet", "--depth", "1", f"file://{ROOT}", "HEAD")
+    repository.git("tag", "v0.1.0")
+    return repository
 
 
-def test_a_bump_is_ready_for_its_tag(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """After a bump every file has the new version, and the notes are what was unreleased."""
-    bump("7.8.9rc1", checkout, TODAY)
-
-    assert main(["check", "v7.8.9rc1"], checkout) == 0
-    notes = capsys.readouterr().out
-    assert notes.strip() in (ROOT / "CHANGELOG.md").read_text()
-    assert (
-        "## [Unreleased]\n\n## [7.8.9rc1] - 2027-02-01\n" in (checkout / "CHANGELOG.md").read_text()
-    )
+def checked(clone: GitRepo, tag: str) -> subprocess.CompletedProcess[str]:
+    """Run the check of the release workflow in the clone."""
+    command = [sys.executable, "deploy/release.py", "check", tag]
+    return subprocess.run(command, cwd=clone.folder, capture_output=True, text=True, check=False)
 
 
-def test_a_second_bump_changes_nothing(checkout: Path) -> None:
-    """A bump to the version that is there writes the same files."""
-    bump("7.8.9", checkout, TODAY)
-    before = {name: (checkout / name).read_text() for name in (*PLACES, "CHANGELOG.md")}
-    bump("7.8.9", checkout, TODAY)
+@needs("git")
+def test_this_commit_can_be_tagged(clone: GitRepo) -> None:
+    """At the tag v0.1.0 the check is green, and its notes are the section of the changelog."""
+    done = checked(clone, "v0.1.0")
+    changelog = (clone.folder / "CHANGELOG.md").read_text()
 
-    assert {name: (checkout / name).read_text() for name in before} == before
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_a_file_that_was_forgotten(checkout: Path, name: str) -> None:
-    """A release is refused while one file has another version."""
-    bump("7.8.9", checkout, TODAY)
-    shutil.copy(ROOT / name, checkout / name)
-
-    with pytest.raises(ReleaseError, match=re.escape(name)):
-        check("7.8.9", checkout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("The first release.\n")
+    assert f"## [0.1.0]\n\n{done.stdout}" in changelog
 
 
-def test_a_version_without_notes(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@needs("git")
+def test_the_wheel_of_the_tag_has_its_version(clone: GitRepo, tmp_path: Path) -> None:
+    """pip builds the version of the release from a clone at its tag."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", str(tmp_path)]
+    subprocess.run([*command, str(clone.folder)], check=True)
+
+    assert [path.name for path in tmp_path.iterdir()] == ["torchmem-0.1.0-py3-none-any.whl"]
+
+
+@needs("git")
+@pytest.mark.parametrize(
+    ("tag", "problem"),
+    [
+        ("v0.2.0", "the checkout has the version 0.1.0, not 0.2.0: check out the tag v0.2.0"),
+        ("main", "the checkout has the version 0.1.0, not main"),
+    ],
+)
+def test_another_tag_than_that_of_the_checkout(clone: GitRepo, tag: str, problem: str) -> None:
+    """The check refuses a version that wheel, chart and image would not have."""
+    done = checked(clone, tag)
+
+    assert (done.returncode, done.stdout) == (1, "")
+    assert problem in done.stderr
+
+
+@needs("git")
+def test_a_changed_file_is_no_release(clone: GitRepo) -> None:
+    """The check refuses a tree that differs from the tag."""
+    changelog = clone.folder / "CHANGELOG.md"
+    text = changelog.read_text()
+    changelog.write_text(f"{text}\n")
+    done = checked(clone, "v0.1.0")
+    changelog.write_text(text)
+
+    assert done.returncode == 1
+    assert ".dirty, not 0.1.0" in done.stderr
+
+
+@needs("git")
+@pytest.mark.parametrize("section", ["", "## [0.3.0]\n\n## [0.1.0]\n\nText.\n"])
+def test_a_version_without_notes(tmp_path: Path, section: str) -> None:
     """A release is refused while the changelog does not describe it."""
-    bump("7.8.9", checkout, TODAY)
-    (checkout / "CHANGELOG.md").write_text("# Changelog\n\n## [7.8.9] - 2027-02-01\n")
+    repository = GitRepo(tmp_path)
+    names = ("deploy/version.py", "deploy/release.py")
+    files = {name: (ROOT / name).read_text() for name in names}
+    repository.commit({**files, "CHANGELOG.md": f"# Changelog\n\n{section}"}, "one")
+    repository.git("tag", "v0.3.0")
+    done = checked(repository, "v0.3.0")
 
-    assert main(["check", "7.8.9"], checkout) == 1
-    assert "says nothing about 7.8.9" in capsys.readouterr().err
-
-
-def test_the_versions_of_this_checkout_agree() -> None:
-    """Every file has one version, so only the changelog is missing at most."""
-    versions = {
-        name: set(re.findall(f"(?:{before})([0-9.a-z]+)", (ROOT / name).read_text(), re.MULTILINE))
-        for name, before in PLACES.items()
-    }
-
-    assert len(set.union(*versions.values())) == 1, versions
-
-
-@pytest.mark.parametrize("version", ["1.0", "v1", "1.0.0-beta", "", "1.0.0\n"])
-def test_a_version_that_pip_does_not_know(checkout: Path, version: str) -> None:
-    """A wrong version is refused before any file is written."""
-    with pytest.raises(ReleaseError, match="is not a version"):
-        bump(version, checkout, TODAY)
-    assert (checkout / "pyproject.toml").read_text() == (ROOT / "pyproject.toml").read_text()
+    assert done.returncode == 1
+    assert "CHANGELOG.md says nothing about 0.3.0" in done.stderr
 
 
 def test_the_published_chart_names_the_published_image(tmp_path: Path) -> None:
@@ -117,8 +128,8 @@ def test_an_image_without_a_digest(image: str, capsys: pytest.CaptureFixture[str
 
 
 @pytest.mark.skipif(not Path("/bin/bash").exists(), reason="needs bash, as the runners have it")
-def test_the_image_has_the_tag_that_the_chart_asks_for(tmp_path: Path) -> None:
-    """The image's name is in lower case also in a fork, and its tag is the version without a v."""
+def test_image_and_chart_have_the_version_of_the_tag(tmp_path: Path) -> None:
+    """The image's name is in lower case also in a fork; its label is its tag."""
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
     steps = {step.get("id"): step for step in workflow["jobs"]["image"]["steps"]}
     output = tmp_path / "output"
@@ -129,16 +140,19 @@ def test_the_image_has_the_tag_that_the_chart_asks_for(tmp_path: Path) -> None:
             "GITHUB_OUTPUT": str(output),
             "GITHUB_REPOSITORY": "Ada/TorchMem",
             "GITHUB_REPOSITORY_OWNER": "Ada",
-            "GITHUB_REF_NAME": "v0.2.0",
+            "TORCHMEM_VERSION": "0.2.0rc1",
         },
+        cwd=ROOT,
         check=True,
     )
 
     assert output.read_text().splitlines() == [
         "image=ghcr.io/ada/torchmem-exporter",
         "charts=ghcr.io/ada/charts",
-        "tag=0.2.0",
+        "tag=0.2.0rc1",
+        "chart=0.2.0-rc.1",
     ]
+    assert steps["push"]["with"]["build-args"] == "VERSION=${{ steps.name.outputs.tag }}"
     assert steps["push"]["with"]["tags"] == (
         "${{ steps.name.outputs.image }}:${{ steps.name.outputs.tag }}"
     )

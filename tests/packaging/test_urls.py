@@ -14,12 +14,13 @@ REPOSITORY, SITE = "https://git.example.org/torchmem", "https://docs.example.org
 CHART = "deploy/helm/torchmem/Chart.yaml"
 THRESHOLDS = "core/src/torchmem/explain/thresholds.yml"
 DOCKERFILE = "exporter/Dockerfile"
+ISSUES = ".github/ISSUE_TEMPLATE/config.yml"
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """The files with URLs, of a project that has none."""
-    for name in (CHART, THRESHOLDS, DOCKERFILE):
+    for name in (CHART, THRESHOLDS, DOCKERFILE, ISSUES):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n')
@@ -40,13 +41,16 @@ def generate(checkout: Path, **urls: str) -> dict[str, str]:
 
 
 def test_one_setting_is_enough(checkout: Path) -> None:
-    """Alerts, chart and image name the URLs of [project.urls]."""
+    """Alerts, chart, image and the page for a new issue name the URLs of [project.urls]."""
     files = generate(checkout, Repository=REPOSITORY, Documentation=f"{SITE}/")
 
     chart = yaml.safe_load(files[CHART])
     assert (chart["home"], chart["sources"]) == (SITE, [REPOSITORY])
     assert yaml.safe_load(files[THRESHOLDS])["runbooks_at"] == f"{SITE}/runbooks"
     assert f'\n      org.opencontainers.image.source="{REPOSITORY}" \\\n' in files[DOCKERFILE]
+    links = yaml.safe_load(files[ISSUES])["contact_links"]
+    assert [link["url"] for link in links] == [SITE, f"{REPOSITORY}/security/policy"]
+    assert all(link["name"] and link["about"] for link in links)
 
 
 def test_a_setting_that_is_removed_leaves_nothing(checkout: Path) -> None:
@@ -56,7 +60,7 @@ def test_a_setting_that_is_removed_leaves_nothing(checkout: Path) -> None:
     generate(checkout)
 
     assert {path: path.read_text() for path in before} == before
-    assert "https://" not in before[checkout / CHART]
+    assert "https://" not in before[checkout / CHART] + before[checkout / ISSUES]
     assert f"\nrunbooks_at: {LOCAL_RUNBOOKS}\n" in before[checkout / THRESHOLDS]
 
 

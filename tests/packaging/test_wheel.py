@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from deploy.version import as_chart
 from support.reports import STRANDED
 
 from torchmem.explain.oom_report import encode
@@ -22,6 +23,7 @@ from torchmem.manifests import shipped
 ROOT = Path(__file__).resolve().parents[2]
 THRESHOLDS = ROOT / "core/src/torchmem/explain/thresholds.yml"
 BOARDS = "dashboards/json"
+CHART = "deploy/helm/torchmem/Chart.yaml"
 RELATIVE_LINK = re.compile(r"\]\((?!https?:)[^)]*\)")
 NOT_COPIED = (".git", ".venv*", ".*_cache", ".hypothesis", ".programs", ".stack", "build", "tests")
 
@@ -48,6 +50,11 @@ def bare(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
         [environment / "bin" / "python", "-m", "pip", "install", "--quiet", str(wheel)], check=True
     )
     return environment / "bin"
+
+
+def version(wheel: Path) -> str:
+    """Return the version in the name of a wheel."""
+    return wheel.name.split("-")[1]
 
 
 def torchmem(bare: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -86,6 +93,26 @@ def test_the_wheel_holds_one_namespace(wheel: Path) -> None:
         "torchmem/exporter/live/static/uplot-license.txt",
     } <= set(names)
     assert "torchmem/__init__.py" not in names
+
+
+def test_the_command_has_the_version_of_the_wheel(bare: Path, wheel: Path) -> None:
+    """`torchmem --version` shows what the name of the wheel says."""
+    assert torchmem(bare, "--version").stdout == f"torchmem {version(wheel)}\n"
+
+
+def test_the_wheel_of_a_source_distribution_has_its_version(root: Path, tmp_path: Path) -> None:
+    """A source distribution knows its version without git, and has all that the wheel needs."""
+    target = str(tmp_path / "backend")
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--target", target, "hatchling"]
+    subprocess.run(install, check=True)
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "-d", str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "backend")}
+    subprocess.run(command, cwd=root, env=environment, check=True)
+    (source,) = tmp_path.glob("*.tar.gz")
+    subprocess.run(["tar", "-xf", source.name], cwd=tmp_path, check=True)
+    folder = tmp_path / source.name.removesuffix(".tar.gz")
+
+    assert version(build(folder, tmp_path / "built")) == folder.name.removeprefix("torchmem-")
 
 
 def test_the_sdk_imports_and_trains_without_torch(bare: Path) -> None:
@@ -177,17 +204,19 @@ def test_no_configuration_of_the_checkout_is_left_out(root: Path) -> None:
 
 @pytest.mark.parametrize("kind", shipped.KINDS)
 def test_the_wheel_writes_what_the_checkout_contains(
-    kind: str, bare: Path, root: Path, tmp_path: Path
+    kind: str, bare: Path, wheel: Path, root: Path, tmp_path: Path
 ) -> None:
-    """Each kind of manifests is equal to the checkout's files, byte for byte."""
+    """Each kind of manifests is equal to the checkout's files, except for the chart's version."""
+    chart = as_chart(version(wheel))
     done = torchmem(bare, "manifests", kind, "--out", tmp_path)
     files = written(tmp_path)
     wheels = {name for name in files if name.endswith(".whl")}
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert {name: files[name] for name in files.keys() - wheels} == of_checkout(
-        root, *shipped.KINDS[kind]
-    )
+    expected = of_checkout(root, *shipped.KINDS[kind])
+    if kind == "helm":
+        expected[CHART] = expected[CHART].replace(b"ersion: 0.0.0", f"ersion: {chart}".encode())
+    assert {name: files[name] for name in files.keys() - wheels} == expected
     assert bool(wheels) == (kind in shipped.NEED_THE_WHEEL)
     assert done.stdout.startswith(f"Wrote {len(files)} files to {tmp_path}.\n")
 
@@ -333,5 +362,5 @@ def test_the_readme_on_an_index_links_to_the_repository(root: Path, tmp_path: Pa
 
     assert relative.strip() == (root / "README.md").read_text().strip()
     assert RELATIVE_LINK.findall(text) == []
-    assert f"]({url}/raw/main/docs/pictures/" in text
+    assert f"]({url}/raw/main/docs/demo.webp)" in text
     assert f"]({url}/blob/main/docs/README.md)" in text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from experiments.third_party import PLAIN, RUN, VARIABLE, differences, is_changed, read_outcomes
+from experiments.monitored_runs import PLAIN, RUN, VARIABLE
+from experiments.third_party import differences, is_changed, read_outcomes
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="a" name="passes"/>

@@ -43,7 +43,7 @@ QUERIES: dict[str, str] = {
 
 def filled_in(expression: str, value: str = ".*", span: str = "5m", **variables: str) -> str:
     """Return the expression as Grafana sends it: variables have their given value, or `value`."""
-    expression = expression.replace("${price}", variables.get("price", "0"))
     seconds = re.sub(r"\$__range_s\b", "300", expression)
     spans = re.sub(r"\$__\w+", span, seconds.replace(":$__rate_interval]", ":10s]"))
-    return re.sub(r"\$([a-zA-Z]\w*)", lambda match: variables.get(match[1], value), spans)
+    plain = re.sub(r"\$\{(\w+):pipe\}", r"$\1", spans)
+    return re.sub(r"\$([a-zA-Z]\w*)", lambda match: variables.get(match[1], value), plain)

@@ -22,7 +22,21 @@ Runs = dict[str, list[Span]]
 END = int(time.time()) // HOUR * HOUR - HOUR
 START = END - DAYS * 24 * HOUR
 
-OWNERS = {"gpt": {"user": "mia", "team": "vision"}, "probe": {"user": "leo", "team": "speech"}}
+OWNERS = {
+    "gpt": {"user": "mia", "team": "vision", "namespace": "train", "model": "NVIDIA H100"},
+    "probe": {"user": "leo", "team": "speech", "namespace": "dev", "model": "NVIDIA A100"},
+}
+PRICES = {"NVIDIA H100": 2.5, "NVIDIA A100": 1.0}
+CURRENCY = "EUR"
+# All GPUs with a price, by model. A GPU of a gone process is an A100.
+PRICED: dict[str, Runs] = {
+    "cluster:torchmem_priced_gpus:count": {model: [(0, 72, 4)] for model in PRICES},
+    "cluster:nvml_idle_held_priced_gpus:sum": {"NVIDIA A100": [(40, 44, 0.5), (50, 53, 1)]},
+    "cluster:torchmem_wasted_priced_gpus:sum": {
+        "NVIDIA H100": [(12, 14, 0.5)],
+        "NVIDIA A100": [(24, 32, 0.25), (40, 44, 0.5), (50, 53, 1)],
+    },
+}
 # GPUs: of a launch until an OOM at 10:00, of one that starts again at 11:00, and of another run.
 USED: Runs = {"gpt": [(0, 10, 2), (10, 10.5, 1), (11, 20, 2)], "probe": [(24, 48, 1)]}
 LOST: Runs = {"gpt": [(10, 10.5, 1), (11, 11.1, 2)]}
@@ -116,6 +130,12 @@ def fill(url: str) -> None:
             _add(history, name, spans, run=run, **OWNERS[run])
     for name, spans in CLUSTER.items():
         _add(history, name, spans)
+    for name, models in PRICED.items():
+        for model, spans in models.items():
+            _add(history, name, spans, model=model)
+    for model, price in PRICES.items():
+        name = "cluster:torchmem_gpu_hour_price:max"
+        _add(history, name, [(0, 72, price)], model=model, currency=CURRENCY)
     for name, values in BYTES.items():
         for run, value in values.items():
             used = [(first, last, float(value)) for first, last, _ in USED[run]]

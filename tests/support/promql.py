@@ -16,12 +16,16 @@ from torchmem.metrics.catalog import CATALOG, DEVICE, MetricSpec
 ROOT = Path(__file__).resolve().parents[2]
 RULES = sorted((ROOT / "prometheus" / "rules").glob("*.yml"))
 TARGET_LABELS = {"job", "instance"}
+# An external label of each Prometheus: every series of a store may have it.
+EXTERNAL_LABELS = {"cluster"}
 # Series that Prometheus itself adds for every scrape and every alert.
 BUILT_IN = {
     "up": TARGET_LABELS,
     "scrape_duration_seconds": TARGET_LABELS,
     "scrape_samples_scraped": TARGET_LABELS,
     "ALERTS": {"alertname", "alertstate", "severity", "cause", *TARGET_LABELS, *DEVICE},
+    # Of OpenCost, which has the labels of each node.
+    "node_cpu_hourly_cost": {"node", "instance_type", "region", "provider_id", "arch"},
     "ALERTS_FOR_STATE": {"alertname", "severity", *TARGET_LABELS, *DEVICE},
 }
 # Labels of info metrics that shipped PromQL may use. A process or driver sets those it knows.
@@ -33,7 +37,7 @@ FACTS = {
         "pytorch_cuda_alloc_conf",
     },
     "torchmem_last_oom_info": {"cause", "line", "function", "onset", "remedy"},
-    "torchmem_process_info": {"advice"},
+    "torchmem_process_info": {"advice", "slurm_job_id", "pod", "namespace"},
     "torchmem_threat_info": {"component", "remedy"},
     "torchmem_exporter_build_info": {"version", "python_version"},
     "nvml_driver_info": {"driver_version", "nvml_version", "cuda_version", "platform"},
@@ -136,9 +140,10 @@ def problems(expression: str) -> list[str]:
             messages.append(f"no series {name}")
             continue
         available |= known[name]
-        messages += [f"{name} has no label {label}" for label in sorted(labels - known[name])]
-    unknown = grouping_labels(expression) - available - _made_labels(expression)
-    return messages + [f"nothing here has a label {label}" for label in sorted(unknown)]
+        unknown = labels - known[name] - EXTERNAL_LABELS
+        messages += [f"{name} has no label {label}" for label in sorted(unknown)]
+    unmade = grouping_labels(expression) - available - _made_labels(expression)
+    return messages + [f"nothing here has a label {label}" for label in sorted(unmade)]
 
 
 def nodes(node: Any) -> Iterator[Any]:

@@ -18,6 +18,7 @@ from torchmem.demo.node import VERSIONS, SimulatedNode, cuda_bytes, product_name
 from torchmem.demo.simulated_nvml import FakeGpu, FakeNvml
 from torchmem.exporter.collect import Exporter
 from torchmem.exporter.directory_status import DirectoryStatus
+from torchmem.exporter.prices import GpuPrices
 from torchmem.exporter.sample_files import RunDirectory
 from torchmem.exporter.subjects.dead_processes import DeadProcesses
 from torchmem.exporter.subjects.memory import MemoryInfo
@@ -35,6 +36,7 @@ FAILS_AFTER_SECONDS = 5.0
 """How long the other ranks of a job live after one has died: until their next collective fails."""
 EPOCH_SECONDS = 1800.0
 """When the defects of a simulated node count from: then they are on a board of the last hour."""
+PRICES = GpuPrices({"H100": 2.5})
 GPU_IS_LOST = 15
 """NVML_ERROR_GPU_IS_LOST."""
 OF_A_LEAN_NODE = (MemoryInfo, Processes, Utilization, Power, Temperatures)
@@ -95,7 +97,9 @@ class Node:
         directory = RecordedRunDirectory(self._published)
         # The kernel of this machine does not have the processes of the picture.
         dead = DeadProcesses(gone=lambda _pid: False)
-        self.exporter = Exporter(self._nvml, directory, clock=lambda: self.now, dead=dead)
+        self.exporter = Exporter(
+            self._nvml, directory, clock=lambda: self.now, dead=dead, prices=PRICES
+        )
 
     def play(self, now: float) -> None:
         """Let every process live until `now`."""

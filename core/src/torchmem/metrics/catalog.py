@@ -488,6 +488,13 @@ NVML_GPU_INFO = _group.info(
     "nvml_gpu_info",
     "Name, PCI bus ID, driver, VBIOS, compute mode and persistence mode of the GPU.",
 )
+GPU_HOUR_PRICE = _group.gauge(
+    "torchmem_gpu_hour_price",
+    "Price of an hour of the GPU, by the driver's name of its model; absent unless the setting "
+    "gpu_hour_prices has one.",
+    "model",
+    "currency",
+)
 NVML_MEMORY_TOTAL = _group.gauge("nvml_memory_total_bytes", "Total memory of the GPU.")
 NVML_MEMORY_USED = _group.gauge("nvml_memory_used_bytes", "Memory used by all processes.")
 NVML_MEMORY_FREE = _group.gauge("nvml_memory_free_bytes", "Memory that can still be allocated.")

@@ -10,9 +10,9 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- define "torchmem.labels" -}}
 {{ include "torchmem.selector" . }}
 app.kubernetes.io/part-of: torchmem
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | replace "+" "_" | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
-helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 }}
 {{- end }}
 
 {{- define "torchmem.image" -}}
@@ -83,6 +83,12 @@ labelValueLengthLimit: 256
 {{- /* A dashboard's JSON, whose tables of alerts link to the runbooks as the alerts do. */ -}}
 {{- define "torchmem.dashboard" -}}
 {{- $json := .root.Files.Get .path -}}
+{{- range $label, $isShown := .root.Values.dashboards.show -}}
+{{- if $isShown -}}
+{{- $hidden := printf `"hide": 2,(\s+"includeAll": true,\s+"label": "%s")` (title $label) -}}
+{{- $json = regexReplaceAll $hidden $json "${1}" -}}
+{{- end -}}
+{{- end -}}
 {{- with include "torchmem.threshold" (dict "root" .root "name" "runbooks_at") -}}
 {{- regexReplaceAllLiteral `"url": "[^"]+/\$\{__value\.raw\}\.md"` $json (printf `"url": "%s/${__value.raw}.md"` .) -}}
 {{- else -}}

@@ -24,6 +24,7 @@ from torchmem.exporter.headroom import bounded
 from torchmem.exporter.node_reading import NodeReading
 from torchmem.exporter.nvml import NvmlDownError
 from torchmem.exporter.pod_names import PodNames
+from torchmem.exporter.prices import GpuPrices
 from torchmem.exporter.process_owners import ProcessOwners
 from torchmem.exporter.reading import (
     DEFAULT_PROCESSES_PER_GPU,
@@ -103,7 +104,8 @@ class Exporter:
     collector succeeds if all other GPUs responded. `clock` returns Unix seconds.
     `processes_per_gpu`: how many processes of a GPU have series of their own, the largest first;
     `pcie_throughput`: whether to measure PCIe throughput, which takes 40 ms per GPU and scrape;
-    `thresholds`: by which ranks are judged, by default the shipped ones; `workers`: the threads
+    `thresholds`: by which ranks are judged, by default the shipped ones; `prices`: what an hour of
+    each GPU costs, by default unknown; `workers`: the threads
     that call the driver; `pods`: finds the names of pods; `dead`: finds processes that are gone;
     `assignments`: finds who was given which GPU;
     `all_series`: whether ranks also have the series that no rule and no panel reads.
@@ -119,14 +121,14 @@ class Exporter:
         processes_per_gpu: int = DEFAULT_PROCESSES_PER_GPU,
         pcie_throughput: bool = False,
         thresholds: Thresholds | None = None,
+        prices: GpuPrices | None = None,
         workers: JobThreads[GpuLabels] | None = None,
         pods: PodNames | None = None,
         all_series: bool = False,
         dead: DeadProcesses | None = None,
         assignments: GpuAssignments | None = None,
     ) -> None:
-        self._driver = Driver(nvml)
-        self._events = xid_events.EventWatcher(clock)
+        self._driver, self._events = Driver(nvml), xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
         self._pods = pods or PodNames()
         self._dead, self._assignments = dead or DeadProcesses(), assignments or GpuAssignments()
@@ -142,6 +144,7 @@ class Exporter:
             processes_per_gpu=processes_per_gpu,
             pcie_throughput=pcie_throughput,
             thresholds=thresholds or defaults(),
+            prices=prices,
         )
         self._failure_log = FailureLog()
         self._last_reading = self._current_reading = self._new_reading()
@@ -156,11 +159,12 @@ class Exporter:
         processes_per_gpu: int,
         pcie_throughput: bool,
         thresholds: Thresholds,
+        prices: GpuPrices | None = None,
     ) -> None:
         """Set what can change while the exporter runs; it applies from the next collection on."""
         self._deadline_seconds = deadline_seconds
         self._processes_per_gpu = processes_per_gpu
-        self._thresholds = thresholds
+        self._thresholds, self._prices = thresholds, prices or GpuPrices()
         self._collectors = {
             name: collect
             for name, collect in COLLECTORS.items()
@@ -289,7 +293,7 @@ class Exporter:
         self._mig_gpus = {**self._mig_gpus, **mig.gpus_by_mig_name(reading)}
         known = self._driver.known
         gpus = {**known, **self._mig_gpus}
-        gpu = run_collector("gpu", partial(identity.families, reading, known))
+        gpu = run_collector("gpu", partial(identity.families, reading, known, self._prices))
         events = run_collector("events", partial(xid_events.families, self._events, known))
         published, read = self._read_samples()
         # NVML's processes are joined only under the exporter's own pids.

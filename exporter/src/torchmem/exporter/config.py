@@ -13,6 +13,7 @@ from typing import Any
 
 from torchmem.exporter.collect import DEFAULT_DEADLINE_SECONDS
 from torchmem.exporter.pod_names import CONTAINER_LOGS
+from torchmem.exporter.prices import CURRENCY, DEFAULT_CURRENCY, GpuPrices
 from torchmem.exporter.reading import DEFAULT_PROCESSES_PER_GPU
 from torchmem.sample import strict_yaml
 from torchmem.sample.errors import UsageError
@@ -40,6 +41,7 @@ class ExporterSettings:
     `container_logs`: where the kubelet links the logs of containers, for the names of pods.
     `kubelet_socket`: the kubelet's pod-resources socket, None to leave it alone.
     `scontrol`: Slurm's program that tells which job was given which GPU, None for no such program.
+    `gpu_hour_prices`: the price of a GPU-hour by a part of the GPU's name; `currency`: its code.
     """
 
     listen: str = DEFAULT_LISTEN
@@ -58,6 +60,13 @@ class ExporterSettings:
     container_logs: Path = CONTAINER_LOGS
     kubelet_socket: Path | None = None
     scontrol: Path | None = None
+    gpu_hour_prices: Mapping[str, float] = field(default_factory=dict)
+    currency: str = DEFAULT_CURRENCY
+
+    @property
+    def prices(self) -> GpuPrices:
+        """What an hour of each GPU costs."""
+        return GpuPrices(self.gpu_hour_prices, self.currency)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -92,6 +101,9 @@ def load(file: Path | None, flags: Mapping[str, Any]) -> ExporterSettings:
     for name in ("web_config_file", "thresholds", "kubelet_socket", "scontrol"):
         values[name] = Path(values[name]) if values[name] else None
     values["allowed_hosts"] = tuple(values["allowed_hosts"])
+    values["gpu_hour_prices"] = dict(values["gpu_hour_prices"])
+    if not CURRENCY.fullmatch(values["currency"]):
+        raise UsageError(f"the currency {values['currency']!r} is no code: write one such as USD.")
     return ExporterSettings(**values)
 
 
@@ -115,6 +127,9 @@ def _value(section: Section, key: str, default: Any) -> Any:
         return section.number(key, default)
     if isinstance(default, tuple):
         return section.texts(key)
+    if isinstance(default, dict):
+        prices = section.section(key, None)
+        return {model: prices.number(model, 0.0, "units of the currency") for model in prices}
     return section.text(key) if isinstance(default, str) else _path(section, key) or default
 
 

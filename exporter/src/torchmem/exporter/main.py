@@ -38,7 +38,10 @@ from torchmem.sample.errors import MissingExtraError, TorchmemError, UsageError
 _log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_RELOADED = {"scrape_deadline_seconds", "processes_per_gpu", "pcie_throughput", "thresholds"}
+_RELOADED = {
+    *("scrape_deadline_seconds", "processes_per_gpu", "pcie_throughput", "thresholds"),
+    *("gpu_hour_prices", "currency"),
+}
 _LAST_SEND_SECONDS = 0.5
 _FIRST_DESCRIPTOR = 3  # SD_LISTEN_FDS_START
 
@@ -67,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         processes_per_gpu=settings.processes_per_gpu,
         pcie_throughput=settings.pcie_throughput,
         thresholds=chosen(settings.thresholds),
+        prices=settings.prices,
         pods=pods,
         assignments=GpuAssignments(assigned, jobs),
         all_series=settings.all_series,
@@ -194,6 +198,7 @@ def reload(
         processes_per_gpu=loaded.processes_per_gpu,
         pcie_throughput=loaded.pcie_throughput,
         thresholds=loaded_thresholds,
+        prices=loaded.prices,
     )
     names = [setting.name for setting in fields(ExporterSettings) if setting.name not in _RELOADED]
     changed = [name for name in names if getattr(loaded, name) != getattr(settings, name)]

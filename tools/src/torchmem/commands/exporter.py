@@ -21,6 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_serving_arguments(parser)
     _add_reading_arguments(parser)
     _add_scheduler_arguments(parser)
+    _add_price_arguments(parser)
     add("--config", metavar="FILE.yml", type=Path, help="settings in YAML; flags override them")
     add(
         "--thresholds",
@@ -129,6 +130,20 @@ def _add_scheduler_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_price_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("prices").add_argument
+    add(
+        "--gpu-hour-price",
+        dest="gpu_hour_prices",
+        metavar="MODEL=PRICE",
+        type=_price,
+        action="append",
+        help="what an hour of a GPU costs, by a part of its name, such as H100=2.50; can be "
+        "repeated, the longest part counts (default: unknown)",
+    )
+    add("--currency", metavar="CODE", help="the currency of the prices (default: USD)")
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Run with parsed flags and return the exit code.
 
@@ -156,5 +171,13 @@ def _count(text: str) -> int:
     return number
 
 
+def _price(text: str) -> tuple[str, float]:
+    model, _, price = text.rpartition("=")
+    if not model:
+        raise argparse.ArgumentTypeError(f"{text} is not MODEL=PRICE: write one such as H100=2.50")
+    return model, _positive(price)
+
+
 # argparse names the types in its own error messages.
 _positive.__name__, _count.__name__ = "number", "whole number"
+_price.__name__ = "price"

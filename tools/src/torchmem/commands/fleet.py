@@ -32,7 +32,7 @@ is in {TOKEN_VARIABLE} or --token-file.
 Examples:
   torchmem fleet --prometheus http://prometheus:9090 --since 7d
   torchmem fleet --prometheus https://mimir/prometheus --html monday.html
-  torchmem fleet --prometheus http://prometheus:9090 --json
+  torchmem fleet --prometheus http://prometheus:9090 --csv > may.csv
 """
 _DURATION = re.compile(r"(\d{1,6})([hdw])")
 _HOURS = {"h": 1, "d": 24, "w": 168}
@@ -73,7 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_ROWS,
         help="rows of a table at most (default: %(default)s)",
     )
-    add("--json", action="store_true", help="print everything as JSON")
+    formats = parser.add_mutually_exclusive_group()
+    formats.add_argument("--json", action="store_true", help="print everything as JSON")
+    formats.add_argument(
+        "--csv", action="store_true", help="print GPU-hours and costs by run and owner as CSV"
+    )
     add("--html", metavar="FILE", type=Path, help="write a page (- for stdout)")
 
 
@@ -123,6 +127,10 @@ def _report(arguments: argparse.Namespace) -> FleetReport:
 def _words(report: FleetReport, arguments: argparse.Namespace) -> str:
     if arguments.json:
         return json.dumps(document(report), allow_nan=False) + "\n"
+    if arguments.csv:
+        from torchmem.fleet.spreadsheet import table
+
+        return table(report)
     from torchmem.fleet import markdown
 
     return markdown.page(report, arguments.rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from importlib.metadata import distribution
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 from torchmem.cli.parser import add_command
@@ -59,7 +59,8 @@ NEXT = {
     "TORCHMEM_DASHBOARDS={out}/dashboards/json and PROMETHEUS_URL.",
     "compose": "Start it with: cd {out} && docker compose up -d",
     "image": "Build it with: "
-    "docker build -f {out}/exporter/Dockerfile -t localhost/torchmem-exporter {out}",
+    "docker build -f {out}/exporter/Dockerfile --build-arg VERSION={version} "
+    "-t localhost/torchmem-exporter {out}",
     "stack": "Start it with: {out}/deploy/stack.sh",
 }
 
@@ -91,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     replaced = writing.write(arguments.out, files, force=arguments.force)
     writing.keep_executable(arguments.out, paths)
     writing.report(arguments.out, len(files), replaced)
-    print(NEXT[arguments.kind].format(out=arguments.out))
+    print(NEXT[arguments.kind].format(out=arguments.out, version=version("torchmem")))
     return 0
 
 

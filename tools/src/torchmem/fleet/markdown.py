@@ -10,7 +10,7 @@ from torchmem.allocator.sizes import format_size
 from torchmem.explain.headline import ONSET_SUMMARIES
 from torchmem.explain.oom_report import CAUSE_SUMMARIES, format_seconds
 from torchmem.fleet.launches import OUTCOMES
-from torchmem.fleet.report import MIN_FREE, MIN_STEPS, Bill, Ending, Fit, FleetReport
+from torchmem.fleet.report import MIN_FREE, MIN_STEPS, Bill, Ending, Fit, FleetReport, WholeCost
 from torchmem.output.terminal import first_of
 
 MAX_ROWS = 20
@@ -27,10 +27,7 @@ def page(report: FleetReport, max_rows: int = MAX_ROWS) -> str:
             f"{headline(report)}.",
         ],
         _costs(report),
-        *(
-            _bills(name, getattr(report, f"by_{name}"), max_rows)
-            for name in ("run", "user", "team")
-        ),
+        *(_bills(name, report, max_rows) for name in ("run", "user", "team", "namespace")),
         _endings(report, max_rows),
         _savings(report),
         _fits(report, max_rows),
@@ -44,6 +41,9 @@ def headline(report: FleetReport) -> str:
     total = report.total
     ended = report.outcomes().get("oom", 0)
     launches = f"{ended} launch{'es' * (ended != 1)} out of memory"
+    if report.cost:
+        wasted = money(_wasted(report, report.cost))
+        launches += f"; {wasted} of {money(report.cost.all_gpus)} {report.cost.currency} wasted"
     return (
         f"{hours(total.lost)} GPU-hours lost to restarts after OutOfMemoryErrors, "
         f"{hours(total.stranded + report.stranded_unattributed)} stranded and "
@@ -59,6 +59,17 @@ def hours(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.{1 if value >= 1 else 2}f}"
 
 
+def money(value: float) -> str:
+    """Return an amount of money: cents below 100 only."""
+    return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.2f}"
+
+
+def _wasted(report: FleetReport, cost: WholeCost) -> float:
+    """Return the cost of everything that was wasted, also of what has no owner."""
+    known = report.total.cost.wasted if report.total.cost else 0.0
+    return known + cost.idle_unattributed + cost.stranded_unattributed
+
+
 def _day(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
@@ -66,24 +77,28 @@ def _day(seconds: float) -> str:
 def _costs(report: FleetReport) -> list[str]:
     total = report.total
     at_risk = sum(ending.gpu_hours for ending in report.endings if ending.outcome == "oom")
-    rows = [
-        ["GPUs of all nodes", hours(report.all_gpus)],
-        ["held by ranks", hours(total.used)],
-        [
-            "**lost**: waiting for a rank that ran out of memory, and starting again",
-            hours(total.lost),
-        ],
-        [
-            "**stranded** between tensors, of GPUs at work",
-            hours(total.stranded + report.stranded_unattributed),
-        ],
-        [
-            "**idle**: memory held, but no kernel for 10 minutes",
-            hours(total.idle + report.idle_unattributed),
-        ],
-        ["**empty**: given to a job, but without a process for 10 minutes", hours(total.empty)],
+    amounts = [
+        report.all_gpus,
+        total.used,
+        total.lost,
+        total.stranded + report.stranded_unattributed,
+        total.idle + report.idle_unattributed,
+        total.empty,
     ]
-    lines = list(_table(["", "GPU-hours"], rows))
+    rows = [[title, hours(amount)] for title, amount in zip(_KINDS, amounts, strict=True)]
+    cost, known = report.cost, total.cost
+    if cost:
+        of_kinds = [
+            cost.all_gpus,
+            known.used if known else 0.0,
+            known.lost if known else 0.0,
+            (known.stranded if known else 0.0) + cost.stranded_unattributed,
+            (known.idle if known else 0.0) + cost.idle_unattributed,
+            known.empty if known else 0.0,
+        ]
+        for row, amount in zip(rows, of_kinds, strict=True):
+            row.append(money(amount))
+    lines = list(_table(["", "GPU-hours", *([cost.currency] if cost else [])], rows))
     said = (
         f"Launches that ended out of memory had run {hours(at_risk)} GPU-hours. What of them was "
         "after the last checkpoint is lost, too; the metrics do not say when that was."
@@ -97,23 +112,42 @@ def _costs(report: FleetReport) -> list[str]:
     return lines
 
 
-def _bills(name: str, bills: Sequence[Bill], max_rows: int) -> list[str]:
+_KINDS = (
+    "GPUs of all nodes",
+    "held by ranks",
+    "**lost**: waiting for a rank that ran out of memory, and starting again",
+    "**stranded** between tensors, of GPUs at work",
+    "**idle**: memory held, but no kernel for 10 minutes",
+    "**empty**: given to a job, but without a process for 10 minutes",
+)
+
+
+def _bills(name: str, report: FleetReport, max_rows: int) -> list[str]:
+    bills: Sequence[Bill] = getattr(report, f"by_{name}")
     named = [bill for bill in bills if getattr(bill, name)]
     if not named and name != "run":
         return []
     heading = [name.capitalize(), *(["User", "Team"] if name == "run" else [])]
     kinds = ["Held", "Lost", "Stranded", "Idle", "Empty"]
+    if report.cost:
+        kinds += [f"Held, {report.cost.currency}", f"Wasted, {report.cost.currency}"]
     columns = ["run", "user", "team"] if name == "run" else [name]
     rows = [
         [
             *(_words(getattr(bill, column)) for column in columns),
             *map(hours, (bill.used, bill.lost, bill.stranded, bill.idle, bill.empty)),
+            *(_bill_cost(bill) if report.cost else []),
         ]
         for bill in bills[:max_rows]
     ]
     title = f"## GPU-hours by {name}"
     table = _table([*heading, *kinds], rows, words=len(heading))
     return [title, "", *table, *_more(len(bills), max_rows)]
+
+
+def _bill_cost(bill: Bill) -> list[str]:
+    """Return what was held and what was wasted, in money."""
+    return [NONE, NONE] if bill.cost is None else [money(bill.cost.used), money(bill.cost.wasted)]
 
 
 def _endings(report: FleetReport, max_rows: int) -> list[str]:

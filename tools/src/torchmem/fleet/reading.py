@@ -16,7 +16,8 @@ Labels = Mapping[str, str]
 Key = tuple[str, ...]
 
 LAUNCH = ("job", "run", "launch")
-OWNER = (*LAUNCH, "user", "team")
+OWNER = (*LAUNCH, "user", "team", "namespace", "model")
+MODEL = ("job", "model")
 PROCESS = ("job", "instance", "rank", "pid", "run", "launch")
 CLUSTER = ("job",)
 
@@ -26,7 +27,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """GPU-hours by job, run, launch, user and team, in all and by window."""
+    """GPU-hours by OWNER or by other labels, in all and by window."""
 
     by_owner: Mapping[Key, float]
     by_window: Mapping[Window, float]
@@ -35,6 +36,34 @@ class Hours:
     def total(self) -> float:
         """All of them."""
         return sum(self.by_owner.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """The newest prices of a GPU-hour by job and model, and the GPU-hours to which they apply.
+
+    `currencies` of all prices. `gpus`, `idle` and `wasted`: those of all GPUs with a price, by job
+    and model. Of an owner's GPU-hours, those with a model have a price.
+    """
+
+    by_model: Mapping[Key, float] = field(default_factory=dict)
+    currencies: frozenset[str] = frozenset()
+    gpus: Mapping[Key, float] = field(default_factory=dict)
+    idle: Mapping[Key, float] = field(default_factory=dict)
+    wasted: Mapping[Key, float] = field(default_factory=dict)
+
+    @property
+    def currency(self) -> str | None:
+        """The currency of all sums; None without prices, and with prices in several currencies."""
+        return next(iter(self.currencies)) if len(self.currencies) == 1 else None
+
+    def of(self, key: Key) -> float | None:
+        """Return the price for a key that begins with the job and ends with the model."""
+        return self.by_model.get((key[0], key[-1])) if self.currency else None
+
+    def cost(self, hours: Mapping[Key, float]) -> float:
+        """Return what GPU-hours cost, of those that have a price."""
+        return sum((self.of(key) or 0.0) * each for key, each in hours.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +89,7 @@ class Past:
     need: Mapping[Key, float]
     step_peak: Mapping[Key, float]
     device_total: Mapping[Key, float]
+    prices: Prices = field(default_factory=Prices)
     is_partial: bool = False
 
 
@@ -100,7 +130,23 @@ class StoreReader:
             self._merged(LAUNCH, series.over("max", self._select(series.NEED)), max),
             self._merged(LAUNCH, series.over("max", self._select(series.STEP_PEAK)), max),
             self._merged(LAUNCH, series.over("min", self._select(series.DEVICE_TOTAL)), min),
+            self._prices(),
             self.store.is_partial,
+        )
+
+    def _prices(self) -> Prices:
+        newest = self._merged(
+            (*MODEL, "currency"),
+            series.over("last", self._select(series.PRICE)),
+            lambda _, later: later,
+        )
+        return Prices(
+            {key[:2]: price for key, price in newest.items()},
+            frozenset(key[2] for key in newest),
+            *(
+                self._hours(name, MODEL).by_owner
+                for name in (series.PRICED_GPUS, series.PRICED_IDLE, series.PRICED_WASTED)
+            ),
         )
 
     def _select(self, name: str) -> str:
@@ -183,7 +229,7 @@ class StoreReader:
         return QUERIES * self.window.seconds
 
 
-QUERIES = 16
+QUERIES = 20
 """How many times `StoreReader.past` asks about the whole time."""
 
 

@@ -6,9 +6,10 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torchmem.fleet.launches import Launch, Outcome, launches
-from torchmem.fleet.reading import Key, Past
+from torchmem.fleet.reading import Key, Past, Prices
 from torchmem.phantom.gpus import CATALOG
 from torchmem.sample.remedy_words import REMEDY_WORDS
 
@@ -21,17 +22,14 @@ MIN_BATCH_FACTOR = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Bill:
-    """GPU-hours of a run, a user or a team; `run`, `user` and `team` are "" where unknown.
+class Amounts:
+    """GPU-hours, or what they cost.
 
     `used`: held by ranks. `lost`: waiting for a rank that ran out of memory, and starting again
     after it. `stranded`: memory between tensors that no request fits into. `idle`: memory held on
     a GPU that ran no kernel. `empty`: given by the kubelet or Slurm, and without a process.
     """
 
-    run: str
-    user: str
-    team: str
     used: float
     lost: float
     stranded: float
@@ -42,6 +40,30 @@ class Bill:
     def wasted(self) -> float:
         """What it cost for nothing. Lost time of a rank can also be idle, so this is the sum."""
         return self.lost + self.stranded + self.idle + self.empty
+
+
+@dataclass(frozen=True, slots=True)
+class Bill(Amounts):
+    """GPU-hours of a run, a user, a team or a namespace; the names are "" where unknown.
+
+    `cost` is what the hours with a price cost, in the report's currency; None if none has one.
+    """
+
+    run: str = ""
+    user: str = ""
+    team: str = ""
+    namespace: str = ""
+    cost: Amounts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WholeCost:
+    """What all GPUs with a price cost in `currency`, and what of that has no owner."""
+
+    currency: str
+    all_gpus: float
+    idle_unattributed: float
+    stranded_unattributed: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +126,7 @@ class FleetReport:
     """Everything that the report says about the time from `start` to `end`, in Unix seconds.
 
     GPU-hours without an owner: `all_gpus` that were there, `idle_unattributed` and
-    `stranded_unattributed`.
+    `stranded_unattributed`. `cost` is None without prices, and with prices in several currencies.
     """
 
     start: int
@@ -113,9 +135,11 @@ class FleetReport:
     all_gpus: float
     idle_unattributed: float
     stranded_unattributed: float
+    cost: WholeCost | None
     by_run: Sequence[Bill]
     by_user: Sequence[Bill]
     by_team: Sequence[Bill]
+    by_namespace: Sequence[Bill]
     endings: Sequence[Ending]
     savings: Sequence[Saving]
     fits: Sequence[Fit]
@@ -133,20 +157,22 @@ class FleetReport:
 
 def report(past: Past) -> FleetReport:
     """Return the report of a past."""
-    by_run = _bills(past, lambda key: (key[1], *key[3:]))
+    by_run = _bills(past, lambda key: _Owner(key[1], *key[3:6]))
     endings = list(_endings(past, _owners(past)))
-    hours = (past.used, past.lost, past.stranded, past.idle, past.empty)
+    (total,) = _bills(past, lambda _: _Owner()) or [Bill(0.0, 0.0, 0.0, 0.0, 0.0)]
     stranded = past.all_wasted - past.all_idle
     return FleetReport(
         past.window.start,
         past.window.end,
-        Bill("", "", "", *(each.total for each in hours)),
+        total,
         past.all_gpus,
-        _rest(past.all_idle, past.idle.total),
-        _rest(stranded, past.stranded.total),
+        _rest(past.all_idle, total.idle),
+        _rest(stranded, total.stranded),
+        _whole_cost(past.prices, total.cost or Amounts(0.0, 0.0, 0.0, 0.0, 0.0)),
         by_run,
-        _bills(past, lambda key: ("", key[3], "")),
-        _bills(past, lambda key: ("", "", key[4])),
+        _bills(past, lambda key: _Owner(user=key[3])),
+        _bills(past, lambda key: _Owner(team=key[4])),
+        _bills(past, lambda key: _Owner(namespace=key[5])),
         endings,
         _savings(endings),
         _fits(past, by_run, endings),
@@ -160,22 +186,51 @@ def _rest(whole: float, known: float) -> float:
     return rest if rest > 1e-6 * max(1.0, whole) else 0.0
 
 
-def _bills(past: Past, group: Callable[[Key], Key]) -> list[Bill]:
+def _whole_cost(prices: Prices, known: Amounts) -> WholeCost | None:
+    if prices.currency is None:
+        return None
+    idle, wasted = prices.cost(prices.idle), prices.cost(prices.wasted)
+    return WholeCost(
+        prices.currency,
+        prices.cost(prices.gpus),
+        _rest(idle, known.idle),
+        _rest(wasted - idle, known.stranded),
+    )
+
+
+class _Owner(NamedTuple):
+    run: str = ""
+    user: str = ""
+    team: str = ""
+    namespace: str = ""
+
+
+def _bills(past: Past, group: Callable[[Key], _Owner]) -> list[Bill]:
     """Return the bills of groups of OWNER, the most wasteful one first."""
-    hours = (past.used, past.lost, past.stranded, past.idle, past.empty)
-    sums: dict[Key, list[float]] = defaultdict(lambda: [0.0] * len(hours))
-    for number, each in enumerate(hours):
-        for key, value in each.by_owner.items():
-            sums[group(key)][number] += value
-    bills = [Bill(*key, *values) for key, values in sums.items() if any(values)]  # type: ignore[arg-type]
+    kinds = (past.used, past.lost, past.stranded, past.idle, past.empty)
+    sums: dict[_Owner, list[float]] = defaultdict(lambda: [0.0] * len(kinds))
+    costs: dict[_Owner, list[float]] = defaultdict(lambda: [0.0] * len(kinds))
+    for number, each in enumerate(kinds):
+        for key, hours in each.by_owner.items():
+            sums[group(key)][number] += hours
+            price = past.prices.of(key)
+            if price is not None:
+                costs[group(key)][number] += price * hours
+    bills = [_bill(owner, hours, costs.get(owner)) for owner, hours in sums.items() if any(hours)]
     return sorted(bills, key=lambda bill: (-bill.wasted, -bill.used, bill.run, bill.user))
+
+
+def _bill(owner: _Owner, hours: Sequence[float], costs: Sequence[float] | None) -> Bill:
+    used, lost, stranded, idle, empty = hours
+    cost = Amounts(*costs) if costs else None
+    return Bill(used, lost, stranded, idle, empty, *owner, cost=cost)
 
 
 def _owners(past: Past) -> Mapping[Key, Key]:
     """Return user and team of each launch, by job, run and launch: those of most GPU-hours."""
     # Ascending: of several owners of a launch, the last one stays in the result.
     hours = sorted(past.used.by_owner.items(), key=lambda item: item[1])
-    return {key[:3]: key[3:] for key, _ in hours}
+    return {key[:3]: key[3:5] for key, _ in hours}
 
 
 def _endings(past: Past, owners: Mapping[Key, Key]) -> Iterator[Ending]:
@@ -294,6 +349,14 @@ def _fit(bill: Bill, need: float, total: float, step: float | None) -> Fit:
 def _notes(past: Past) -> Iterator[str]:
     if past.is_partial:
         yield "The store said that its answers are partial, so these numbers are too low."
+    if len(past.prices.currencies) > 1:
+        listed = ", ".join(sorted(past.prices.currencies))
+        yield f"Prices are in several currencies ({listed}): choose one with --match."
+    elif past.prices.currency is not None:
+        held = past.used.by_owner
+        unpriced = sum(hours for key, hours in held.items() if past.prices.of(key) is None)
+        if unpriced:
+            yield f"{unpriced:,.1f} of the held GPU-hours have no price."
     known = [window for window, value in past.used.by_window.items() if value]
     if known and min(window.start for window in known) > past.window.start:
         first = time.strftime("%Y-%m-%d", time.gmtime(min(window.start for window in known)))

@@ -20,6 +20,10 @@ OOM_END = "rank:torchmem_oom_end:timestamp"
 ALL_GPUS = "cluster:nvml_gpus:count"
 ALL_IDLE = "cluster:nvml_idle_held_gpus:sum"
 ALL_WASTED = "cluster:torchmem_wasted_gpus:sum"
+PRICE = "cluster:torchmem_gpu_hour_price:max"
+PRICED_GPUS = "cluster:torchmem_priced_gpus:count"
+PRICED_IDLE = "cluster:nvml_idle_held_priced_gpus:sum"
+PRICED_WASTED = "cluster:torchmem_wasted_priced_gpus:sum"
 
 START = catalog.PROCESS_START.name
 SEEN = catalog.SAMPLE_TIMESTAMP.name

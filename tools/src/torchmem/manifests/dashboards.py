@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from urllib.parse import urlsplit
 
-from torchmem.sample.errors import UsageError
+from torchmem.sample.errors import UsageError, did_you_mean
 
 TOKEN_VARIABLE = "GRAFANA_TOKEN"  # noqa: S105 - a name
 FOLDER = "torchmem"
+# Variables of the dashboards that are hidden, because Grafana cannot hide those without values.
+OPTIONAL = ("cluster", "namespace", "team", "user")
 HELP = "write Grafana's dashboards to files, or save them in a Grafana"
 EPILOG = f"""\
 The token of a Grafana service account is in {TOKEN_VARIABLE} or --token-file.
@@ -39,6 +42,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="name or UID of the Prometheus data source (default: Grafana's default)",
     )
+    add(
+        "--show",
+        metavar="LABELS",
+        type=_labels,
+        default=(),
+        help="variables that are hidden unless your series have such a label: "
+        f"{', '.join(OPTIONAL)}",
+    )
     add("--force", action="store_true", help="replace dashboards that you may have changed")
 
 
@@ -53,12 +64,33 @@ def run(arguments: argparse.Namespace) -> int:
     boards = writing.read(
         {PurePosixPath(path).name: path for path in paths if path.endswith(".json")}
     )
+    boards = {name: shown(board, arguments.show) for name, board in boards.items()}
     if arguments.grafana is not None:
         return _upload(arguments, list(boards.values()))
     replaced = writing.write(arguments.out, boards, force=arguments.force)
     writing.report(arguments.out, len(boards), replaced)
     print("Import them in Grafana, or give its URL with --grafana.")
     return 0
+
+
+def shown(board: bytes, labels: Collection[str]) -> bytes:
+    """Return a dashboard that shows the variables of some labels, of those that are OPTIONAL."""
+    if not labels:
+        return board
+    parsed = json.loads(board)
+    for variable in parsed["templating"]["list"]:
+        if variable["name"] in labels:
+            variable.pop("hide", None)
+    return json.dumps(parsed, indent=2).encode() + b"\n"
+
+
+def _labels(text: str) -> tuple[str, ...]:
+    labels = tuple(label.strip() for label in text.split(","))
+    for label in labels:
+        if label not in OPTIONAL:
+            hint = did_you_mean(label, OPTIONAL, f"give some of {', '.join(OPTIONAL)}.")
+            raise argparse.ArgumentTypeError(f"there is no label {label!r}: {hint}")
+    return labels
 
 
 def _upload(arguments: argparse.Namespace, boards: list[bytes]) -> int:

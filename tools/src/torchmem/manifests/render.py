@@ -252,7 +252,7 @@ TEXTS: Mapping[str, str] = {
 }
 
 # The dashboards' variables by the label that they filter; see dashboards/board.py.
-_VARIABLES = {"run": "run", "instance": "node", "uuid": "gpu", "rank": "rank", "launch": "launch"}
+_VARIABLES = {label: label for label in ("run", "instance", "rank", "launch")} | {"uuid": "gpu"}
 # The dashboard that an alert links to, and the labels that set its variables.
 LINKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "device": ("torchmem-training-memory", ("run", "launch", "instance", "uuid", "rank")),

@@ -58,7 +58,7 @@ function _shtab_torchmem_using
 end
 
 set -g _shtab_torchmem_commands exporter run demo top why release capture whatif compare preflight mcp doctor fleet manifests 'manifests systemd' 'manifests kubernetes' 'manifests helm' 'manifests mixin' 'manifests slurm' 'manifests prometheus' 'manifests scale' 'manifests alertmanager' 'manifests grafana' 'manifests compose' 'manifests image' 'manifests stack' 'manifests rules' 'manifests dashboards' 'manifests completion'
-set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --datasource --duration --exporter --find-batch --folder --gpu --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-entries --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --prometheus-rule --rank --ranks --rows --run --run-dir --save-baseline --scenario --scontrol --scrape-deadline-seconds --seconds --seed --setting --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
+set -g _shtab_torchmem_opts_with_value --alloc-conf --at --baseline --check --config --container-logs --currency --datasource --duration --exporter --find-batch --folder --gpu --gpu-hour-price --gpu-model --gpu-models --gpus --grafana --header --hooks --html --interval --kubelet-socket --launch --listen --local-world-size --markdown --match --matrix --max-entries --max-peak-increase --name --out --pid --processes-per-gpu --prometheus --prometheus-rule --rank --ranks --rows --run --run-dir --save-baseline --scenario --scontrol --scrape-deadline-seconds --seconds --seed --setting --show --since --snapshot --steps --thresholds --timeout --token-file --tolerance --top --ttl-seconds --until --web.allowed-host --web.config.file --web.listen-address --world-size
 
 complete -c torchmem -e
 complete -c torchmem -f
@@ -82,6 +82,8 @@ complete -c torchmem -n '_shtab_torchmem_using exporter' -l processes-per-gpu -x
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l container-logs -xka "(__fish_complete_directories)" -d 'where the kubelet links the logs of containers; no log is read (default: /var/log/containers)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l kubelet-socket -x -d 'the kubelet'"'"'s pod-resources socket; needs permission to connect and the extra `kubernetes`'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l scontrol -x -d 'Slurm'"'"'s scontrol, to ask once for each job which GPUs it was given'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l gpu-hour-price -x -d 'what an hour of a GPU costs, by a part of its name, such as H100=2.50; can be repeated, the longest part counts (default: unknown)'
+complete -c torchmem -n '_shtab_torchmem_using exporter' -l currency -x -d 'the currency of the prices (default: USD)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l config -xka "(__fish_complete_path (commandline -ct))" -d 'settings in YAML; flags override them'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l thresholds -xka "(__fish_complete_path (commandline -ct))" -d 'thresholds of `torchmem manifests rules`, by which ranks are judged (default TORCHMEM_THRESHOLDS, else the shipped)'
 complete -c torchmem -n '_shtab_torchmem_using exporter' -l print-config -d 'print the effective settings as YAML and exit'
@@ -200,6 +202,7 @@ complete -c torchmem -n '_shtab_torchmem_using fleet' -l header -x -d 'a header 
 complete -c torchmem -n '_shtab_torchmem_using fleet' -l timeout -x -d 'how long one query may take (default: 60)'
 complete -c torchmem -n '_shtab_torchmem_using fleet' -l rows -x -d 'rows of a table at most (default: 20)'
 complete -c torchmem -n '_shtab_torchmem_using fleet' -l json -d 'print everything as JSON'
+complete -c torchmem -n '_shtab_torchmem_using fleet' -l csv -d 'print GPU-hours and costs by run and owner as CSV'
 complete -c torchmem -n '_shtab_torchmem_using fleet' -l html -xka "(__fish_complete_path (commandline -ct))" -d 'write a page (- for stdout)'
 complete -c torchmem -n '_shtab_torchmem_using; and test $_shtab_torchmem_npos -eq 0' -a manifests -d 'write rules, dashboards, shell completion, and files for Kubernetes, systemd, …'
 complete -c torchmem -n '_shtab_torchmem_using manifests' -s h -l help -d 'show this help message and exit'
@@ -266,6 +269,7 @@ complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l grafana 
 complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l token-file -xka "(__fish_complete_path (commandline -ct))" -d 'the token (default: GRAFANA_TOKEN)'
 complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l folder -x -d 'the folder in Grafana, made if it is missing (default: torchmem)'
 complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l datasource -x -d 'name or UID of the Prometheus data source (default: Grafana'"'"'s default)'
+complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l show -x -d 'variables that are hidden unless your series have such a label: cluster, namespace, team, user'
 complete -c torchmem -n '_shtab_torchmem_using manifests dashboards' -l force -d 'replace dashboards that you may have changed'
 complete -c torchmem -n '_shtab_torchmem_using manifests; and test $_shtab_torchmem_npos -eq 0' -a completion -d 'print the completion script of a shell'
 complete -c torchmem -n '_shtab_torchmem_using manifests completion' -s h -l help -d 'show this help message and exit'

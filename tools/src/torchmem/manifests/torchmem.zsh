@@ -124,6 +124,8 @@ _shtab_torchmem_exporter_options=(
   "--container-logs[where the kubelet links the logs of containers\; no log is read (default\: \/var\/log\/containers)]:DIR:_files -/"
   "--kubelet-socket[the kubelet\'s pod-resources socket\; needs permission to connect and the extra \`kubernetes\`]:PATH:"
   "--scontrol[Slurm\'s scontrol, to ask once for each job which GPUs it was given]:PATH:"
+  "*--gpu-hour-price[what an hour of a GPU costs, by a part of its name, such as H100\=2.50\; can be repeated, the longest part counts (default\: unknown)]:MODEL=PRICE:"
+  "--currency[the currency of the prices (default\: USD)]:CODE:"
   "--config[settings in YAML\; flags override them]:FILE.yml:_files"
   "--thresholds[thresholds of \`torchmem manifests rules\`, by which ranks are judged (default TORCHMEM_THRESHOLDS, else the shipped)]:FILE.yml:_files"
   "--print-config[print the effective settings as YAML and exit]"
@@ -144,6 +146,7 @@ _shtab_torchmem_fleet_options=(
   "--timeout[how long one query may take (default\: 60)]:SECONDS:"
   "--rows[rows of a table at most (default\: 20)]:N:"
   "--json[print everything as JSON]"
+  "--csv[print GPU-hours and costs by run and owner as CSV]"
   "--html[write a page (- for stdout)]:FILE:_files"
 )
 
@@ -190,6 +193,7 @@ _shtab_torchmem_manifests_dashboards_options=(
   "--token-file[the token (default\: GRAFANA_TOKEN)]:FILE:_files"
   "--folder[the folder in Grafana, made if it is missing (default\: torchmem)]:TITLE:"
   "--datasource[name or UID of the Prometheus data source (default\: Grafana\'s default)]:NAME:"
+  "--show[variables that are hidden unless your series have such a label\: cluster, namespace, team, user]:LABELS:"
   "--force[replace dashboards that you may have changed]"
 )
 

@@ -17,6 +17,7 @@ from torchmem.exporter.nvml import (
     text,
     text_field,
 )
+from torchmem.exporter.prices import GpuPrices, price_families
 from torchmem.exporter.reading import Reading
 from torchmem.metrics import catalog
 from torchmem.metrics.families import family, info
@@ -89,8 +90,10 @@ def _version(nvml: NvmlLibrary, *names: str) -> Any:
         return None
 
 
-def families(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Metric]:
-    """Yield whether NVML and each GPU respond, and their facts; read nothing.
+def families(
+    reading: Reading, known: Mapping[str, GpuIdentity], prices: GpuPrices
+) -> Iterator[Metric]:
+    """Yield whether NVML and each GPU respond, their facts and their prices; read nothing.
 
     `known`: every GPU that was ever identified, by UUID. A GPU with a hung call does not respond.
     """
@@ -103,8 +106,9 @@ def families(reading: Reading, known: Mapping[str, GpuIdentity]) -> Iterator[Met
     }
     yield family(catalog.NVML_GPU_UP, up.items())
     yield family(catalog.NVML_GPU_ERROR, reading.lost.items())
-    facts = [(gpu.labels, _facts(gpu)) for gpu in _identities(reading, known)]
-    yield info(catalog.NVML_GPU_INFO, facts)
+    identities = _identities(reading, known)
+    yield info(catalog.NVML_GPU_INFO, [(gpu.labels, _facts(gpu)) for gpu in identities])
+    yield from price_families(prices, identities)
     versions = _version_facts(reading.versions)
     yield info(catalog.NVML_DRIVER_INFO, [((), versions)] if versions else [])
 

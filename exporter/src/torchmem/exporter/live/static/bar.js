@@ -5,6 +5,7 @@ import { fill } from "./colors.js";
 import { bytes, percent } from "./format.js";
 
 let entries = new Map();
+let present = new Set();
 let highlighted = null;
 
 /** Return the label of a part: the name that the script gave, or the one of the legend. */
@@ -73,13 +74,24 @@ function hideTooltip() {
   tooltip.hidden = true;
 }
 
-/** Show the parts that any bar has, in drawing order; pointing at one brings it out in all bars. */
+/**
+ * Show the parts that any bar has, and the groups that are areas over time, in drawing order; pointing at one brings it
+ * out in all bars.
+ */
 export function updateLegend(list, state) {
   entries = new Map(state.legend.map((entry) => [entry.name, entry]));
   const bars = state.gpus.flatMap((gpu) => [gpu, ...gpu.ranks]);
-  const present = new Set(bars.flatMap((bar) => (bar.parts ?? []).map((part) => part.name)));
-  const shown = state.legend.filter((entry) => present.has(entry.name));
+  present = new Set(bars.flatMap((bar) => (bar.parts ?? []).map((part) => part.name)));
+  const areas = new Set([...present].map((name) => entries.get(name)?.group));
+  const shown = state.legend.filter(({ name }) => present.has(name) || areas.has(name));
   keyed(list, shown, (entry) => entry.name, createLegendEntry);
+}
+
+/** Return what a part is, or which parts of the bars are one area over time. */
+function meaningOf(entry) {
+  if (present.has(entry.name)) return entry.meaning;
+  const parts = [...entries.values()].filter(({ name, group }) => present.has(name) && group === entry.name);
+  return `Over time: ${parts.map(({ label }) => label).join(", ")}.`;
 }
 
 function createLegendEntry(entry) {
@@ -102,7 +114,7 @@ function createLegendEntry(entry) {
     element: el("li", {}, button),
     update(current) {
       setText(label, current.label);
-      button.title = current.meaning;
+      button.title = meaningOf(current);
     },
   };
 }
@@ -113,5 +125,7 @@ function highlight(name) {
 }
 
 function dim(segment) {
-  segment.classList.toggle("dim", highlighted !== null && segment.dataset.part !== highlighted);
+  const { part } = segment.dataset;
+  const isIn = part === highlighted || (!present.has(highlighted) && entries.get(part)?.group === highlighted);
+  segment.classList.toggle("dim", highlighted !== null && !isIn);
 }
