@@ -106,8 +106,8 @@ def mps(figures: Figures) -> None:
         time.sleep(2.0)
         page = scrape()
         figures.close("nvml_up", page.value("nvml_up"), 1, "count")
-        for labels, size in page.matching("nvml_process_memory_bytes").items():
-            figures.add(f"nvml_process_memory_bytes, process {dict(labels)['pid']}", size, "bytes")
+        for labels, used in page.matching("nvml_process_memory_bytes").items():
+            figures.add(f"nvml_process_memory_bytes, process {dict(labels)['pid']}", used, "bytes")
         for name, held in HELD_MIB.items():
             reserved = sum(page.matching("torchmem_reserved_bytes", run=name).values())
             figures.close(f"reserved by the {name}", reserved, held * MIB, absolute=4 * MIB)
