@@ -169,7 +169,7 @@ test-sglang: $(SGLANG_VENV)/.serving  ## Test with the real SGLang, which needs 
 	$(SGLANG_VENV)/bin/python -m pytest -m serving tests/serving/test_sglang.py $(ARGS)
 
 # The Python of a GPU machine without a network, and its version. It needs a PyTorch with CUDA, a C compiler for the
-# phantom GPU, and torchvision and transformers for the models. The rest is in .gpu-wheels, 15 MB.
+# phantom GPU, and torchvision and transformers for the models. The rest is in .gpu-wheels, 10 MB.
 GPU_PYTHON ?= $(CUDA_VENV)/bin/python
 GPU_PYTHON_VERSION ?= 3.12
 GPU_PLATFORMS := $(addprefix --platform ,manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64)
@@ -178,7 +178,7 @@ gpu-wheels:  ## Save what `make test-gpu GPU_PYTHON=python3` needs on a machine 
 	rm -rf .gpu-wheels
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir .gpu-wheels .
 	$(PYTHON) -m pip download --quiet --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) $(GPU_PLATFORMS) \
-		--find-links .gpu-wheels --dest .gpu-wheels 'torchmem[exporter]' nvitop-exporter gevent
+		--find-links .gpu-wheels --dest .gpu-wheels 'torchmem[exporter]' nvitop-exporter gevent pytest hypothesis
 
 # Pass `ARGS=--phantom` where there is no GPU, `ARGS='--only ooms'` for one subject, and `ARGS=--help` for all options.
 test-gpu: $(filter $(CUDA_VENV)/.dev,$(patsubst %/bin/python,%/.dev,$(GPU_PYTHON)))  ## Find out in nine minutes what only a real NVIDIA GPU can show.

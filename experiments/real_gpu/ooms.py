@@ -17,7 +17,7 @@ from experiments.verdict.runs import LEAST_STEPS, Ended, first_advice
 
 JOBS = {
     "outputs_in_a_list": 104,
-    "window": 103,
+    "window": 101,
     "fraction_in_first_step": 100,
     "neighbor_before": 100,
     "waiting_frees": 107,
