@@ -6,8 +6,8 @@
 
 Every subject runs on the GPU and, at the same time, on a phantom of it, whose figures stand beside
 the GPU's. The report is written after every subject, as JSON and as Markdown. The exit code is 1 if
-a subject has failed or had no time. `--write` keeps the report of a real GPU for the documentation;
-`make generate` then writes its page.
+a subject has failed or had no time. A report.json of a real GPU that is copied to results.json in
+this folder becomes docs/measurements/real-gpu.md by `make generate`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from experiments.real_gpu import machine as machines
 from experiments.real_gpu.registry import SUBJECTS, TOTAL_SECONDS, Subject
-from experiments.real_gpu.report import RESULTS, Report, markdown
+from experiments.real_gpu.report import Report, markdown
 from experiments.real_gpu.runner import Command, Result, run
 
 OUT = machines.ROOT / "build" / "real-gpu"
@@ -84,7 +84,6 @@ def _arguments() -> argparse.Namespace:
     add("--seconds", type=float, default=TOTAL_SECONDS, help="of all subjects (%(default)s)")
     add("--phantom", action="store_true", help="only the phantom, also where there is a GPU")
     add("--out", type=Path, default=OUT, help="folder of the reports (default: build/real-gpu)")
-    add("--write", action="store_true", help="keep the report for the documentation")
     return parser.parse_args()
 
 
@@ -106,8 +105,6 @@ def main() -> None:
         raise SystemExit(2)
     found = Run(Report(machine, f"{datetime.now(timezone.utc):%Y-%m-%d}"), arguments.out)
     measure([each for each in SUBJECTS if each.name in arguments.only], arguments.seconds, found)
-    if arguments.write and machine.gpu:
-        found.report.save(RESULTS)
     print(f"{arguments.out / 'report.md'}: not right are {', '.join(found.report.bad) or 'none'}")
     raise SystemExit(bool(found.report.bad))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,7 @@ from experiments.real_gpu.registry import SUBJECTS
 def main(path: str, name: str) -> None:
     """Run the subject, which adds its figures to the file."""
     (subject,) = (each for each in SUBJECTS if each.name == name)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("its time is over"))  # ends what it started
     module = import_module(f"experiments.real_gpu.{subject.module}")
     getattr(module, subject.function)(Figures(Path(path)))
 

@@ -7,10 +7,9 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
-import torch
 from experiments.real_gpu.figures import Figures
 from experiments.real_gpu.processes_on_gpu import MIB, exporter, other_process
 from support.exposition import Exposition
@@ -100,7 +99,17 @@ def mps(figures: Figures) -> None:
     if figures.is_phantom or not shutil.which(MPS):
         figures.missing("MPS", "the phantom has no MPS" if figures.is_phantom else f"no {MPS}")
         return
-    with _mps_server() as environment, exporter() as scrape, ExitStack() as running:
+    with ExitStack() as running:
+        try:
+            environment = running.enter_context(_mps_server())
+        except subprocess.SubprocessError as error:
+            figures.missing("MPS", f"its server does not start: {error}")
+            return
+        _clients(figures, environment)
+
+
+def _clients(figures: Figures, environment: Mapping[str, str]) -> None:
+    with exporter() as scrape, ExitStack() as running:
         for name, size in HELD_MIB.items():
             running.enter_context(other_process(TRAINING, name, str(size), environment=environment))
         time.sleep(2.0)
@@ -118,7 +127,6 @@ def mps(figures: Figures) -> None:
                 figures.add(f"outside the allocator of the {name}", outside, "bytes")
         dead = sum(page.matching("nvml_dead_process_memory_bytes").values())
         figures.add("nvml_dead_process_memory_bytes", dead, "bytes", right=not dead)
-    torch.cuda.synchronize()
 
 
 @contextmanager

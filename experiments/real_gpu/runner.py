@@ -20,6 +20,7 @@ from experiments.real_gpu.registry import TOTAL_SECONDS, Subject
 
 State = Literal["passed", "failed", "skipped", "out of time"]
 GRACE_SECONDS = 3.0
+ERROR_CHARACTERS = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Result:
     """What a subject found on one GPU.
 
     reason: why it failed to run or was skipped; "" otherwise.
+    errors: the end of what it wrote to stderr, if it failed to run.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Result:
     seconds: float
     reason: str = ""
     figures: list[Figure] = field(default_factory=list)
+    errors: str = ""
 
 
 Command = Callable[[list[str], Path], list[str]]
@@ -80,21 +83,24 @@ def _run_one(
             errors,
             seconds,
         )
-        reason = _last_line(errors) if code else ""
-        return _result(subject, code, reason, read(path), time.monotonic() - began)
+        text = errors.read_text(encoding="utf-8", errors="replace").strip() if code else ""
+        return _result(subject, code, text, read(path), time.monotonic() - began)
 
 
 def _result(
-    subject: Subject, code: int | None, reason: str, figures: list[Figure], seconds: float
+    subject: Subject, code: int | None, errors: str, figures: list[Figure], seconds: float
 ) -> Result:
     state: State = "passed"
+    reason = errors.rpartition("\n")[2][:300]
     if any(figure.right is False for figure in figures) or code:
         state = "failed"
     elif code is None:
         state, reason = "out of time", "it was ended"
     elif all(figure.value is None for figure in figures):
         state = "skipped"
-    return Result(subject.name, state, round(seconds, 1), reason, figures)
+    return Result(
+        subject.name, state, round(seconds, 1), reason, figures, errors[-ERROR_CHARACTERS:]
+    )
 
 
 def _ended(
@@ -127,8 +133,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(GRACE_SECONDS)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _last_line(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it says nothing"
