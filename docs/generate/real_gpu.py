@@ -20,7 +20,7 @@ def rendered(results: Path = RESULTS) -> dict[Path, str]:
     if not results.exists():
         return {}
     report = Report.load(results)
-    if report.machine.gpu is None:
+    if report.machine.gpu is None or "(phantom)" in report.machine.gpu:
         raise ValueError(f"{results} is not of a GPU")
     index = INDEX.read_text(encoding="utf-8")
     return {

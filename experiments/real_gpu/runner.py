@@ -97,7 +97,7 @@ def _result(
     elif code is None:
         state, reason = "out of time", "it was ended"
     elif all(figure.value is None for figure in figures):
-        state = "skipped"
+        state, reason = "skipped", "; ".join(figure.note for figure in figures)
     return Result(
         subject.name, state, round(seconds, 1), reason, figures, errors[-ERROR_CHARACTERS:]
     )

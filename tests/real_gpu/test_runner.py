@@ -51,7 +51,8 @@ def test_a_subject_that_fails_does_not_end_the_run() -> None:
         "missing": "skipped",
         "right": "passed",
     }
-    assert results["raises"].reason == "broken"
+    assert (results["raises"].reason, results["raises"].errors) == ("broken", "broken")
+    assert results["missing"].reason == "not here"
     assert [figure.right for figure in results["raises"].figures] == [True]
 
 
@@ -129,6 +130,7 @@ def test_the_page_is_written_only_of_a_real_gpu(tmp_path: Path) -> None:
     files = page.rendered(results)
     assert files[page.PAGE].startswith("# On a real GPU\n")
     assert files[page.INDEX].count(page.LINE) == 1
-    Report(Machine("3.12", "2.13", "13.0"), "2026-01-02").save(results)
-    with pytest.raises(ValueError, match="is not of a GPU"):
-        page.rendered(results)
+    for gpu in (None, "NVIDIA H100 80GB HBM3 (phantom)"):
+        Report(Machine("3.12", "2.13", "13.0", gpu), "2026-01-02").save(results)
+        with pytest.raises(ValueError, match="is not of a GPU"):
+            page.rendered(results)
