@@ -11,7 +11,6 @@ from support.exposition import Exposition
 STEPS = 20
 START = {
     "gevent": "from gevent import monkey; monkey.patch_all()\ncompiled = lambda model: model",
-    "torch.compile": "import torch; compiled = torch.compile",
     "torch.compile, reduce-overhead": (
         "import torch; from functools import partial\n"
         "compiled = partial(torch.compile, mode='reduce-overhead')"
