@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from deploy.helm.build import comments, values
 from docs.generate.commands import commands, flags, meaning, names
 
 from torchmem.explain.thresholds import defaults_text
@@ -31,7 +29,8 @@ EXPORTER = """## In the exporter
 
 `torchmem exporter --config FILE.yml` reads these keys. A flag overrides its key, and an unknown
 key is an error. `--print-config` prints the effective settings. [The
-exporter](exporter.md#settings) shows a file.
+exporter](exporter.md#settings) shows a file. `helm show values` prints those of [the
+chart](kubernetes.md#with-helm).
 """
 THRESHOLDS = """## Thresholds of alerts
 
@@ -39,21 +38,14 @@ THRESHOLDS = """## Thresholds of alerts
 is its unit: `_ratio` is between 0 and 1, `_bytes` a size such as 1GiB, `_for` how long a condition
 must hold. [Change them](alerts.md#change-thresholds) in a file of your own.
 """
-CHART = """## Values of the chart
-
-Set them with `helm install --set VALUE=…` or in a file. [Kubernetes](kubernetes.md#with-helm) shows
-typical ones. A misspelled value, or one of another type, is an error.
-"""
 # An entry of the docstring of Settings: name, colon, sentence, with later lines indented.
 _ENTRY = re.compile(r"^(\w+): (.*(?:\n {4}.*)*)", re.MULTILINE)
 _PAGE = re.compile(r"See docs/([\w-]+\.md(?:#[\w-]*\w)?)")
 
 
 def rendered() -> dict[Path, str]:
-    """Return the page: settings of the SDK, of the exporter and of the chart, and thresholds."""
-    tables = _exporter(), CHART, _chart(), THRESHOLDS, _thresholds()
-    parts = [HEAD, _sdk(), EXPORTER, *tables]
-    return {PAGE: "\n".join(parts)}
+    """Return the page: settings of the SDK and of the exporter, and thresholds."""
+    return {PAGE: f"{HEAD}\n{_sdk()}\n{EXPORTER}\n{_exporter()}\n{THRESHOLDS}\n{_thresholds()}"}
 
 
 def _sdk() -> str:
@@ -73,22 +65,6 @@ def _exporter() -> str:
         for name in (field.name for field in fields(ExporterSettings))
     )
     return _table("| key | flag | meaning |", rows)
-
-
-def _chart() -> str:
-    rows = (
-        f"| `{'.'.join(path)}` | {_value(path)} | {_sentence(text)} |"
-        for path, text in comments().items()
-    )
-    return _table("| value | default | meaning |", rows)
-
-
-def _value(path: tuple[str, ...]) -> str:
-    """Return the default of a value of the chart as JSON."""
-    value: Any = values()
-    for name in path:
-        value = value[name]
-    return f"`{json.dumps(value)}`"
 
 
 def _thresholds() -> str:

@@ -27,7 +27,7 @@ QUESTIONS = {
     "cause and onset": "verdict",
     "how to install exporter": "exporter install",
     "docker compose": "install",
-    "helm chart values": "kubernetes settings",
+    "helm chart values": "kubernetes",
     "kubernetes pod of a process": "kubernetes",
     "slurm prolog": "slurm",
     "dcgm-exporter join": "other-tools",

@@ -220,25 +220,6 @@ def _undescribed(schema: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[s
         yield from _undescribed(inner, (*path, name))
 
 
-def test_the_page_of_settings_lists_every_value() -> None:
-    """docs/settings.md has a row for each value that has a description, with its default."""
-    schema = json.loads((CHART / "values.schema.json").read_text())
-    values = yaml.safe_load((CHART / "values.yaml").read_text())
-    page = (ROOT / "docs" / "settings.md").read_text().partition("## Values of the chart")[2]
-    rows = dict(re.findall(r"^\| `([\w.]+)` \| `(.*?)` \|", page, re.MULTILINE))
-
-    defaults_shown = {name: json.loads(default) for name, default in rows.items()}
-    assert defaults_shown == dict(_described(schema, values, ""))
-
-
-def _described(schema: Mapping[str, Any], value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if "description" in schema:
-        yield name, value
-        return
-    for key, inner in schema.get("properties", {}).items():
-        yield from _described(inner, value[key], f"{name}.{key}".lstrip("."))
-
-
 def test_selectors_find_the_pods(chart: Any) -> None:
     """Service, monitors and policy select the DaemonSet's pods and their port."""
     daemonset = only(chart, "DaemonSet", {})

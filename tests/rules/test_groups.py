@@ -21,8 +21,10 @@ CONSTANTS = {
     "torchmem_device_total_bytes",
     "nvml_memory_total_bytes",
     "gpu:torchmem_memory_total_bytes:max",
+    "torchmem_gpu_hour_price",
+    "cluster:torchmem_gpu_hour_price:max",
 }
-"""The size of a device does not change."""
+"""The size of a device and its price do not change."""
 SETS = {"and", "or", "unless"}
 """Operators that select series. A condition of another evaluation changes no value."""
 PARTS = "torchmem_breakdown"
