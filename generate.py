@@ -55,6 +55,7 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("docs.generate.scenarios"),
     lambda: rendered_by("docs.generate.top"),
     lambda: rendered_by("docs.generate.prediction"),
+    lambda: rendered_by("docs.generate.quiet_fleet"),
     lambda: rendered_by("docs.generate.verdict"),
     lambda: rendered_by("docs.generate.messages"),
     lambda: rendered_by("docs.generate.versions"),

@@ -49,7 +49,8 @@ MODELS: dict[str, Callable[[], tuple[Any, Loss]]] = {
 
 def train(name: str) -> None:
     """Take a few steps."""
-    model, loss = MODELS[name]()
+    with torch.device("cuda"):
+        model, loss = MODELS[name]()
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(STEPS):
         loss().backward()

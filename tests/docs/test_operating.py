@@ -110,7 +110,7 @@ def test_the_cost_of_the_exporter() -> None:
 
 def test_the_pause_that_an_upgrade_may_take() -> None:
     """The alert on a missing exporter waits as long as the page says."""
-    (alert,) = [rule for rule in rules("alert") if rule["alert"] == "TorchmemExporterDown"]
+    alert = next(rule for rule in rules("alert") if rule["alert"] == "TorchmemExporterDown")
     assert f"TorchmemExporterDown waits for {alert['for'].removesuffix('m')} minutes" in PAGE
 
 

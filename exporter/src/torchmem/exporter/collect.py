@@ -107,7 +107,7 @@ class Exporter:
     `thresholds`: by which ranks are judged, by default the shipped ones; `prices`: what an hour of
     each GPU costs, by default unknown; `workers`: the threads
     that call the driver; `pods`: finds the names of pods; `dead`: finds processes that are gone;
-    `assignments`: finds who was given which GPU;
+    `assignments`: finds who was given which GPU; `hosts`: reads the ranks' host memory;
     `all_series`: whether ranks also have the series that no rule and no panel reads.
     """
 
@@ -127,12 +127,12 @@ class Exporter:
         all_series: bool = False,
         dead: DeadProcesses | None = None,
         assignments: GpuAssignments | None = None,
+        hosts: HostProcesses | None = None,
     ) -> None:
         self._driver, self._events = Driver(nvml), xid_events.EventWatcher(clock)
         self._owners = ProcessOwners()
-        self._pods = pods or PodNames()
+        self._pods, self._hosts = pods or PodNames(), hosts or HostProcesses()
         self._dead, self._assignments = dead or DeadProcesses(), assignments or GpuAssignments()
-        self._hosts = HostProcesses()
         self._outside, self._threats = OutsideAllocator(), RankThreats()
         self._mig_gpus: Mapping[str, GpuIdentity] = {}
         self._run_directory, self._all_series = run_directory, all_series

@@ -242,7 +242,10 @@ TEXTS: Mapping[str, str] = {
     "owner": _owner(),
     "planned worth": prediction.planned_worth(),
     "prediction worth": prediction.worth(),
-    # How inference servers name their processes, of which the kernel keeps 15 characters.
+    # How inference servers name their processes, of which the kernel keeps 15 characters: vLLM's
+    # set_process_title (VLLM::EngineCore, VLLM::Worker_TP0), SGLang's sglang::scheduler_TP0,
+    # tritonserver and triton_python_backend_stub, ollama and ollama_llama_server, TGI's
+    # text-generation-server.
     "serving processes": "(?i)(vllm|sglang|triton|ollama|llama-server|text-generation|trtllm).*",
     "xid explanation": _xid_explanation(),
     **dict(_increases()),
