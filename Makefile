@@ -30,7 +30,7 @@ install = echo "Installing into $(1), which may take a minute:" '$(strip $(2))' 
 # container images, each process would compile PyTorch again, which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-programs test-serving test-sglang test-gpu clean
+.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-programs test-serving test-sglang gpu-wheels test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -61,7 +61,7 @@ NPM_PACKAGES := $(if $(shell command -v npm),tests/grafana/node_modules/.install
 # Three processes keep two processors busy: many tests wait for a browser, a server or a clock. Pass
 # `ARGS='--numprocesses 0'` to run the tests in one process, or a path to run only some of them.
 test: $(VENV)/.dev programs $(NPM_PACKAGES) check  ## Run all checks, and all tests that need neither a GPU nor PyTorch.
-	$(BIN)/python -m pytest -m 'not allocator and not gpu and not serving and not versions' --numprocesses 3 $(ARGS)
+	$(BIN)/python -m pytest -m 'not allocator and not serving and not versions' --numprocesses 3 $(ARGS)
 
 check: $(VENV)/.dev  ## Check style, types, import directions and generated files.
 	$(BIN)/ruff check .
@@ -168,8 +168,21 @@ $(SGLANG_VENV)/.serving: pyproject.toml
 test-sglang: $(SGLANG_VENV)/.serving  ## Test with the real SGLang, which needs other releases than vLLM; own environment, 11 GB of disk.
 	$(SGLANG_VENV)/bin/python -m pytest -m serving tests/serving/test_sglang.py $(ARGS)
 
-test-gpu: $(CUDA_VENV)/.dev  ## Run the tests that need an NVIDIA GPU.
-	$(CUDA_VENV)/bin/python -m pytest -m gpu $(ARGS)
+# The Python of a GPU machine without a network, and its version. It needs a PyTorch with CUDA, a C compiler for the
+# phantom GPU, and torchvision and transformers for the models. The rest is in .gpu-wheels, 10 MB.
+GPU_PYTHON ?= $(CUDA_VENV)/bin/python
+GPU_PYTHON_VERSION ?= 3.12
+GPU_PLATFORMS := $(addprefix --platform ,manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64)
+
+gpu-wheels:  ## Save what `make test-gpu GPU_PYTHON=python3` needs on a machine without a network.
+	rm -rf .gpu-wheels
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir .gpu-wheels .
+	$(PYTHON) -m pip download --quiet --only-binary=:all: --python-version $(GPU_PYTHON_VERSION) $(GPU_PLATFORMS) \
+		--find-links .gpu-wheels --dest .gpu-wheels 'torchmem[exporter]' nvitop-exporter gevent pytest hypothesis
+
+# Pass `ARGS=--phantom` where there is no GPU, `ARGS='--only ooms'` for one subject, and `ARGS=--help` for all options.
+test-gpu: $(filter $(CUDA_VENV)/.dev,$(patsubst %/bin/python,%/.dev,$(GPU_PYTHON)))  ## Find out in nine minutes what only a real NVIDIA GPU can show.
+	$(GPU_PYTHON) -m experiments.real_gpu $(ARGS)
 
 clean:  ## Remove the virtual environments and everything that was built.
-	rm -rf .programs $(VENV) $(CUDA_VENV) $(SERVING_VENV) $(SGLANG_VENV) .venv-lowest-direct .venv-highest .venv-site .venv-programs .stack build dist site
+	rm -rf .programs .gpu-wheels $(VENV) $(CUDA_VENV) $(SERVING_VENV) $(SGLANG_VENV) .venv-lowest-direct .venv-highest .venv-site .venv-programs .stack build dist site

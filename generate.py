@@ -59,6 +59,7 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("docs.generate.verdict"),
     lambda: rendered_by("docs.generate.messages"),
     lambda: rendered_by("docs.generate.versions"),
+    lambda: rendered_by("docs.generate.real_gpu"),
     lambda: rendered_by("deploy.helm.build"),
     lambda: rendered_by("deploy.kubernetes.build"),
     lambda: rendered_by("deploy.completion"),

@@ -15,16 +15,18 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.verdict.kinds import KINDS, SEEDS, Case
+from experiments.verdict.kinds import KINDS, SEEDS, Case, Kind
 from experiments.verdict.runs import Ended, ended, program
 
 
-def run(case: Case, seconds: float) -> Ended | None:
-    """Run a job on this machine's GPU; return None if it takes longer than `seconds`."""
+def run(case: Case, seconds: float, variables: Mapping[str, str] | None = None) -> Ended | None:
+    """Run a job on this machine's GPU, with these variables; None if it takes too long."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = os.environ | {"TORCHMEM_RUN_DIR": f"{folder}/run"}
+        own = {"TORCHMEM_RUN_DIR": f"{folder}/run"}
+        environment = os.environ | own | dict(variables or {})
         command = [sys.executable, "-W", "ignore", "-c", program(case)]
         try:
             done = subprocess.run(
@@ -40,14 +42,18 @@ def run(case: Case, seconds: float) -> Ended | None:
         return ended(case, done, Path(folder))
 
 
+def true_causes(kind: Kind) -> frozenset[str]:
+    """Return the causes that are true, or may be."""
+    return kind.causes | ({"fragmentation"} if kind.expandable == "any" else frozenset())
+
+
 def line(case: Case, found: Ended | None) -> str:
     """Return a row of the table."""
     if found is None or found.report is None:
         return f"| {case.name} | {'took too long' if found is None else 'finished'} | | | | |"
     verdict = found.document
     kind = case.kind
-    causes = kind.causes | ({"fragmentation"} if kind.expandable == "any" else set())
-    right = [verdict["cause"] in causes, verdict["onset"] in kind.onsets]
+    right = [verdict["cause"] in true_causes(kind), verdict["onset"] in kind.onsets]
     marks = " | ".join("right" if each else "WRONG" for each in right)
     return (
         f"| {case.name} | {found.progress} | {verdict['cause']} | {verdict['onset']} | {marks} |\n"

@@ -34,6 +34,9 @@ for line in sys.stdin:
 """
 """Rank 1 of a job, which uses the GPU of rank 0."""
 
+PHANTOM_HOLDS = getattr(ctypes.CDLL(None), "phantom_hold_events", None)
+LATE_CYCLES = 2_000_000_000
+
 
 def _limit(low: float, high: float, job: Job) -> None:
     own = job.draw.uniform(low, high)
@@ -187,22 +190,37 @@ def waiting_frees(job: Job) -> None:
     pin, buffers = take(2 << 20), [take(size)]
     network = job.network(job.share(0.02, 0.1))
     rows = network.rows(job.share(0.02, 0.06))
-    stream, hold = torch.cuda.Stream(), ctypes.CDLL(None).phantom_hold_events
+    stream = torch.cuda.Stream()
     for step in job.steps(job.most + 20):
         train(network, network.module(network.batch(rows)).square().mean())
-        hold(step == job.most)
+        _hold(stream, is_held=step == job.most)
         buffers.pop().record_stream(stream)
         if job.cured("wait"):
-            hold(0)
-        buffers.append(_taken(job, size))
+            _wait(stream)
+        buffers.append(_taken(job, size, stream))
     del pin
 
 
-def _taken(job: Job, size: int) -> Tensor:
+def _hold(stream: torch.cuda.Stream, *, is_held: bool) -> None:
+    """Let a stream be late, on the phantom until `_wait`, on a real GPU for about a second."""
+    if PHANTOM_HOLDS is not None:
+        PHANTOM_HOLDS(is_held)
+    elif is_held:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(LATE_CYCLES)  # noqa: SLF001
+
+
+def _wait(stream: torch.cuda.Stream) -> None:
+    if PHANTOM_HOLDS is not None:
+        PHANTOM_HOLDS(0)
+    stream.synchronize()
+
+
+def _taken(job: Job, size: int, stream: torch.cuda.Stream) -> Tensor:
     try:
         return take(size)
     except torch.OutOfMemoryError:
         if not job.cured("repeat"):
             raise
-        ctypes.CDLL(None).phantom_hold_events(0)
+        _wait(stream)
         return take(size)
