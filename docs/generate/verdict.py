@@ -159,7 +159,7 @@ TAIL = """\
 - The SDK does not know which process holds memory outside the allocator. With an exporter,
   `nvml_process_memory_bytes` does.
 - The report names the line that allocates the kept memory. A different line may keep it.
-- Too many steps left are told of a leak that is small beside what the cache cannot use.
+- With less than 3% of the GPU left, the steps left are not told: the cache cannot use all of it.
 - Without steps, kept tensors and those of a step look the same.
 """
 FIGURES = ("cause", "onset", "line", "cure", "setting")

@@ -157,6 +157,25 @@ def test_the_end_of_a_growth_that_cannot_use_what_is_free() -> None:
         assert ("full in" in text) == is_known
 
 
+@pytest.mark.parametrize(("ratio", "is_known"), [(0.029, False), (0.031, True)])
+def test_the_end_of_a_leak_with_little_room(ratio: float, is_known: bool) -> None:
+    """With less than 3% of the GPU left, pieces of the cache are too large a share of it."""
+    allocator, total = DEVICE.allocator, DEVICE.total_bytes
+    assert allocator is not None
+    assert total is not None
+    peak = allocator.reserved_bytes.total - int(ratio * total)
+    device = replace(
+        DEVICE,
+        growth=LEAK,
+        driver_free_bytes=0,
+        limit_bytes=None,
+        run_history=None,
+        allocator=replace(allocator, active_peak_bytes=peak),
+    )
+
+    assert (steps_left(device) is not None) == is_known
+
+
 def test_the_end_of_a_leak_below_an_older_peak() -> None:
     """If the highest peak is older than the leak, that of a step and the end are unknown."""
     history = DEVICE.run_history

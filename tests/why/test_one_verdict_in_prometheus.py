@@ -98,6 +98,10 @@ class _Node:
         yield from judged_families(views, lambda _: LIMITS)
 
 
+OOMS = "oom: Ranks that ran out of memory or were killed", "onset, remedy"
+"""A panel, and a part of its query."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Store:
     """A Prometheus, and its alerts that fire, by run and name."""
@@ -107,10 +111,14 @@ class _Store:
 
     def board(self, panel: str, told: str) -> dict[str, dict[str, str]]:
         """Return the labels of each run by the first query of a panel with this text in it."""
-        query = next(
-            text for name, text in QUERIES.items() if name.startswith(panel) and told in text
-        )
-        return {row["metric"]["run"]: row["metric"] for row in self.server.query(filled_in(query))}
+        return {
+            row["metric"]["run"]: row["metric"] for row in self.server.query(_query(panel, told))
+        }
+
+
+def _query(panel: str, told: str) -> str:
+    found = (text for name, text in QUERIES.items() if name.startswith(panel) and told in text)
+    return filled_in(next(found))
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +132,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Store]:
         serving(lambda: generate_latest(_Node()).decode()) as address,
         prometheus(folder, address, thresholds=thresholds) as server,
     ):
-        server.when(lambda then: then.value(firing) == len(BY_NAME) + len(ALERTS), pause=1.0)
+
+        def is_complete(then: Prometheus) -> bool:
+            """Return whether all alerts fire, and boards show what they read of other groups."""
+            shown = {row["metric"]["run"] for row in then.query(_query(*OOMS))}
+            return then.value(firing) == len(BY_NAME) + len(ALERTS) and BY_NAME.keys() <= shown
+
+        server.when(is_complete, pause=1.0)
         found = {
             (alert["labels"]["run"], alert["labels"]["alertname"]): alert
             for alert in server.alerts()
@@ -146,7 +160,7 @@ def test_the_alert_of_an_oom(store: _Store) -> None:
 
 def test_the_board_of_an_oom(store: _Store) -> None:
     """Its table has cause, onset, first advice and bytes of each report, as Training memory has."""
-    told = store.board("oom: Ranks that ran out of memory or were killed", "onset, remedy")
+    told = store.board(*OOMS)
     ranks = store.board(TRAINING, '"remedy", "–"')
     requested = store.server.query("torchmem_last_oom_requested_bytes")
     sizes = {row["metric"]["run"]: float(row["value"][1]) for row in requested}

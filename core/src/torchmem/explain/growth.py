@@ -36,6 +36,9 @@ SOON_SECONDS = 3600.0
 """Memory is used up soon if that takes fewer steps, or less time."""
 MAX_STRANDED_SHARE = 0.25
 """The share of what is left that may be stranded, for it to be room for larger steps."""
+MIN_ROOM_RATIO = 0.03
+"""With less room than this share of the GPU, the steps left are unknown: pieces of the cache that no
+tensor fits into take up to 1%, so that they would be off by half."""
 MIN_STEADY_SHARE = 0.5
 """The share of the growth that the median slope explains; a single jump is explained by less."""
 MIN_LATE_SHARE = 0.35
@@ -555,10 +558,13 @@ def steps_left(device: DeviceSample) -> float | None:
 
     The peak of a step grows as much as what is kept. If the highest peak is older than the growth,
     as when a checkpoint was loaded, that of a step is unknown. Larger steps need larger tensors,
-    which may not fit into memory that is free but stranded.
+    which may not fit into memory that is free but stranded. Of little room, the cache's pieces that
+    no tensor fits into are too large a share.
     """
     growth, left = device.growth, room_left(device)
     if growth is None or left is None or _is_peak_older(device.run_history, growth):
+        return None
+    if left < MIN_ROOM_RATIO * (device.total_bytes or 0):
         return None
     stranded = device.layout.stranded_bytes if device.layout else 0
     if growth.kind == "larger_step" and stranded > MAX_STRANDED_SHARE * left:

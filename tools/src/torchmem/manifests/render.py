@@ -16,6 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from textwrap import indent
 
+from torchmem.explain.growth import MIN_ROOM_RATIO
 from torchmem.explain.headline import ONSET_SUMMARIES
 from torchmem.explain.oom_report import CAUSE_SUMMARIES
 from torchmem.explain.threat_words import (
@@ -220,6 +221,7 @@ TEXTS: Mapping[str, str] = {
         "and on (job, instance, rank, pid, run)\n"
         'torchmem_process_state{state=~"running|stalled"} == 1'
     ),
+    "min_room_ratio": str(MIN_ROOM_RATIO),
     "rank": "{{ $labels.run }} rank {{ $labels.rank }}",
     "gpu": "{{ $labels.instance }} GPU {{ or $labels.gpu $labels.uuid }}",
     "Rank": (
