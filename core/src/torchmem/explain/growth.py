@@ -37,8 +37,8 @@ SOON_SECONDS = 3600.0
 MAX_STRANDED_SHARE = 0.25
 """The share of what is left that may be stranded, for it to be room for larger steps."""
 MIN_ROOM_RATIO = 0.03
-"""With less room than this share of the GPU, the steps left are unknown: pieces of the cache that no
-tensor fits into take up to 1%, so that they would be off by half."""
+"""With less room than this share of the GPU, the steps left are unknown: pieces of the cache that
+no tensor fits into take up to 1%, so that they would be off by half."""
 MIN_STEADY_SHARE = 0.5
 """The share of the growth that the median slope explains; a single jump is explained by less."""
 MIN_LATE_SHARE = 0.35
