@@ -53,6 +53,7 @@ ACCEPTED: Mapping[tuple[str, str], str] = {
     ("node", "Video and image engines"): "training uses none",
     ("node", "PCIe replays per minute"): "no bus has errors",
     ("node", "Held for nothing"): "all processes live, on their own GPUs",
+    ("node", "Processes"): "the simulated processes are in no pod, and no unit of systemd",
     ("node", "Fans"): "these GPUs are cooled by the server's fans",
     ("self", "Collectors that failed"): "all of them work",
     ("self", "Files rejected per minute"): "all files are in order",

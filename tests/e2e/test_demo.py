@@ -155,7 +155,7 @@ WITHOUT_DATA = (
     r"|Growth of the peak per hour A"
     r"|Allocator settings B|Out of memory in A|Ranks with the least headroom [EF]"
     r"|Deviation from the usual [ABC]|Samples per second A"
-    r"|Ranks with the least headroom B|Firing alerts [AB]|Cost of the waste A"
+    r"|Ranks with the least headroom B|Firing alerts [AB]|Cost .* [A-E]"
     r"|GPUs that waste most [A-F]|CUDA graphs and MemPools A|Given back while asleep A"
     r"|Files rejected per minute A"
     r"|Collectors that failed A|SDK errors by stage A"

@@ -43,7 +43,7 @@ async function draw(browser, server, job) {
     locale: "en-US",
   });
   const problems = problemsOf(page);
-  await page.goto(view.url);
+  await page.goto(view.url, { timeout: SETTLE_TIMEOUT });
   await settled(page);
   const height = await page.evaluate("document.documentElement.scrollHeight");
   if (job.firstScreen)

@@ -299,12 +299,13 @@ def test_the_legend_has_the_colors_of_the_past(page: Page, tmp_path: Path) -> No
         page.goto(server.url)
         page.wait("document.querySelector('.past .uplot')")
         page.wait("document.querySelectorAll('.gpu-bar .segment').length > 1")
+        tensors = "[...document.querySelectorAll('#legend button')].find((it) => "
+        tensors += "it.textContent === 'tensors')"
+        page.wait(tensors)
         state = httpx.get(f"{server.url}/api/v1/state", trust_env=False, timeout=60).json()
         shown = page.evaluate(
             "[...document.querySelectorAll('#legend .swatch')].map((it) => it.style.background)"
         )
-        tensors = "[...document.querySelectorAll('#legend button')].find((it) => "
-        tensors += "it.textContent === 'tensors')"
         meaning = page.evaluate(f"{tensors}.title")
         page.evaluate(f"{tensors}.focus()")
         bright = page.evaluate(

@@ -10,6 +10,7 @@ from torchmem.metrics.catalog import CATALOG, MetricSpec
 
 UNITS = ("_bytes", "_seconds", "_ratio", "_watts", "_celsius", "_hertz", "_bytes_per_second")
 UNITLESS = {
+    "torchmem_gpu_hour_price",
     "nvml_ecc_enabled",
     "nvml_gpu_error_code",
     "nvml_gpu_up",

@@ -16,6 +16,7 @@ from torchmem.metrics.families import ProcessView, families
 from torchmem.sample.sample import STATES, Sample, Steps
 
 EXPORTERS = {
+    "torchmem_gpu_hour_price",
     "torchmem_misplaced_bytes",
     "torchmem_outside_allocator_bytes",
     "torchmem_outside_allocator_start_bytes",
