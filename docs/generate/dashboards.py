@@ -33,8 +33,8 @@ kubernetes-mixin's board *Compute Resources / Pod*, which kube-prometheus-stack 
 
 ## Cluster, namespace, team and user
 
-All dashboards can also be filtered by these. Grafana cannot hide a variable whose label nobody has,
-so they are hidden until you name those that you have:
+All dashboards can also be filtered by these. Grafana cannot hide a variable whose label does not
+exist, so they are hidden until you name those that you have:
 
     torchmem manifests dashboards --show cluster,team,user --out DIR
 

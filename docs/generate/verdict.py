@@ -63,7 +63,7 @@ nothing. A change counts if it makes this much room *beyond* the failed request:
 
 The cause is the change that counts and makes the most room. If none counts, it is `capacity`.
 After a failed [wake-up](serving.md#asleep) of an engine, every change that makes room for it
-counts, and there is no onset.
+counts, and the onset is not given.
 
 ## Onset
 

@@ -58,7 +58,7 @@ def test_prices_are_in_the_file_and_flags_replace_them(
     [
         ("gpu_hour_prices: 2", "gpu_hour_prices in .* is 2: give `key: value` lines"),
         ("gpu_hour_prices: {H100: free}", "gpu_hour_prices.H100 in .*: give a positive number"),
-        ("currency: euro", "the currency 'euro' is no code: write one such as USD"),
+        ("currency: euro", "the currency 'euro' is not a currency code: use one such as USD"),
     ],
 )
 def test_a_price_that_is_none_is_refused(tmp_path: Path, content: str, expected: str) -> None:

@@ -103,7 +103,9 @@ def load(file: Path | None, flags: Mapping[str, Any]) -> ExporterSettings:
     values["allowed_hosts"] = tuple(values["allowed_hosts"])
     values["gpu_hour_prices"] = dict(values["gpu_hour_prices"])
     if not CURRENCY.fullmatch(values["currency"]):
-        raise UsageError(f"the currency {values['currency']!r} is no code: write one such as USD.")
+        raise UsageError(
+            f"the currency {values['currency']!r} is not a currency code: use one such as USD."
+        )
     return ExporterSettings(**values)
 
 

@@ -90,14 +90,14 @@ def _costs(report: FleetReport) -> list[str]:
     if cost:
         of_kinds = [
             cost.all_gpus,
-            known.used if known else 0.0,
-            known.lost if known else 0.0,
+            known.used if known else None,
+            known.lost if known else None,
             (known.stranded if known else 0.0) + cost.stranded_unattributed,
             (known.idle if known else 0.0) + cost.idle_unattributed,
-            known.empty if known else 0.0,
+            known.empty if known else None,
         ]
         for row, amount in zip(rows, of_kinds, strict=True):
-            row.append(money(amount))
+            row.append(NONE if amount is None else money(amount))
     lines = list(_table(["", "GPU-hours", *([cost.currency] if cost else [])], rows))
     said = (
         f"Launches that ended out of memory had run {hours(at_risk)} GPU-hours. What of them was "
