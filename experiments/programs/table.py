@@ -68,6 +68,12 @@ PROGRAMS = (
     _script("Pyro", "pyro-ppl", script="pyro_svi"),
     _script("bitsandbytes", "bitsandbytes", script="bitsandbytes_adam"),
     _script("schedulefree", "schedulefree"),
+    _script(
+        "RMM",
+        "rmm-cu13==26.10.0",
+        script="rmm_pool",
+        note="its pool takes memory through a CallbackMemoryResource",
+    ),
     _script("torchao", "torchao", script="torchao_adam"),
     _script("timm", "timm==1.0.31", script="timm_resnet"),
     _script("skorch", "skorch", script="skorch_classifier"),
