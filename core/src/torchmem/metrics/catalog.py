@@ -531,6 +531,16 @@ NVML_MIG_MEMORY_FREE = _group.gauge(
 NVML_MIG_MEMORY_RESERVED = _group.gauge(
     "nvml_mig_memory_reserved_bytes", "Memory of the GPU instance that the driver reserves."
 )
+NVML_MIG_ASSIGNMENT_INFO = _group.info(
+    "nvml_mig_assignment_info",
+    "Who was given the MIG device, as in nvml_gpu_assignment_info.",
+    "compute_instance",
+)
+NVML_MIG_ASSIGNED_EMPTY = _group.gauge(
+    "nvml_mig_assigned_empty_seconds",
+    "As nvml_gpu_assigned_empty_seconds, of a MIG device; absent unless NVML lists its processes.",
+    "compute_instance",
+)
 
 _group = _Group("NVML: processes", GPU)
 NVML_PROCESSES = _group.gauge("nvml_processes", "Number of processes on the GPU.")
