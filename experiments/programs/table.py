@@ -67,7 +67,7 @@ PROGRAMS = (
     _script("stable-baselines3", "stable-baselines3", script="ppo", is_core=True),
     _script("Pyro", "pyro-ppl", script="pyro_svi"),
     _script("bitsandbytes", "bitsandbytes", script="bitsandbytes_adam"),
-    _script("schedulefree", "schedulefree"),
+    _script("schedulefree", "schedulefree", script="schedulefree_adamw"),
     _script("torchao", "torchao", script="torchao_adam"),
     _script("timm", "timm==1.0.31", script="timm_resnet"),
     _script("skorch", "skorch", script="skorch_classifier"),

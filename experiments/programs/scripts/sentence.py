@@ -22,8 +22,8 @@ pooling = models.Pooling(32)
 model = SentenceTransformer(modules=[words, pooling], device="cuda")
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(5):
-    features = {name: each.cuda() for name, each in model.tokenize(["a b c", "d e"]).items()}
-    model(features)["sentence_embedding"].mean().backward()
+    features = model.tokenize(["a b c", "d e"])
+    model({name: features[name].cuda() for name in ("input_ids", "attention_mask")})["sentence_embedding"].mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 model.encode(["a b", "c d"], show_progress_bar=False)
