@@ -60,6 +60,7 @@ class Result:
         differs: by way, what differs from the plain runs.
         steps: what the program says of the steps of each rank.
         ranks: what torchmem says of each process, by way.
+        cpu_seconds: CPU time of the run, by way.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Result:
     differs: dict[str, list[str]] = field(default_factory=dict)
     steps: list[int] = field(default_factory=list)
     ranks: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def wrong_steps(self) -> list[str]:
@@ -91,10 +93,10 @@ def _are_right(counted: Sequence[int], true: Sequence[int]) -> bool:
 def tried(program: Program, wheel: Path) -> Result:
     """Install and run a program in every way."""
     try:
-        folder = environment(program, wheel)
+        folder = environment(program.requirements, wheel)
     except InstallError as error:
         return Result(program.name, reason=f"not installed: {error}")
-    known = Result(program.name, versions(folder, program))
+    known = Result(program.name, versions(folder, ("torch", *program.packages)))
     try:
         return _compared(program, folder, known)
     except subprocess.TimeoutExpired:
@@ -112,11 +114,18 @@ def _compared(program: Program, folder: Path, known: Result) -> Result:
         known,
         code=plain[0].code,
         differs={way: found for way, each in others.items() if (found := compared(plain, each))},
-        steps=[int(line[len(TRUE) :]) for line in plain[0].lines if line.startswith(TRUE)],
+        steps=[*program.steps, *_true_steps(plain[0])],
         ranks={
             way: [asdict(rank) for rank in published(each.page)] for way, each in others.items()
         },
+        cpu_seconds={
+            way: round(each.cpu_seconds, 2) for way, each in {PLAIN: plain[0], **others}.items()
+        },
     )
+
+
+def _true_steps(plain: Outcome) -> list[int]:
+    return [int(line[len(TRUE) :]) for line in plain.lines if line.startswith(TRUE)]
 
 
 def _run(program: Program, folder: Path, way: str) -> Outcome:
@@ -170,7 +179,7 @@ def verdict(result: Result) -> str:
     """Return in a few words what a program's runs show."""
     if result.reason:
         return result.reason
-    found = [f"{way}: {', '.join(what)} differs" for way, what in result.differs.items()]
+    found = [f"{way}: {'; '.join(what)}" for way, what in result.differs.items()]
     found += [f"{way}: steps {result.ranks[way]}" for way in result.wrong_steps]
     return "; ".join(found) or "equal"
 

@@ -19,6 +19,7 @@ Path("data.yaml").write_text(
 model = YOLO("yolov8n.yaml")
 model.train(
     data="data.yaml",
+    project=str(Path("runs").resolve()),
     epochs=1,
     imgsz=64,
     batch=2,
