@@ -15,13 +15,12 @@ documentation.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from experiments.monitored_runs import (
@@ -34,60 +33,17 @@ from experiments.monitored_runs import (
     published,
 )
 from experiments.programs.environment import (
-    ROOT,
     InstallError,
     built_wheel,
     environment,
     versions,
 )
+from experiments.programs.results import PUBLISHED, STATE, Result, load, save
 from experiments.programs.table import PROGRAMS, Program
 
 SCRIPTS = Path(__file__).with_name("scripts")
-STATE = ROOT / "build" / "programs" / "results.json"
-RESULTS = Path(__file__).with_name("results.json")
 TIMEOUT_SECONDS = 600
 TRUE = "true steps "
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What is known of a program.
-
-    Attributes:
-        versions: of PyTorch and of its packages.
-        reason: why it was not installed or did not run; "" if it ran.
-        code: its exit code.
-        differs: by way, what differs from the plain runs.
-        steps: what the program says of the steps of each rank.
-        ranks: what torchmem says of each process, by way.
-        cpu_seconds: CPU time of the run, by way.
-    """
-
-    name: str
-    versions: dict[str, str] = field(default_factory=dict)
-    reason: str = ""
-    code: int | None = None
-    differs: dict[str, list[str]] = field(default_factory=dict)
-    steps: list[int] = field(default_factory=list)
-    ranks: dict[str, list[dict[str, object]]] = field(default_factory=dict)
-    cpu_seconds: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def wrong_steps(self) -> list[str]:
-        """The ways in which steps were counted wrongly; absent steps are not wrong."""
-        return [way for way in self.ranks if not _are_right(self._counted(way), self.steps)]
-
-    def _counted(self, way: str) -> list[int]:
-        return [n for each in self.ranks[way] if isinstance(n := each["steps"], int)]
-
-
-def _are_right(counted: Sequence[int], true: Sequence[int]) -> bool:
-    left = list(true)
-    for steps in (each for each in counted if each):
-        if steps not in left:
-            return False
-        left.remove(steps)
-    return True
 
 
 def tried(program: Program, wheel: Path) -> Result:
@@ -175,27 +131,6 @@ def _why(outcome: Outcome) -> str:
     return f"ends with {outcome.code}: {lines[-1][:200] if lines else 'no output'}"
 
 
-def verdict(result: Result) -> str:
-    """Return in a few words what a program's runs show."""
-    if result.reason:
-        return result.reason
-    found = [f"{way}: {'; '.join(what)}" for way, what in result.differs.items()]
-    found += [f"{way}: steps {result.ranks[way]}" for way in result.wrong_steps]
-    return "; ".join(found) or "equal"
-
-
-def _load(path: Path) -> dict[str, Result]:
-    if not path.exists():
-        return {}
-    return {each["name"]: Result(**each) for each in json.loads(path.read_text())}
-
-
-def _save(path: Path, results: dict[str, Result]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ordered = [asdict(results[each.name]) for each in PROGRAMS if each.name in results]
-    path.write_text(json.dumps(ordered, indent=1) + "\n")
-
-
 def main() -> None:
     """Try the programs that have no result yet, and print what was found."""
     parser = argparse.ArgumentParser(
@@ -206,7 +141,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also those that have a result")
     parser.add_argument("--write", action="store_true", help="publish all results")
     arguments = parser.parse_args()
-    results, wheel = _load(STATE), built_wheel()
+    results, wheel = load(STATE), built_wheel()
     chosen = [
         each
         for each in PROGRAMS
@@ -215,10 +150,10 @@ def main() -> None:
     for program in chosen:
         if arguments.again or program.name not in results:
             results[program.name] = tried(program, wheel)
-            _save(STATE, results)
-        print(f"{program.name}: {verdict(results[program.name])}", flush=True)
+            save(STATE, results)
+        print(f"{program.name}: {results[program.name].verdict}", flush=True)
     if arguments.write:
-        _save(RESULTS, results)
+        save(PUBLISHED, results)
     found = [results[each.name] for each in chosen]
     if any(each.differs or each.wrong_steps for each in found):
         raise SystemExit(1)

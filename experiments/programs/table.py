@@ -124,6 +124,14 @@ PROGRAMS = (
     _script("codecarbon", "codecarbon==3.3.2", script="codecarbon_tracker"),
     _script("torch.profiler", script="profiler_trace"),
     _script("own memory history", script="memory_history"),
+    _script(
+        "those five together",
+        "stormlog==0.4.3",
+        "pytorch_memlab",
+        "nvitop==1.7.2",
+        "codecarbon==3.3.2",
+        script="peers_together",
+    ),
     Program("New Relic", ("newrelic==14.1.0",), ("newrelic-admin", "run-python", "train.py")),
     Program("Datadog", ("ddtrace==4.16.0",), ("ddtrace-run", "python", "train.py")),
     Program(

@@ -15,31 +15,29 @@ documentation.
 from __future__ import annotations
 
 import argparse
-import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from experiments.monitored_runs import PLAIN, RUN, VARIABLE, WAYS
 from experiments.programs.environment import (
     FOLDER,
-    ROOT,
     InstallError,
     built_wheel,
     environment,
     versions,
 )
 from experiments.suites.cpython import CPYTHON, write_tests
-from experiments.suites.table import SUITES, Suite
+from experiments.suites.results import ALL, PUBLISHED, Result, load, save, state
+from experiments.suites.table import Suite
 
-STATE = ROOT / "build" / "suites"
-RESULTS = Path(__file__).with_name("results.json")
 CHECKOUTS = FOLDER / "checkouts"
 TIMEOUT_SECONDS = 3600
 GITHUB = "https://github.com"
@@ -70,25 +68,6 @@ SILENT = {
 
 class SuiteError(Exception):
     """A suite did not run; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What is known of a suite.
-
-    Attributes:
-        versions: of Python, of PyTorch and of its packages.
-        reason: why it did not run; "" if it ran.
-        outcomes: numbers of tests by outcome, by way.
-        changed, unstable: tests, each with its outcomes.
-    """
-
-    name: str
-    versions: dict[str, str] = field(default_factory=dict)
-    reason: str = ""
-    outcomes: dict[str, dict[str, int]] = field(default_factory=dict)
-    changed: list[str] = field(default_factory=list)
-    unstable: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +189,16 @@ def checkout(suite: Suite, scratch: Path) -> Path:
         return scratch
     folder = CHECKOUTS / f"{suite.repository.rpartition('/')[2]}-{suite.tag}"
     if not folder.exists():
-        url = f"{GITHUB}/{suite.repository}"
-        words = ("--quiet", "--depth", "1", "--branch", suite.tag, url, str(folder))
-        done = subprocess.run(["git", "clone", *words], capture_output=True, text=True, check=False)
+        new = folder.with_suffix(".new")
+        shutil.rmtree(new, ignore_errors=True)
+        words = ("--quiet", "--depth=1", "--config=advice.detachedHead=false")
+        source = ("--branch", suite.tag, f"{GITHUB}/{suite.repository}", str(new))
+        done = subprocess.run(
+            ["git", "clone", *words, *source], capture_output=True, text=True, check=False
+        )
         if done.returncode:
-            raise SuiteError(f"not cloned: {done.stderr.strip()}")
+            raise SuiteError(f"not cloned: {done.stderr.strip().splitlines()[-1]}")
+        new.rename(folder)
     return folder
 
 
@@ -249,21 +233,6 @@ def lines(result: Result) -> Iterator[str]:
     yield from (f"  unstable {each}" for each in result.unstable)
 
 
-def _load(path: Path) -> dict[str, Result]:
-    if not path.exists():
-        return {}
-    return {each["name"]: Result(**each) for each in json.loads(path.read_text())}
-
-
-def _save(path: Path, results: Mapping[str, Result]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ordered = [asdict(results[each.name]) for each in ALL if each.name in results]
-    path.write_text(json.dumps(ordered, indent=1) + "\n")
-
-
-ALL: Sequence[Suite] = (*SUITES, CPYTHON)
-
-
 def main() -> None:
     """Run the suites that have no result yet, and print what was found."""
     parser = argparse.ArgumentParser(
@@ -274,16 +243,16 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="also those that have a result")
     parser.add_argument("--write", action="store_true", help="publish all results")
     arguments = parser.parse_args()
-    state = STATE / f"{arguments.agent or 'results'}.json"
-    results, wheel = _load(state), built_wheel()
+    kept = state(arguments.agent)
+    results, wheel = load(kept), built_wheel()
     chosen = [suite for suite in ALL if arguments.only.lower() in suite.name.lower()]
     for suite in chosen:
         if arguments.again or suite.name not in results:
             results[suite.name] = tried(suite, wheel, arguments.agent)
-            _save(state, results)
+            save(kept, results)
         print(*lines(results[suite.name]), sep="\n", flush=True)
     if arguments.write:
-        _save(RESULTS, results)
+        save(PUBLISHED, results)
     if any(results[each.name].changed for each in chosen):
         raise SystemExit(1)
 

@@ -57,7 +57,7 @@ SUITES = (
         "PEFT",
         "huggingface/peft",
         "v0.20.0",
-        ("peft==0.20.0", "parameterized", "transformers==5.23.0", "scipy", "scikit-learn"),
+        ("peft==0.20.0", "parameterized", "transformers==5.23.0", "datasets", "scikit-learn"),
         (
             "tests/test_bufferdict.py",
             "tests/test_incremental_pca.py",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from experiments.monitored_runs import Outcome, Published, differences, published
-from experiments.programs.__main__ import Result, compared
+from experiments.programs.__main__ import compared
+from experiments.programs.results import Result
 from experiments.programs.table import PROGRAMS
 
 PAGE = """
