@@ -103,7 +103,6 @@ SUITES = (
             "tests/test_callbacks.py",
             "tests/test_logger.py",
             "tests/test_monitor.py",
-            "tests/test_run.py",
             "tests/test_vec_envs.py",
         ),
         gpus=0,
