@@ -19,7 +19,8 @@ HEAD = """\
 
 Does torchmem leave other people's programs alone, and does it count their steps right? Each ran on
 phantom GPUs plain, with `TORCHMEM=1` and under `torchmem run`. Exit code, stdout and stderr are
-compared, apart from numbers, random names and lines that also differ between two plain runs.
+compared, apart from numbers, random names and lines that also differ between two plain runs. What
+differs counts if it does so twice.
 
     make test-programs    # half an hour on one core; ARGS=--core for ten of them
     make test-suites      # an hour on one core; clones from GitHub
