@@ -61,7 +61,6 @@ SUITES = (
         (
             "tests/test_bufferdict.py",
             "tests/test_incremental_pca.py",
-            "tests/test_trainable_tokens.py",
         ),
     ),
     Suite(
