@@ -73,6 +73,7 @@ PROGRAMS = (
     _script("Pyro", "pyro-ppl", script="pyro_svi"),
     _script("bitsandbytes", "bitsandbytes", script="bitsandbytes_adam"),
     _script("schedulefree", "schedulefree", script="schedulefree_adamw"),
+    _script("RMM", "rmm-cu13==26.10.0", script="rmm_pool"),
     _script("torchao", "torchao", script="torchao_adam"),
     _script("timm", "timm==1.0.31", script="timm_resnet"),
     _script("skorch", "skorch", script="skorch_classifier"),
