@@ -32,7 +32,7 @@ install = echo "Installing into $(1), which may take a minute:" '$(strip $(2))' 
 # container images, each process would compile PyTorch again, which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-programs test-serving test-sglang gpu-wheels test-gpu clean
+.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-programs test-suites test-serving test-sglang gpu-wheels test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -148,6 +148,9 @@ test-versions: $(VENV)/.dev  ## Test on each Python found, and on each PyTorch t
 # Pass `ARGS=--core` for ten of them, in five minutes, and `ARGS='--only NAME --again'` for one.
 test-programs: $(VENV)/.dev  ## Run 50 programs from PyPI plain and with torchmem on phantom GPUs; own environments, takes hours, goes on where it stopped.
 	$(BIN)/python -m experiments.programs $(ARGS)
+
+test-suites: $(VENV)/.dev  ## Run test suites of other projects plain and with torchmem; clones from GitHub, takes an hour, goes on where it stopped.
+	$(BIN)/python -m experiments.suites $(ARGS)
 
 SERVING_VENV ?= .venv-serving
 # vLLM requires a newer certifi than some indexes have, and cuda-python 12 breaks one of its imports.

@@ -27,9 +27,9 @@ source (`--datasource`, a name or UID). Only `--force` replaces dashboards that 
 `torchmem manifests dashboards --out DIR` writes files to import instead, and
 `torchmem manifests grafana --out DIR` also the provisioning.
 
-They link to each other and keep the selection and the time range. The ⓘ of a panel says which
-question it answers, and how to read it. A Slurm job opens in Grafana's Explore, and a pod on
-kubernetes-mixin's board *Compute Resources / Pod*, which kube-prometheus-stack installs.
+The ⓘ of a panel says which question it answers, and how to read it. A Slurm job opens in Grafana's
+Explore, and a pod on kubernetes-mixin's board *Compute Resources / Pod*, which
+kube-prometheus-stack installs.
 
 ## Cluster, namespace, team and user
 

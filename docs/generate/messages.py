@@ -34,14 +34,13 @@ HEAD = """\
 
 explains every message in a text that says that memory ran out: what its numbers mean, the cause
 that they allow, what to do, and the one command that tells more. The job needs no torchmem, and
-this machine neither PyTorch nor a GPU; nothing is sent anywhere. The [live page](screens.md#files)
-does the same with a text that is dropped on it.
+this machine neither PyTorch nor a GPU; nothing is sent anywhere. You can also drop a text on the
+[live page](screens.md#files).
 
 Each kind of message is explained once, the first in time first; ranks that fell because another
-one had fallen are listed apart. Several files are logs of one job, whose ranks are in labels of
-torchrun, srun, mpirun or Ray, or in the path. `torch.cuda.memory_summary()`,
-`torch.cuda.memory_stats()` and the table of `nvidia-smi` are read, too.
-[Exit codes](commands.md#torchmem-why).
+one had fallen are listed apart. Several files are logs of one job, with the rank in the label of a
+launcher or in the path. `torch.cuda.memory_summary()`, `torch.cuda.memory_stats()` and the table of
+`nvidia-smi` are read, too. [Exit codes](commands.md#torchmem-why).
 
 """
 ANATOMY = """\

@@ -75,14 +75,13 @@ TAIL = """\
 
 - No rule can distinguish growth that stops just short of the limit from growth that does not.
   Almost all false alarms are of that kind, and here such jobs are more than half of the healthy
-  hours, far more than in most fleets. The rate in flat jobs is closer to what to expect.
+  hours. In most fleets, the rate in flat jobs is closer to what to expect.
 - Runs are compared by the label `run`. Give different jobs different names: if they share one, a
   job that used more memory and finished can delay the warning of another.
 - Long batches without a plan, first evaluations, and neighbors that come within a minute are not
   predicted; sequences that get longer at random are predicted late.
 - Allocators without snapshots (`backend:cudaMallocAsync`) have no prediction.
-- The jobs are synthetic. Measure your own: the alert's history and `torchmem_ooms_total` are in
-  your Prometheus.
+- The jobs are synthetic. To measure yours, compare the alert's history with `torchmem_ooms_total`.
 """
 COLUMNS = (
     "rule",

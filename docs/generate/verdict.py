@@ -34,8 +34,8 @@ HEAD = """\
 
 `torchmem why` begins with one sentence: what would have made room for the job (the *cause*), and
 what had changed since the run was healthy (the *onset*). Both are labels of
-`torchmem_last_oom_info`, with the first advice (`remedy`). `torchmem why --json` prints `cause`,
-`onset`, the sentence (`headline`), and the room that each change would have made (`oom.gains`).
+`torchmem_last_oom_info`. `torchmem why --json` also prints the room that each change would have
+made (`oom.gains`).
 
 ## Cause
 
@@ -89,12 +89,11 @@ running rank (`torchmem_step_growth_bytes`), a preflight, and the lines of a rec
 
 ### Garbage
 
-Objects that refer to each other are freed only when Python's collector runs, and it counts
-objects, not bytes. When an uncaught OutOfMemoryError ends the main thread, the SDK runs a full
-collection and reads how much came back. The onset is `garbage` if that is enough for the request
-and more than any other change has added; less is a remark in the report. The report names the
-types that kept the tensors, and with [recorded stacks](sdk.md#which-lines-hold-the-memory) the
-line that allocated them.
+Python's collector, which frees objects that refer to each other, counts objects, not bytes. When an
+uncaught OutOfMemoryError ends the main thread, the SDK [runs it](sdk.md#garbage). The onset is
+`garbage` if what came back is enough for the request and more than any other change has added;
+less is a remark in the report, which names the types that kept the tensors, and with [recorded
+stacks](sdk.md#which-lines-hold-the-memory) the line that allocated them.
 
 ## Measured
 
@@ -130,8 +129,7 @@ IN_TIME = """\
 
 ### Growth, while a run lives
 
-A running rank is judged about once a second. That something *grows* is a fact, with its pace; a
-*leak* is the judgment that nothing healthy explains it. Here the memory of {patterns} kinds of runs
+A running rank is judged about once a second. The memory of {patterns} kinds of runs
 follows formulas with noise, in virtual time, with steps of 5 ms to 5 s and seeds {seeds}, which
 were not used to choose a threshold.
 

@@ -133,6 +133,11 @@ def test_the_pages_beside_it_are_short(root: Path, page: str, lines: int, words:
     assert len(text.split()) <= words
 
 
+def test_the_documentation_is_short_enough_to_be_kept_true(root: Path) -> None:
+    """docs/ has at most 65,000 words, with the runbooks: say each fact once."""
+    assert sum(len(page.read_text().split()) for page in (root / "docs").rglob("*.md")) <= 65_000
+
+
 def test_every_command_is_shown(readme: str) -> None:
     """The README mentions every subcommand."""
     assert [

@@ -16,7 +16,13 @@ from experiments.quiet_fleet.faults import FAULTS, play, told
 from experiments.quiet_fleet.fleet import Fleet, Placed, Planner
 from experiments.quiet_fleet.recordings import DAY_MINUTES, Workload
 
-TOLD = ("a killed rank", "an XID error", "a lost GPU", "another node that is down")
+TOLD = (
+    "a neighbor that grows",
+    "a killed rank",
+    "an XID error",
+    "a lost GPU",
+    "another node that is down",
+)
 
 
 def small_fleet() -> Fleet:

@@ -46,7 +46,7 @@ NAMED_BY_OTHERS = {"node_gpu_hourly_cost"}
 def test_recording_rules_are_named_level_metric_operations(name: str) -> None:
     """Names have the form `level:metric:operations`; the level is what one series describes."""
     assert re.fullmatch(
-        r"(rank|gpu|run|pod|user|instance|cluster):(torchmem|nvml)_[a-z_]+:[a-z0-9]+", name
+        r"(rank|gpu|run|pod|user|process|instance|cluster):(torchmem|nvml)_[a-z_]+:[a-z0-9]+", name
     ), name
 
 

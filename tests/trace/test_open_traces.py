@@ -67,6 +67,18 @@ def columns(trace: StackedTrace) -> tuple[Any, ...]:
     return *trace.columns.arrays(), trace.events.times, stacks
 
 
+def test_progress_is_told_while_a_file_is_read(snapshot: dict[str, Any], tmp_path: Path) -> None:
+    """The bytes that were read so far grow, up to the size of the file."""
+    traces = [[{**e} for e in trace * 4] for trace in snapshot["device_traces"]]
+    path = write(snapshot | {"device_traces": traces}, tmp_path / "long.pickle")
+    told: list[tuple[int, int]] = []
+    read_with_stacks(path, lambda done, total: told.append((done, total)))
+    size = path.stat().st_size
+    assert {total for _, total in told} == {size}
+    assert sorted(told) == told
+    assert 0 < told[-1][0] <= size
+
+
 def test_what_is_read_early_is_what_is_read_late(snapshot: dict[str, Any], tmp_path: Path) -> None:
     """A file of several windows, and files of one with parts of it, give the same events."""
     path = write(snapshot, tmp_path / "long.pickle")

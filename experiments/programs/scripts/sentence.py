@@ -22,8 +22,9 @@ pooling = models.Pooling(32)
 model = SentenceTransformer(modules=[words, pooling], device="cuda")
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(5):
-    features = {name: each.cuda() for name, each in model.tokenize(["a b c", "d e"]).items()}
-    model(features)["sentence_embedding"].mean().backward()
+    features = model.tokenize(["a b c", "d e"])
+    inputs = {name: features[name].cuda() for name in ("input_ids", "attention_mask")}
+    model(inputs)["sentence_embedding"].mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 model.encode(["a b", "c d"], show_progress_bar=False)

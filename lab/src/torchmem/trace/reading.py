@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -44,7 +43,6 @@ _ADVICE: dict[FileProblem, str] = {
     "no_descriptors": "raise the limit with ulimit -n.",
     "too_large": "record fewer steps, or with _record_memory_history(max_entries=1_000_000).",
 }
-POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +119,9 @@ def read_with_stacks(
         without_collector(),
     ):
         size = os.fstat(file).st_size
-        while not select.select([worker.answer], [], [], POLL_SECONDS)[0]:
-            # The worker's stdin is this open file, so both share one offset.
-            progress(os.lseek(file, 0, os.SEEK_CUR), size)
-        return tuple(_stacked_traces(worker.header(), worker.answer, path.name))
+        # The worker's stdin is this open file, so both share one offset.
+        header = worker.header(lambda: progress(os.lseek(file, 0, os.SEEK_CUR), size))
+        return tuple(_stacked_traces(header, worker.answer, path.name))
 
 
 def _stacked_traces(header: dict[str, Any], answer: IO[bytes], name: str) -> Iterator[StackedTrace]:

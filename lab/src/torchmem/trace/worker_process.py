@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,7 @@ from torchmem.trace.worker import OUT_OF_MEMORY, WorkerLimits
 _ROOTS = [str(Path(folder).parent) for folder in torchmem.__path__]
 _PROGRAM = "sys.path[:0] = sys.argv[1:]; from torchmem.trace.worker import main; main({})"
 MAX_FIRST_LINE = 1024
+POLL_SECONDS = 0.1
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
 
 
@@ -49,14 +51,16 @@ class SnapshotWorker:
     process: subprocess.Popen[bytes]
     errors: ErrorOutput
 
-    def header(self) -> dict[str, Any]:
-        """Return all of the answer but the arrays.
+    def header(self, waiting: Callable[[], None] = lambda: None) -> dict[str, Any]:
+        """Return all of the answer but the arrays; call `waiting` again and again until it comes.
 
         Raises:
             UsageError: the file cannot be used.
             WorkerError: the process has failed.
         """
         limits = self._limits()
+        while not select.select([self.answer], [], [], POLL_SECONDS)[0]:
+            waiting()
         line = self.answer.readline()
         if not line.endswith(b"\n"):
             raise self._ended(limits)

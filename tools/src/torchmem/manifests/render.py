@@ -176,6 +176,28 @@ def _grown_component() -> str:
     )
 
 
+def _with_neighbor() -> str:
+    """Return the start of a Go template about the process that grew most beside the alert's rank.
+
+    The rank's own process is known by its run and rank: its pid may be that of a container.
+    """
+    series = "process:nvml_process_memory_bytes:increase30m"
+    return (
+        f"with printf `topk(1, {series}{{instance=%q,uuid=%q}}\n"
+        f"unless {series}{{run=%q,rank=%q}})`\n"
+        "$labels.instance $labels.uuid $labels.run $labels.rank | query"
+    )
+
+
+def _neighbor() -> str:
+    """Return a Go template that names this process."""
+    place = '{{ with . | first | label "pod" }}, pod {{ . }}{{ end }}'
+    user = '{{ with . | first | label "user" }}, user {{ . }}{{ end }}'
+    return (
+        f'{{{{ . | first | label "name" }}}} (pid {{{{ . | first | label "pid" }}}}{user}{place})'
+    )
+
+
 def _owner() -> str:
     """Return the processes with the label `team`, which is the first of some labels that is set."""
     teams = ", ".join(f'"{label}"' for label in TEAM_LABELS)
@@ -238,6 +260,8 @@ TEXTS: Mapping[str, str] = {
         "The traceback or message is in the output of the script."
     ),
     "grown component": _grown_component(),
+    "with neighbor": _with_neighbor(),
+    "neighbor": _neighbor(),
     "kill cause": _kill_explanation(),
     "oom cause": _oom_explanation(),
     "oom onset": _onset(),
