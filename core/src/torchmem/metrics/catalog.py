@@ -426,9 +426,8 @@ OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
 )
 MISPLACED = _group.gauge(
     "torchmem_misplaced_bytes",
-    "What the rank holds, as NVML reports it, on this GPU that is another rank's of its launch, "
-    "or the first rank's where all ranks use the first GPU alone; absent if it holds less than a "
-    "context.",
+    "What the rank holds, as NVML reports it, on this GPU that is another rank's of its launch; "
+    "absent if it holds less than a context.",
 )
 RESERVED_UNBACKED = _group.gauge(
     "torchmem_reserved_unbacked_bytes",
@@ -538,7 +537,7 @@ NVML_MIG_ASSIGNMENT_INFO = _group.info(
 )
 NVML_MIG_ASSIGNED_EMPTY = _group.gauge(
     "nvml_mig_assigned_empty_seconds",
-    "As nvml_gpu_assigned_empty_seconds, of a MIG device; absent unless NVML lists its processes.",
+    "As nvml_gpu_assigned_empty_seconds, of a MIG device.",
     "compute_instance",
 )
 
