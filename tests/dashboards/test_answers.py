@@ -20,7 +20,8 @@ NODES = ("h100_busy", "mig", "rtx_4090", "v100_old_driver")
 # scrapes do not rise, and all processes live and are on their own GPUs.
 NOT_REPORTED = {
     "Held for nothing A",
-    "Memory of the selected GPUs K",
+    "Memory of the selected GPUs J",
+    "Memory of the selected GPUs L",
     "Nodes by driver B",
     "Remapped rows and retired pages C",
     "NVLink errors per minute A",
