@@ -11,6 +11,8 @@ FRAMEWORKS := transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6 trl==1.16
 	fastai==2.8.12
 # Their greenlets share a thread: tests/allocator_tier/test_greenlets.py. 13 MB.
 GREENLETS := gevent==26.9.0 eventlet==0.41.3
+# RAPIDS' memory manager, for tests/allocator_tier/test_rmm.py; needs Python 3.11. 6 MB.
+RMM := rmm-cu13==26.10.0
 # Other monitoring agents; tests/allocator_tier/test_agents.py runs them beside torchmem.
 AGENTS := newrelic==14.1.0 ddtrace==4.16.0 opentelemetry-distro==0.66b2
 # The inference engine, and the trainer that has it in its own process.
@@ -30,7 +32,7 @@ install = echo "Installing into $(1), which may take a minute:" '$(strip $(2))' 
 # container images, each process would compile PyTorch again, which takes longer than most tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-programs test-serving test-sglang gpu-wheels test-gpu clean
+.PHONY: help demo stack programs test check format generate site boards pictures check-grafana test-allocator test-dependencies test-versions test-programs test-suites test-serving test-sglang gpu-wheels test-gpu clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1  /p' $(MAKEFILE_LIST) | awk '{ name = $$1; $$1 = ""; printf "make %-15s%s\n", name, $$0 }'
@@ -113,8 +115,13 @@ $(CUDA_VENV)/agents/.installed: $(CUDA_VENV)/.dev
 		echo "import site; site.addsitedir('$$packages')" > $$(echo $(CUDA_VENV)/agents/lib/python3*/site-packages)/cuda.pth
 	@touch $@
 
+$(CUDA_VENV)/.rmm: $(CUDA_VENV)/.dev
+	@$(call install,$(CUDA_VENV),$(RMM))
+	@touch $@
+
 test-allocator: $(CUDA_VENV)/.dev programs  ## Test against PyTorch's CUDA allocator on the phantom GPU; needs 7 GB of disk.
 	@$(MAKE) $(CUDA_VENV)/agents/.installed || echo "The tests beside other agents are skipped: they cannot be installed."
+	@$(MAKE) $(CUDA_VENV)/.rmm || echo "The test with RMM is skipped: it cannot be installed."
 	$(CUDA_VENV)/bin/python -m pytest tests/allocator_tier -m allocator --numprocesses 2 --dist loadfile \
 		--no-loadscope-reorder $(ARGS)
 
@@ -141,6 +148,9 @@ test-versions: $(VENV)/.dev  ## Test on each Python found, and on each PyTorch t
 # Pass `ARGS=--core` for ten of them, in five minutes, and `ARGS='--only NAME --again'` for one.
 test-programs: $(VENV)/.dev  ## Run 50 programs from PyPI plain and with torchmem on phantom GPUs; own environments, takes hours, goes on where it stopped.
 	$(BIN)/python -m experiments.programs $(ARGS)
+
+test-suites: $(VENV)/.dev  ## Run test suites of other projects plain and with torchmem; clones from GitHub, takes an hour, goes on where it stopped.
+	$(BIN)/python -m experiments.suites $(ARGS)
 
 SERVING_VENV ?= .venv-serving
 # vLLM requires a newer certifi than some indexes have, and cuda-python 12 breaks one of its imports.

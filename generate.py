@@ -63,6 +63,7 @@ PARTS: Sequence[Part] = (
     lambda: rendered_by("deploy.helm.build"),
     lambda: rendered_by("deploy.kubernetes.build"),
     lambda: rendered_by("deploy.completion"),
+    lambda: rendered_by("docs.generate.programs"),
 )
 
 

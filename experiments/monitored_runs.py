@@ -1,13 +1,16 @@
 """Run a command on phantom GPUs, plain and with torchmem, and tell what differs.
 
-The output is compared without its numbers and its order: losses, times, and ranks that print first.
+The output is compared without its order and without words with a digit: losses, times, random
+names, and ranks that print first.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import subprocess
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,27 +21,32 @@ from torchmem.metrics import catalog
 
 GPU = "h100-80gb"
 WAYS = PLAIN, VARIABLE, RUN = ("plain", "TORCHMEM=1", "torchmem run")
-_NUMBER = re.compile(r"0x[0-9a-f]+|nan|inf|[-+]?\d[\d.,:e+-]*")
+_CHANGING = re.compile(r"[\w.,:+-]*\d[\w.,:+-]*|\bnan\b|\binf\b|tmp[a-z_]{8}")
+MAX_SHOWN_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run of a command left behind: its exit code, its output, the exporter's page."""
+    """What a run of a command left behind: its exit code, its output, the exporter's page.
+
+    cpu_seconds: of the command and of all that it started and waited for.
+    """
 
     code: int
     lines: Sequence[str]
     errors: Sequence[str]
     page: str = ""
+    cpu_seconds: float = 0.0
 
     @property
     def shape(self) -> list[str]:
         """The lines of its output without numbers, sorted, as ranks print in any order."""
-        return sorted(_NUMBER.sub("N", line) for line in self.lines)
+        return sorted(_CHANGING.sub("N", line) for line in self.lines)
 
     @property
     def error_shape(self) -> list[str]:
         """The same of its standard error."""
-        return sorted(_NUMBER.sub("N", line) for line in self.errors)
+        return sorted(_CHANGING.sub("N", line) for line in self.errors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,7 @@ class Command:
         elif way == VARIABLE:
             run_dir.mkdir(parents=True)
             variables |= {"TORCHMEM": "1", "TORCHMEM_RUN_DIR": str(run_dir)}
+        before = _cpu_seconds()
         done = subprocess.run(
             [*words, *self.words],
             cwd=self.folder,
@@ -88,8 +97,11 @@ class Command:
             timeout=self.timeout,
             check=False,
         )
+        used = _cpu_seconds() - before
         page = "" if way == PLAIN else self._scrape(run_dir)
-        return Outcome(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), page)
+        return Outcome(
+            done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), page, used
+        )
 
     def _scrape(self, run_dir: Path) -> str:
         command = [self.python, "-m", "torchmem.cli", "exporter", "--once"]
@@ -97,6 +109,11 @@ class Command:
             [*command, "--run-dir", str(run_dir)], capture_output=True, text=True, check=True
         )
         return done.stdout
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def published(page: str) -> list[Published]:
@@ -124,10 +141,18 @@ def _whole(value: float | None) -> int | None:
 
 
 def differences(plain: Outcome, other: Outcome) -> Iterator[str]:
-    """Yield which of exit code, stdout and stderr differ."""
+    """Yield which of exit code, stdout and stderr differ, with the first lines that do."""
     if plain.code != other.code:
         yield f"exit code {plain.code}, then {other.code}"
-    if plain.shape != other.shape:
-        yield "stdout"
-    if plain.error_shape != other.error_shape:
-        yield "stderr"
+    for name, before, after in (
+        ("stdout", plain.shape, other.shape),
+        ("stderr", plain.error_shape, other.error_shape),
+    ):
+        if before != after:
+            yield f"{name}: {_changed(before, after)}"
+
+
+def _changed(before: Sequence[str], after: Sequence[str]) -> str:
+    lost, new = Counter(before), Counter(after)
+    lines = [f"- {line}" for line in lost - new] + [f"+ {line}" for line in new - lost]
+    return " | ".join(lines[:MAX_SHOWN_LINES])

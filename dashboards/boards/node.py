@@ -319,9 +319,9 @@ def _wrong_holders() -> Panel:
     table.description(
         "Who holds a GPU or its memory without need? Process is gone: NVML still counts memory of "
         "a process that the node no longer has; end its children, or reset the GPU. Another "
-        "rank's GPU: the rank has a context on a GPU that is not its own; call "
-        "torch.cuda.set_device first. Given, no process: Slurm or the kubelet gave the GPU away "
-        "at least ten minutes ago, and nothing runs on it."
+        "rank's GPU: the rank has a context, or all its tensors, on a GPU that is not its own; "
+        "call torch.cuda.set_device first. Given, no process: Slurm or the kubelet gave the GPU "
+        "away at least ten minutes ago, and nothing runs on it."
     ).no_value("None, or the exporter does not see the node's processes")
     return table.height(5).min_width(60)
 

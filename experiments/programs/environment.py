@@ -7,9 +7,8 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-
-from experiments.programs.table import Program
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".venv-programs"
@@ -19,13 +18,12 @@ class InstallError(Exception):
     """The packages cannot be installed; the last line of uv says why."""
 
 
-def environment(program: Program, wheel: Path) -> Path:
-    """Return the folder of a program's environment with torchmem from its wheel.
+def environment(wanted: Sequence[str], wheel: Path) -> Path:
+    """Return the folder of an environment with these packages, and torchmem from its wheel.
 
     Raises:
         InstallError: its packages cannot be installed.
     """
-    wanted = [program.torch, "numpy", *program.packages]
     digest = hashlib.sha256("\n".join(wanted).encode()).hexdigest()[:12]
     folder, done = FOLDER / digest, FOLDER / digest / ".installed"
     python = folder / "bin" / "python"
@@ -42,17 +40,14 @@ def environment(program: Program, wheel: Path) -> Path:
 
 def built_wheel() -> Path:
     """Build torchmem's wheel and return its path."""
-    folder = ROOT / "build" / "programs"
-    for old in folder.glob("*.whl"):
-        old.unlink()
+    folder = ROOT / "build" / "wheels"
     _uv("build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT))
-    (wheel,) = folder.glob("*.whl")
-    return wheel
+    return max(folder.glob("*.whl"), key=lambda wheel: wheel.stat().st_mtime)
 
 
-def versions(folder: Path, program: Program) -> dict[str, str]:
-    """Return the installed releases of PyTorch and of a program's packages."""
-    names = [_name(each) for each in ("torch", *program.packages)]
+def versions(folder: Path, packages: Sequence[str]) -> dict[str, str]:
+    """Return the installed releases of packages."""
+    names = [_name(each) for each in packages]
     code = "import sys, importlib.metadata as m\nfor n in sys.argv[1:]: print(m.version(n))"
     command = [str(folder / "bin" / "python"), "-c", code, *names]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -60,7 +55,7 @@ def versions(folder: Path, program: Program) -> dict[str, str]:
 
 
 def _name(requirement: str) -> str:
-    return re.split(r"[=\[]", requirement, maxsplit=1)[0]
+    return re.split(r"[=<\[]", requirement, maxsplit=1)[0]
 
 
 def _uv(*words: str) -> None:

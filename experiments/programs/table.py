@@ -18,7 +18,7 @@ class Program:
         gpus: phantom GPUs that it sees.
         is_core: whether it is one of those that take five minutes together.
         torch: PyTorch, if the package needs another release.
-        note: what the table says about it.
+        steps: of each rank, where the program prints no "true steps".
     """
 
     name: str
@@ -27,7 +27,12 @@ class Program:
     gpus: int = 1
     is_core: bool = False
     torch: str = TORCH
-    note: str = ""
+    steps: tuple[int, ...] = ()
+
+    @property
+    def requirements(self) -> tuple[str, ...]:
+        """Everything that its environment has beside torchmem."""
+        return (self.torch, "numpy", *self.packages)
 
 
 def _script(name: str, *packages: str, script: str = "", **more: object) -> Program:
@@ -68,6 +73,7 @@ PROGRAMS = (
     _script("Pyro", "pyro-ppl", script="pyro_svi"),
     _script("bitsandbytes", "bitsandbytes", script="bitsandbytes_adam"),
     _script("schedulefree", "schedulefree", script="schedulefree_adamw"),
+    _script("RMM", "rmm-cu13==26.10.0", script="rmm_pool"),
     _script("torchao", "torchao", script="torchao_adam"),
     _script("timm", "timm==1.0.31", script="timm_resnet"),
     _script("skorch", "skorch", script="skorch_classifier"),
@@ -78,11 +84,11 @@ PROGRAMS = (
     _script("kornia", "kornia", script="kornia_augmentation"),
     _script("MONAI", "monai", script="monai_unet"),
     _script("ultralytics", "ultralytics", "opencv-python-headless", script="ultralytics_yolo"),
-    _script("Composer", "mosaicml", script="composer_trainer", torch="torch===2.7.1"),
+    _script("Composer", "mosaicml==0.32.1", script="composer_trainer", torch="torch===2.7.0"),
     _script("torchmetrics", "torchmetrics", script="torchmetrics_loop"),
     _script("PyTorch Ignite", "pytorch-ignite", script="ignite_trainer"),
     Program("Megatron core", ("megatron-core",), (*TWO_RANKS, "megatron_gpt.py"), gpus=2),
-    Program("torchrun", (), (*TWO_RANKS, "accelerate_loop.py"), gpus=2),
+    Program("torchrun", TRAINERS, (*TWO_RANKS, "accelerate_loop.py"), gpus=2),
     _script("Ray Train", "ray[train]", script="ray_train", gpus=2),
     _script("Dask", "distributed", script="dask_task"),
     _script("joblib", "joblib", script="joblib_tasks", is_core=True),
@@ -94,7 +100,7 @@ PROGRAMS = (
         ("pytest-xdist", "pytest"),
         ("pytest", "-q", "-n", "2", "-p", "no:cacheprovider", "test_training.py"),
         is_core=True,
-        note="its test trains 8 steps",
+        steps=(8,),
     ),
     Program("coverage", ("coverage",), ("coverage", "run", "train.py"), is_core=True),
     Program("memray", ("memray",), ("memray", "run", "-q", "-o", "memray.bin", "train.py")),
@@ -119,6 +125,14 @@ PROGRAMS = (
     _script("codecarbon", "codecarbon==3.3.2", script="codecarbon_tracker"),
     _script("torch.profiler", script="profiler_trace"),
     _script("own memory history", script="memory_history"),
+    _script(
+        "those five together",
+        "stormlog==0.4.3",
+        "pytorch_memlab",
+        "nvitop==1.7.2",
+        "codecarbon==3.3.2",
+        script="peers_together",
+    ),
     Program("New Relic", ("newrelic==14.1.0",), ("newrelic-admin", "run-python", "train.py")),
     Program("Datadog", ("ddtrace==4.16.0",), ("ddtrace-run", "python", "train.py")),
     Program(

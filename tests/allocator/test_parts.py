@@ -53,17 +53,31 @@ def test_parts_of_a_rank_add_up(device: DeviceSample, outside: int | None) -> No
     assert all(part.bytes > 0 for part in parts)
 
 
-@given(memories(), st.lists(devices, max_size=3), st.integers(0, 80 * GIB))
+@given(memories(), st.lists(devices, max_size=3), *[st.integers(0, 80 * GIB)] * 2)
 def test_parts_of_a_gpu_add_up(
-    memory: MemoryInfo, ranks: list[DeviceSample], driver_free: int
+    memory: MemoryInfo, ranks: list[DeviceSample], driver_free: int, dead: int
 ) -> None:
-    """Whatever ranks claim, the parts add up to NVML's total, in the order of the legend."""
+    """Whatever ranks and dead processes hold, the parts add up to NVML's total, in order."""
     held = [rank_parts(device, GIB) for device in ranks]
-    parts = gpu_parts(memory.total, held, driver_free, memory.reserved)
+    parts = gpu_parts(memory.total, held, driver_free, memory.reserved, dead)
 
     assert total(parts) == memory.total
     assert [part.name for part in parts] == sorted((p.name for p in parts), key=NAMES.index)
     assert len({part.name for part in parts}) == len(parts)
+
+
+def test_dead_processes_hold_a_part_of_what_is_not_the_ranks() -> None:
+    """They have at most what is neither free nor of a rank; without NVML's memory as well."""
+    ranks, dead = [[PartBytes("held", 4 * GIB)]], PartBytes("dead_processes", GIB)
+    assert gpu_parts(10 * GIB, ranks, 3 * GIB, 0, GIB)[1:3] == (
+        PartBytes("other_processes", 2 * GIB),
+        dead,
+    )
+    assert gpu_parts(10 * GIB, ranks, 3 * GIB, None, GIB)[1:3] == (
+        dead,
+        PartBytes("not_pytorch", 2 * GIB),
+    )
+    assert gpu_parts(10 * GIB, ranks, 5 * GIB, 0, 8 * GIB)[1:2] == (dead,)
 
 
 def test_parts_of_a_known_rank() -> None:

@@ -54,10 +54,10 @@ def children(pid: int) -> set[int]:
 
 @pytest.fixture(scope="module")
 def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Prometheus, Receiver]]:
-    """Run a demo of 150 s with three ranks under Prometheus and Alertmanager as configured here."""
+    """Run a demo of 240 s with three ranks under Prometheus and Alertmanager as configured here."""
     folder = tmp_path_factory.mktemp("demo")
     address = f"127.0.0.1:{free_port()}"
-    command = [*DEMO, "--ranks", "3", "--duration", "150", "--seed", "1", "--listen", address]
+    command = [*DEMO, "--ranks", "3", "--duration", "240", "--seed", "1", "--listen", address]
     with running(command, folder / "demo.log"):
         until(lambda: answers(f"http://{address}/-/ready"), pause=0.2)
         with full_stack(folder, address) as stack:
@@ -80,7 +80,7 @@ def test_the_fragmentation_alert_reaches_the_webhook(
     """Rising fragmentation leads to a notification with rank, stranded bytes and remedy."""
     _, webhook = monitored
 
-    alert = until(lambda: received(webhook, "TorchmemFragmentationHigh"), 150, 0.5)[0]
+    alert = until(lambda: received(webhook, "TorchmemFragmentationHigh"), 240, 0.5)[0]
 
     assert alert["labels"]["severity"] == "warning"
     assert re.search(

@@ -41,6 +41,17 @@ def smaller(device: DeviceSample, uuid: str, factor: int) -> DeviceSample:
     return replace(device, uuid=uuid, allocator=replace(device.allocator, reserved_bytes=reserved))
 
 
+def on_first(
+    number: int, index: int = 0, visible: int | None = 8, *, is_ranked: bool = True
+) -> Published:
+    """Return a rank that has all its memory on one GPU, and which it is of how many it sees."""
+    item = rank(number, "GPU-0")
+    (device,) = item.sample.devices
+    process = item.sample.process if is_ranked else replace(item.sample.process, local_rank=None)
+    devices = (replace(device, index=index, visible_devices=visible),)
+    return replace(item, sample=replace(item.sample, process=process, devices=devices))
+
+
 def node(ranks: Sequence[Published], held: Mapping[tuple[str, int], int]) -> NodeRanks:
     """Return the ranks of a node on which NVML lists these bytes."""
     return NodeRanks(0.0, ranks, INDICES, holders=GpuHolders(held))
@@ -108,6 +119,62 @@ def test_what_is_in_its_place_is_not_told(
 
     assert gpu_notes(found, "GPU-0") == ()
     assert [family.samples for family in misplaced_families(found, GPUS)] == [[]]
+
+
+ALL_ON_FIRST = [on_first(number) for number in reversed(range(4))]
+HELD_ON_FIRST = {("GPU-0", 100 + number): (10 + number) * GIB for number in range(4)}
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_all_tensors_of_all_ranks_on_the_first_gpu(number: int) -> None:
+    """Without set_device, every rank's report, the GPU, doctor and the series say who is there."""
+    found = node(ALL_ON_FIRST, HELD_ON_FIRST)
+    (item,) = (item for item in ALL_ON_FIRST if item.sample.process.rank == number)
+    (family,) = misplaced_families(found, GPUS)
+    rows = [(sample.labels, sample.value) for sample in family.samples]
+    why = rank_why(found, item, item.sample.devices[0], may_look=True)
+    (check,) = holders.checks({family.name: rows})
+
+    told = (
+        "Ranks 1, 2, 3 of run night hold 36.00 GiB here, on the GPU of rank 0, and nothing on "
+        "another GPU."
+    )
+    (note,) = gpu_notes(found, "GPU-0")
+    assert note.text == why.facts[0].text == told
+    assert why.advice[0].kind == "set_device"
+    assert note.remedy.startswith("Call torch.cuda.set_device(local_rank)")
+    assert {labels["rank"]: value for labels, value in rows} == {
+        str(number): float((10 + number) * GIB) for number in (1, 2, 3)
+    }
+    assert check.found == "rank 1, 2, 3 of night: 36.00 GiB on GPU 0"
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [on_first(number, visible=1) for number in range(4)],
+        [on_first(number, visible=None) for number in range(4)],
+        [on_first(number, index=1) for number in range(4)],
+        [*map(on_first, range(4)), rank(4, "GPU-1")],
+        [rank(number, "GPU-0", "GPU-1") for number in range(4)],
+        [on_first(number, is_ranked=False) for number in range(4)],
+        [on_first(0), replace(on_first(1), attributed=False)],
+    ],
+    ids=[
+        "the only GPU",
+        "unknown how many GPUs there are",
+        "not the first GPU: the script chose it",
+        "another rank has its own GPU",
+        "each rank is on several GPUs",
+        "programs without ranks",
+        "not certain to be that process",
+    ],
+)
+def test_ranks_that_share_a_gpu_on_purpose_are_not_told(ranks: Sequence[Published]) -> None:
+    """Only ranks that each see a GPU of their own and use the first one alone are told."""
+    found = node(ranks, HELD_ON_FIRST)
+
+    assert gpu_notes(found, "GPU-0") == ()
 
 
 def test_series_and_doctor() -> None:

@@ -26,24 +26,34 @@ from torchmem.exporter.collect import Exporter
 from torchmem.exporter.gpus import GpuIdentity
 from torchmem.exporter.live.state import node_state
 from torchmem.exporter.sample_files import RunDirectory
+from torchmem.exporter.subjects.dead_processes import MIN_SECONDS, DeadProcesses
 from torchmem.exporter.subjects.memory import MemoryInfo
 from torchmem.exporter.subjects.processes import Processes, ProcessMemory
 from torchmem.host.procfs import start_ticks
 from torchmem.metrics.memory_parts import COMPONENTS
 from torchmem.sample.engine import Engine
 from torchmem.sample.libraries import Communicator, RmmMemory
-from torchmem.sample.sample import ASLEEP, Allocator, ByPool, DeviceSample, Layout, Sample
+from torchmem.sample.sample import (
+    ASLEEP,
+    MAX_PID,
+    Allocator,
+    ByPool,
+    DeviceSample,
+    Layout,
+    Sample,
+)
 
 MIB, GIB = 1 << 20, 1 << 30
 TOTAL, DRIVER = 80 * GIB, GIB
 CARD = TOTAL - DRIVER
 GPUS = 60
 MAX_RANKS = 2
-DEAD_PID = (1 << 22) + 7
+DEAD_PID = MAX_PID - 1
 TENSORS = {*COMPONENTS, "in_use"}
 PARTS = "gpu:torchmem_memory_bytes:sum"
 FOUND = re.compile(r"\{([^}]*)\} ([-+.eE\d]+)")
 PAGE = 4096
+READ = ("torchmem_", "nvml_memory", "nvml_dead")
 SECONDS = 300.0
 
 
@@ -211,6 +221,7 @@ def test_prometheus_and_the_page_show_the_same_parts(nvml: str, tmp_path: Path) 
         assert _rounded(recorded[gpu.uuid]) == _rounded(page[gpu.uuid]), gpu.kinds
         total = CARD if nvml == "no_nvml" else TOTAL
         assert sum(page[gpu.uuid].values()) == total
+        assert page[gpu.uuid].get("dead_processes", 0) == (gpu.dead if nvml == "nvml" else 0)
         assert abs(sum(recorded[gpu.uuid].values()) - total) < PAGE
 
 
@@ -227,14 +238,16 @@ def _scraped(
         for gpu in gpus:
             for sample in gpu.samples(each[gpu.uuid]):
                 publish(run_dir, sample)
-        with closing(Exporter(driver, RunDirectory(run_dir), 120)) as exporter:
+        dead = DeadProcesses(DEAD_PID.__eq__, iter((0.0, MIN_SECONDS)).__next__)
+        with closing(Exporter(driver, RunDirectory(run_dir), 120, dead=dead)) as exporter:
+            exporter.collect()
             found = [sample for family in exporter.collect() for sample in family.samples]
             shown = node_state(exporter.found()).gpus
     page = {gpu.uuid: _grouped({part.name: part.bytes for part in gpu.parts}) for gpu in shown}
     return page, {
         series_name("node", each.name, *each.labels.items()): f"{each.value}x20"
         for each in found
-        if each.name.startswith(("torchmem_", "nvml_memory")) and "bucket" not in each.name
+        if each.name.startswith(READ) and "bucket" not in each.name
     }
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from experiments.monitored_runs import Outcome, Published, differences, published
-from experiments.programs.__main__ import Result, compared
+from experiments.programs.__main__ import compared
+from experiments.programs.results import Result
 from experiments.programs.table import PROGRAMS
 
 PAGE = """
@@ -17,13 +18,17 @@ torchmem_allocated_peak_bytes{pid="7",run="gpt",gpu="1"} 1024
 
 
 def test_numbers_and_the_order_of_lines_do_not_count() -> None:
-    """Losses, times and ranks that print first may differ; words and exit codes may not."""
-    plain = Outcome(0, ["rank 0 loss 2.31", "rank 1 done"], [])
-    same = Outcome(0, ["rank 1 done", "rank 0 loss nan"], [])
-    other = Outcome(1, ["rank 1 done"], ["Traceback"])
+    """Losses, times, ids and who prints first may differ; words and exit codes may not."""
+    plain = Outcome(0, ["rank 0 loss 2.31", "rank 1 of k7f2 in /tmp/tmpabc_defg/w done"], [])
+    same = Outcome(0, ["rank 1 of x1q9 in /tmp/tmpzzzyyyxx/w done", "rank 0 loss nan"], [])
+    other = Outcome(1, plain.lines[1:], ["Traceback"])
 
     assert list(differences(plain, same)) == []
-    assert list(differences(plain, other)) == ["exit code 0, then 1", "stdout", "stderr"]
+    assert list(differences(plain, other)) == [
+        "exit code 0, then 1",
+        "stdout: - rank N loss N",
+        "stderr: + Traceback",
+    ]
 
 
 def test_lines_that_change_without_torchmem_are_left_out() -> None:
@@ -31,7 +36,7 @@ def test_lines_that_change_without_torchmem_are_left_out() -> None:
     plain = [Outcome(0, ["a", "sometimes"], []), Outcome(0, ["a"], ["warned"])]
 
     assert compared(plain, Outcome(0, ["a"], [])) == []
-    assert compared(plain, Outcome(0, ["a", "torchmem"], [])) == ["stdout"]
+    assert compared(plain, Outcome(0, ["a", "torchmem"], [])) == ["stdout: + torchmem"]
 
 
 def test_what_the_exporter_shows_of_each_process() -> None:

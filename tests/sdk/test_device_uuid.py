@@ -114,11 +114,13 @@ def test_rocm_uuids_are_rocminfos(own: str | None, expected: str | None) -> None
 
 
 def test_a_device_is_described_by_its_properties() -> None:
-    """Name, UUID, and bytes are those of torch's index."""
+    """Name, UUID, and bytes are those of torch's index; so is how many devices there are."""
     torch = fake_torch()
     torch.cuda.mem_get_info = lambda index: (0, 80)
+    torch.cuda.device_count = lambda: 8
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(
         name="H100", uuid=PLAIN, total_memory=80
     )
 
-    assert Device(1, UUIDS[2], "H100", 80) == describe_device(torch, 1, {})
+    known = Device(1, UUIDS[2], "H100", 80, visible_devices=8)
+    assert known == describe_device(torch, 1, {})

@@ -161,6 +161,7 @@ devices = st.builds(
     engine=_optional(engines),
     shares_host_memory=st.booleans(),
     managed_bytes=_optional(size),
+    visible_devices=_optional(count),
     communicators=st.dictionaries(text, communicators, max_size=3),
     rmm=_optional(st.builds(RmmMemory, *[_optional(size)] * 3, st.booleans())),
 ).map(_possible)

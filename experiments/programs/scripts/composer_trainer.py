@@ -9,7 +9,7 @@ data = TensorDataset(torch.randn(32, 8), torch.randint(2, (32,)))
 trainer = Trainer(
     model=ComposerClassifier(torch.nn.Linear(8, 2), num_classes=2),
     train_dataloader=DataLoader(data, batch_size=8),
-    max_duration="2ep",
+    max_duration="8ba",
     device="gpu",
     progress_bar=False,
 )

@@ -1,6 +1,7 @@
 """Fit a learner of fastai."""
 
 import torch
+from fastai.callback import progress  # noqa: F401 - adds no_bar
 from fastai.data.core import DataLoaders
 from fastai.learner import Learner
 

@@ -23,7 +23,8 @@ model = SentenceTransformer(modules=[words, pooling], device="cuda")
 optimizer = torch.optim.AdamW(model.parameters())
 for _ in range(5):
     features = model.tokenize(["a b c", "d e"])
-    model({name: features[name].cuda() for name in ("input_ids", "attention_mask")})["sentence_embedding"].mean().backward()
+    inputs = {name: features[name].cuda() for name in ("input_ids", "attention_mask")}
+    model(inputs)["sentence_embedding"].mean().backward()
     optimizer.step()
     optimizer.zero_grad()
 model.encode(["a b", "c d"], show_progress_bar=False)

@@ -3,7 +3,7 @@
 import torch
 from torchao.optim import AdamW8bit
 
-torch._dynamo.config.disable = True
+torch.compiler.set_stance("force_eager")
 model = torch.nn.Linear(256, 256).cuda()
 optimizer = AdamW8bit(model.parameters())
 for _ in range(5):

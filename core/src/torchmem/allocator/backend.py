@@ -79,7 +79,8 @@ class Modules(Protocol):
 class Device:
     """A device on which this process has a context: torch's index, NVML's UUID, name and bytes.
 
-    `shares_host_memory`: it has no memory of its own, but uses the host's.
+    `shares_host_memory`: it has no memory of its own, but uses the host's. `visible_devices`: how
+    many devices the process sees (torch.cuda.device_count); None if unknown.
     """
 
     index: int
@@ -87,6 +88,7 @@ class Device:
     name: str | None
     total_bytes: int | None
     shares_host_memory: bool = False
+    visible_devices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

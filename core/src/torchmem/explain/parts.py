@@ -82,6 +82,7 @@ _GROUP_OF = {
     "communicators": "outside_allocator",
     "rmm": "outside_allocator",
     "other_processes": "other_processes",
+    "dead_processes": "other_processes",
     "not_pytorch": "other_processes",
     "driver": "other_processes",
     "free": "",
@@ -107,6 +108,7 @@ _ORDER = (
     "communicators",
     "rmm",
     "other_processes",
+    "dead_processes",
     "not_pytorch",
     "driver",
     "free",
@@ -195,7 +197,7 @@ def device_parts(device: DeviceSample, driver_free: int | None) -> tuple[PartByt
     # `outside` is without what is asleep already, which the parts of a rank leave out themselves.
     asleep = known_components(device).get(ASLEEP, 0)
     held = rank_parts(device, counted - asleep if counted else None)
-    return _whole(device.total_bytes, held, driver_free, None)
+    return _whole(device.total_bytes, held, driver_free, None, 0)
 
 
 def known_components(device: DeviceSample) -> dict[str, int]:
@@ -302,20 +304,22 @@ def gpu_parts(
     ranks: Iterable[Sequence[NamedBytes]],
     free: int | None,
     driver: int | None = None,
+    dead: int = 0,
 ) -> tuple[PartBytes, ...]:
     """Return the parts of a GPU of `total` bytes, which add up to it.
 
     `ranks`: the parts of each live rank. `free`: what the driver has free, best when a rank read
     its statistics, which is the moment of the ranks' parts; if None, only their parts are known.
     `driver`: what NVML says the driver keeps for itself; None without NVML, where what is neither
-    free nor PyTorch's is one part. Several ranks are not read at the same moment: if their parts do
-    not fit together on the GPU, the parts outside the allocator and the free ones shrink first.
+    free nor PyTorch's is one part. `dead`: what processes hold that are gone. Several ranks are not
+    read at the same moment: if their parts do not fit together on the GPU, the parts outside the
+    allocator and the free ones shrink first.
     """
-    return _whole(total, _sums(ranks), free, driver)
+    return _whole(total, _sums(ranks), free, driver, dead)
 
 
 def _whole(
-    total: int, held: Sequence[PartBytes], free: int | None, driver: int | None
+    total: int, held: Sequence[PartBytes], free: int | None, driver: int | None, dead: int
 ) -> tuple[PartBytes, ...]:
     """Return what is held, shrunk until it fits, and what else there is of `total` bytes."""
     available = total - (driver or 0)
@@ -325,7 +329,13 @@ def _whole(
         others = []
     else:
         name = "not_pytorch" if driver is None else "other_processes"
-        others = [PartBytes(name, rest - min(free, rest)), PartBytes("free", min(free, rest))]
+        free = min(free, rest)
+        dead = min(dead, rest - free)
+        others = [
+            PartBytes(name, rest - free - dead),
+            PartBytes("dead_processes", dead),
+            PartBytes("free", free),
+        ]
     sizes = [*held, *others, PartBytes("driver", driver or 0)]
     return tuple(sorted((part for part in sizes if part.bytes), key=_place))
 

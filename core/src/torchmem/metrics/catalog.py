@@ -426,8 +426,9 @@ OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
 )
 MISPLACED = _group.gauge(
     "torchmem_misplaced_bytes",
-    "What the rank holds, as NVML reports it, on this GPU that is another rank's of its launch; "
-    "absent if it holds less than a context.",
+    "What the rank holds, as NVML reports it, on this GPU that is another rank's of its launch, "
+    "or the first rank's where all ranks use the first GPU alone; absent if it holds less than a "
+    "context.",
 )
 RESERVED_UNBACKED = _group.gauge(
     "torchmem_reserved_unbacked_bytes",

@@ -154,6 +154,14 @@ PARTS: Mapping[str, MemoryPart] = {
         "X",
         "Memory of all other processes.",
     ),
+    "dead_processes": MemoryPart(
+        "dead processes",
+        "Dead processes",
+        "#541613",
+        "Q",
+        "Memory of processes that are gone, which nobody can use.",
+        long="processes that are gone",
+    ),
     "driver": MemoryPart("driver", "Driver", "#604763", "D", "What the driver keeps for itself."),
     "not_pytorch": MemoryPart(
         "not PyTorch's",

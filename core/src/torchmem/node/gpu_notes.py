@@ -42,8 +42,9 @@ def _misplaced(rows: Sequence[Misplaced]) -> Iterator[GpuNote]:
         who = f"Rank {ranks[0]} of run {run} holds"
         if len(ranks) > 1:
             who = f"Ranks {first_of(ranks, MAX_RANKS)} of run {run} hold"
-        text = f"{who} {held} here, on the GPU of rank {owner.sample.process.rank}."
-        yield _note("set_device", text)
+        text = f"{who} {held} here, on the GPU of rank {owner.sample.process.rank}"
+        rest = ", and nothing on another GPU" if all(row.is_all for row in of_run) else ""
+        yield _note("set_device", f"{text}{rest}.")
 
 
 def _elsewhere(found: NodeRanks, rows: Sequence[Misplaced]) -> Iterator[GpuNote]:

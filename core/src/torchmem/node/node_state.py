@@ -110,7 +110,9 @@ def _gpus(found: NodeRanks, nvml: NvmlValues) -> Iterator[GpuState]:
             ranks.setdefault(device.uuid or "", []).append(entry)
     for gpu in nvml.gpus:
         noted = replace(gpu, notes=gpu_notes(found, gpu.uuid))
-        yield _with_ranks(noted, ranks.pop(gpu.uuid, []), nvml.unused_bytes.get(gpu.uuid))
+        dead = sum(process.bytes for process in found.holders.dead.get(gpu.uuid, ()))
+        unused = nvml.unused_bytes.get(gpu.uuid)
+        yield _with_ranks(noted, ranks.pop(gpu.uuid, []), unused, dead)
     # MIG devices first: the rest may be what some user made up.
     for uuid, entries in sorted(
         ranks.items(), key=lambda each: (each[0] not in found.gpus, each[0])
@@ -130,7 +132,7 @@ def _on_device(found: NodeRanks, item: Published, device: DeviceSample) -> _OnDe
 
 
 def _with_ranks(
-    gpu: GpuState, ranks: Sequence[_OnDevice], unused: tuple[int, int] | None
+    gpu: GpuState, ranks: Sequence[_OnDevice], unused: tuple[int, int] | None, dead: int = 0
 ) -> GpuState:
     """Return a device with its ranks, and with what only they tell where NVML does not."""
     total = _total(ranks) if gpu.total_bytes is None else gpu.total_bytes
@@ -138,7 +140,7 @@ def _with_ranks(
         total, unused = _total(ranks), None  # NVML may report a part of the host's memory
     return replace(
         gpu,
-        parts=_parts(total, unused, ranks),
+        parts=_parts(total, unused, ranks, dead),
         ranks=_worst_first(ranks),
         name=gpu.name or _name(ranks),
         total_bytes=total,
@@ -161,7 +163,7 @@ def _name(ranks: Iterable[_OnDevice]) -> str | None:
 
 
 def _parts(
-    total: int | None, unused: tuple[int, int] | None, ranks: Sequence[_OnDevice]
+    total: int | None, unused: tuple[int, int] | None, ranks: Sequence[_OnDevice], dead: int
 ) -> tuple[PartBytes, ...]:
     if total is None:
         return ()
@@ -169,8 +171,8 @@ def _parts(
     card = total - unused[1] if unused else None
     free = _driver_free(entry for entry in ranks if not is_limited(entry.device, card))
     if unused is None:
-        return gpu_parts(total, held, free)
-    return gpu_parts(total, held, unused[0] if free is None else free, unused[1])
+        return gpu_parts(total, held, free, dead=dead)
+    return gpu_parts(total, held, unused[0] if free is None else free, unused[1], dead)
 
 
 def _driver_free(ranks: Iterable[_OnDevice]) -> int | None:

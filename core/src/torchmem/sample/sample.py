@@ -262,7 +262,7 @@ class DeviceSample:
     `engine` is the inference engine in this process, None without one. `managed_bytes` is the
     managed memory of the process (cudaMallocManaged) for this device; None without any.
     `communicators` holds NCCL's memory, outside the allocator, by process group; `rmm` that of
-    RAPIDS' memory manager.
+    RAPIDS' memory manager. `visible_devices` is how many devices the process sees.
     """
 
     index: int
@@ -290,6 +290,7 @@ class DeviceSample:
     rmm: RmmMemory | None = None
     shares_host_memory: bool = False
     managed_bytes: int | None = None
+    visible_devices: int | None = None
 
 
 def distinct_devices(devices: Iterable[DeviceSample]) -> tuple[DeviceSample, ...]:

@@ -17,11 +17,12 @@ _MIG = rf"MIG-({_UUID}|GPU-{_UUID}/\d+/\d+)"
 
 
 def describe_device(torch: Any, index: int, environment: Mapping[str, str]) -> Device:
-    """Return name, UUID, and memory of torch's device `index`, on which there is a context."""
+    """Return what is known of torch's device `index`, on which there is a context."""
     properties = torch.cuda.get_device_properties(index)
     uuid = device_uuid(torch, index, properties, environment)
     total = total_bytes(torch, index, properties)
-    return Device(index, uuid, str(properties.name), total, shares_host_memory(properties))
+    is_shared, visible = shares_host_memory(properties), torch.cuda.device_count()
+    return Device(index, uuid, str(properties.name), total, is_shared, visible)
 
 
 def device_uuid(

@@ -220,6 +220,7 @@ class DeviceRecord:
             driver_free_bytes=self.driver_free,
             limit_bytes=self.limit,
             shares_host_memory=device.shares_host_memory,
+            visible_devices=device.visible_devices,
         )
 
     def end_window(self) -> int:

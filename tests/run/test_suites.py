@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from experiments.monitored_runs import PLAIN, RUN, VARIABLE
-from experiments.third_party import differences, is_changed, read_outcomes
+from experiments.suites.__main__ import differences, is_changed, read_outcomes
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="a" name="passes"/>

@@ -1,0 +1,83 @@
+"""What is known of each program, and where it is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from experiments.programs.environment import ROOT
+from experiments.programs.table import PROGRAMS
+
+STATE = ROOT / "build" / "programs" / "results.json"
+PUBLISHED = Path(__file__).with_name("results.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What is known of a program.
+
+    Attributes:
+        versions: of PyTorch and of its packages.
+        reason: why it was not installed or did not run; "" if it ran.
+        code: its exit code.
+        differs: by way, what differs from the plain runs.
+        steps: what the program says of the steps of each rank.
+        ranks: what torchmem says of each process, by way.
+        cpu_seconds: CPU time of the run, by way.
+    """
+
+    name: str
+    versions: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
+    code: int | None = None
+    differs: dict[str, list[str]] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    ranks: dict[str, list[dict[str, object]]] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def wrong_steps(self) -> list[str]:
+        """The ways in which steps were counted wrongly; absent steps are not wrong."""
+        return [way for way in self.ranks if not _are_right(self._counted(way), self.steps)]
+
+    @property
+    def verdict(self) -> str:
+        """What the runs show, in a few words."""
+        if self.reason:
+            return self.reason
+        found = [f"{way}: {'; '.join(what)}" for way, what in self.differs.items()]
+        found += [f"{way}: steps {self.ranks[way]}" for way in self.wrong_steps]
+        return "; ".join(found) or "equal"
+
+    def _counted(self, way: str) -> list[int]:
+        return [n for each in self.ranks[way] if isinstance(n := each["steps"], int)]
+
+
+def _are_right(counted: Sequence[int], true: Sequence[int]) -> bool:
+    left = list(true)
+    for steps in (each for each in counted if each):
+        if steps not in left:
+            return False
+        left.remove(steps)
+    return True
+
+
+def load(path: Path) -> dict[str, Result]:
+    """Return what is kept in a file, by program; nothing if it does not exist."""
+    if not path.exists():
+        return {}
+    return {each["name"]: Result(**each) for each in json.loads(path.read_text())}
+
+
+def save(path: Path, results: Mapping[str, Result]) -> None:
+    """Keep results in a file, in the order of the table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ordered = [asdict(results[each.name]) for each in PROGRAMS if each.name in results]
+    path.write_text(json.dumps(ordered, indent=1) + "\n")
+
+
+def published() -> Sequence[Result]:
+    """Return the results for the documentation."""
+    return [*load(PUBLISHED).values()]
