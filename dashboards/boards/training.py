@@ -176,8 +176,8 @@ DANGER = (
             ),
             Column("Headroom", _listed(HEADROOM), unit=Unit.BYTES, width=82),
             _share("Of the GPU", _listed(HEADROOM_SHARE), levels.HEADROOM),
-            Column("Stranded", _listed(STRANDED), unit=Unit.BYTES, width=82),
-            Column("Growth a step", _listed(_GROWTH), unit=Unit.BYTES, width=105),
+            Column("Stranded", _listed(STRANDED), unit=Unit.BYTES, width=74),
+            Column("Growth", _listed(_GROWTH), unit=Unit.BYTES, width=70),
             Column("OOM in", _SOON, unit=Unit.DURATION, levels=levels.EXHAUSTION, width=84),
             Column(
                 "Why", _WHY, label="threat", names=reasons.NAMES, colors=reasons.COLORS, width=120
@@ -192,7 +192,7 @@ DANGER = (
                 width=165,
             ),
             Column("GPU", label="gpu", width=50),
-            Column("Node", label="instance", link=board.LINK_TO_NODE, width=NAME_WIDTH, wrap=True),
+            Column("Node", label="instance", link=board.LINK_TO_NODE, width=142, wrap=True),
         ],
         sort="Of the GPU",
         hidden=("run", "launch", "pid"),

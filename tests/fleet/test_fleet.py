@@ -6,6 +6,8 @@ import csv
 import html
 import io
 import json
+import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +21,8 @@ from torchmem.cli.main import main
 from torchmem.sample.remedy_words import REMEDY_WORDS
 
 UNTIL = time.strftime("%Y-%m-%dT%H:%MZ", time.gmtime(END))
+GOLDEN = Path(__file__).with_name("golden") / "prices.md"
+DATE = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC")
 STORES = {"prometheus": filled_prometheus, "victoria-metrics": filled_victoria_metrics}
 
 
@@ -166,6 +170,18 @@ def test_only_a_run_with_room_fits_a_smaller_gpu(document: dict[str, Any]) -> No
     assert (fit["run"], fit["gpu"]) == ("probe", "NVIDIA GeForce RTX 4090")
     assert (fit["need_bytes"], fit["total_bytes"]) == (20 * GIB, 80 * GIB)
     assert fit["batch_factor"] == 6.2
+
+
+@pytest.mark.stack
+def test_the_text_is_the_recorded_one(store: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """docs/fleet.md shows lines of it; record it again with WRITE_GOLDEN=1."""
+    assert fleet(store) == 0
+    text = DATE.sub("YYYY-MM-DD hh:mm UTC", capsys.readouterr().out)
+    if "WRITE_GOLDEN" in os.environ:
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(text)
+
+    assert text == GOLDEN.read_text()
 
 
 @pytest.mark.stack
