@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from experiments.monitored_runs import PLAIN, RUN, VARIABLE
 from experiments.programs import results as programs
-from experiments.programs.results import Result
+from experiments.programs.results import EQUAL, Result
 from experiments.suites import results as suites
+from experiments.suites.results import Result as SuiteResult
 
 PAGE = Path(__file__).resolve().parents[1] / "measurements" / "programs.md"
 HEAD = """\
@@ -30,10 +31,10 @@ differs counts if it does so twice.
 """
 ABOUT_STEPS = """\
 
-*Steps*: those that the program itself counts, and those that torchmem counted, of each rank. Steps
-that torchmem cannot see are absent. *CPU time*: that of the process and its children, beside the
-plain run. A start under `torchmem run` [costs as much](../run.md#what-was-tested) each time, which
-is a large part of runs of a few seconds.
+*Steps*: those that the program itself counts, and those that torchmem counted under `torchmem run`,
+of each rank; absent where it cannot see them. *CPU time*: with `TORCHMEM=1` and under
+`torchmem run`, in times of the plain run. A start under `torchmem run`
+[costs as much](../run.md#what-was-tested) each time, which is a large part of a run of seconds.
 
 ## Test suites
 
@@ -50,23 +51,21 @@ def rendered() -> dict[Path, str]:
 
 def _programs(found: Sequence[Result]) -> Iterator[str]:
     ran = [each for each in found if not each.reason]
-    equal = [each for each in ran if not each.differs and not each.wrong_steps]
+    equal = [each for each in ran if each.verdict == EQUAL]
     plain, variable, run = (
         sum(each.cpu_seconds[way] for each in ran) for way in (PLAIN, VARIABLE, RUN)
     )
     yield (
-        f"{len(found)} programs, of which {len(ran)} run on a phantom GPU: **{len(equal)} of "
-        f"{len(ran)} are equal in each way**. Together they used {plain:,.0f} s of CPU time, "
-        f"{variable / plain:.2f} times as much with `TORCHMEM=1`, and {run / plain:.2f} times as "
-        "much under `torchmem run`.\n\n"
+        f"**{len(equal)} of {len(ran)} are equal in each way**, with PyTorch {_torch(found)}. "
+        f"Together they used {plain:,.0f} s of CPU time, {variable / plain:.2f} times as much with "
+        f"`TORCHMEM=1`, and {run / plain:.2f} times as much under `torchmem run`.\n\n"
     )
     yield from _table(
-        ("Program", "Releases", "Outcome", "Steps", "Counted", "CPU time"),
+        ("Program", "Release", "Steps", "Counted", "CPU time"),
         (
             (
-                each.name,
-                _releases(each.versions),
-                each.verdict,
+                each.name if each.verdict == EQUAL else f"{each.name}: {each.verdict}",
+                _release(each),
                 _numbers(each.steps),
                 _numbers(_counted(each)),
                 _ratio(each),
@@ -74,6 +73,17 @@ def _programs(found: Sequence[Result]) -> Iterator[str]:
             for each in found
         ),
     )
+
+
+def _torch(found: Sequence[Result]) -> str:
+    """Return the PyTorch of most programs."""
+    return Counter(each.versions.get("torch", "") for each in found).most_common(1)[0][0]
+
+
+def _release(result: Result | SuiteResult) -> str:
+    """Return the release of the package that a program or suite is about."""
+    others = (each for name, each in result.versions.items() if name not in ("python", "torch"))
+    return next(others, "")
 
 
 def _counted(result: Result) -> list[int]:
@@ -95,20 +105,19 @@ def _numbers(numbers: Iterable[int]) -> str:
     )
 
 
-def _releases(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {release}" for name, release in versions.items())
-
-
-def _suites(found: Sequence[suites.Result]) -> Iterator[str]:
+def _suites(found: Sequence[SuiteResult]) -> Iterator[str]:
     tests = sum(sum(each.outcomes.get(PLAIN, {}).values()) for each in found)
     changed = sum(len(each.changed) for each in found)
-    yield f"{len(found)} suites with {tests:,} tests: **{changed or 'no'} outcome changed**.\n\n"
+    yield (
+        f"{len(found)} suites with {tests:,} tests: **{changed or 'no'} outcome"
+        f"{'s' * (changed > 1)} changed**.\n\n"
+    )
     yield from _table(
-        ("Suite", "Releases", "Tests by outcome", "Changed"),
+        ("Suite", "Release", "Tests by outcome", "Changed"),
         (
             (
                 each.name,
-                _releases(each.versions),
+                each.versions["python"] if each.name == "CPython" else _release(each),
                 each.reason
                 or ", ".join(f"{count:,} {name}" for name, count in each.outcomes[PLAIN].items()),
                 str(len(each.changed)) if not each.reason else "",

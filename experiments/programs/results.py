@@ -11,6 +11,7 @@ from experiments.programs.environment import ROOT
 from experiments.programs.table import PROGRAMS
 
 STATE = ROOT / "build" / "programs" / "results.json"
+EQUAL = "equal"
 PUBLISHED = Path(__file__).with_name("results.json")
 
 
@@ -49,7 +50,7 @@ class Result:
             return self.reason
         found = [f"{way}: {'; '.join(what)}" for way, what in self.differs.items()]
         found += [f"{way}: steps {self.ranks[way]}" for way in self.wrong_steps]
-        return "; ".join(found) or "equal"
+        return "; ".join(found) or EQUAL
 
     def _counted(self, way: str) -> list[int]:
         return [n for each in self.ranks[way] if isinstance(n := each["steps"], int)]
