@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -30,10 +29,10 @@ differs counts if it does so twice.
 """
 ABOUT_STEPS = """\
 
-*Steps*: those that the program itself counts, and those that torchmem counted, of each rank. Steps
-that torchmem cannot see are absent. *CPU time*: that of the process and its children, beside the
-plain run. A start under `torchmem run` [costs as much](../run.md#what-was-tested) each time, which
-is a large part of runs of a few seconds.
+A program is equal if torchmem also counted the steps that it counts itself, on each rank;
+`experiments/programs/results.json` has them, the releases, and the CPU time. A start under
+`torchmem run` [costs as much](../run.md#what-was-tested) each time, which is a large part of runs
+of a few seconds.
 
 ## Test suites
 
@@ -60,39 +59,22 @@ def _programs(found: Sequence[Result]) -> Iterator[str]:
         f"{variable / plain:.2f} times as much with `TORCHMEM=1`, and {run / plain:.2f} times as "
         "much under `torchmem run`.\n\n"
     )
+    unseen = [each.name for each in equal if each.steps and not _counts_steps(each)]
+    yield f"Equal are {', '.join(each.name for each in equal)}.\n\n"
+    if unseen:
+        yield f"Steps that torchmem cannot see are absent: {', '.join(unseen)}.\n\n"
     yield from _table(
-        ("Program", "Releases", "Outcome", "Steps", "Counted", "CPU time"),
+        ("Other program", "Releases", "Outcome"),
         (
-            (
-                each.name,
-                _releases(each.versions),
-                each.verdict,
-                _numbers(each.steps),
-                _numbers(_counted(each)),
-                _ratio(each),
-            )
+            (each.name, _releases(each.versions), each.verdict)
             for each in found
+            if each not in equal
         ),
     )
 
 
-def _counted(result: Result) -> list[int]:
-    ranks = result.ranks.get(RUN, [])
-    return [steps for rank in ranks if isinstance(steps := rank["steps"], int) and steps]
-
-
-def _ratio(result: Result) -> str:
-    if not (plain := result.cpu_seconds.get(PLAIN)):
-        return ""
-    ratios = (result.cpu_seconds[way] / plain for way in (VARIABLE, RUN))
-    return ", ".join(f"{ratio:.2f}" for ratio in ratios)
-
-
-def _numbers(numbers: Iterable[int]) -> str:
-    counts = Counter(numbers)
-    return ", ".join(
-        f"{number:,}" + (f" × {times}" if times > 1 else "") for number, times in counts.items()
-    )
+def _counts_steps(result: Result) -> bool:
+    return any(rank["steps"] for rank in result.ranks.get(RUN, []))
 
 
 def _releases(versions: Mapping[str, str]) -> str:
