@@ -293,9 +293,14 @@ def _held_for_nothing() -> str:
         f"({value('memory_used_bytes')} and on (instance, uuid) "
         f"{value('gpu_assigned_empty_seconds')} >= {seconds})"
     )
+    empty_mig = (
+        f"{value('mig_assignment_info')} * on (instance, uuid, gpu_instance) group_left () "
+        f"{value('mig_memory_used_bytes')} and on (instance, uuid, gpu_instance, compute_instance) "
+        f"{value('mig_assigned_empty_seconds')} >= {seconds}"
+    )
+    found = ((DEAD, held), (MISPLACED, misplaced), (EMPTY, empty), (EMPTY, empty_mig))
     return " or ".join(
-        f'label_replace({expression}, "why", "{why}", "", "")'
-        for why, expression in ((DEAD, held), (MISPLACED, misplaced), (EMPTY, empty))
+        f'label_replace({expression}, "why", "{why}", "", "")' for why, expression in found
     )
 
 

@@ -35,6 +35,8 @@ WARM_UP = 120
 """Minutes before a day: rules read back 95 minutes at most, but for the two below."""
 STEP, STATIC_STEP = 120, 300
 """Seconds between evaluations: of nodes whose processes change, and of others."""
+FINE_STEP = 60
+"""Of nodes on which a warning fired at the coarser step, which are evaluated again."""
 STATIC_DAYS = 7
 STATIC_WARM_UP = 26 * 60
 """An idle server is told after a day."""
@@ -67,20 +69,32 @@ def parts(fleet: Fleet, days: int) -> list[Part]:
     return [part for part in found if part.nodes]
 
 
+def promtool(composer: Composer, part: Part, nodes: tuple[str, ...], step: int) -> list[Fired]:
+    """Return what fires on some nodes in a part, evaluated every `step` seconds."""
+    window = (part.first - part.warm_up, part.first + part.minutes)
+    with TemporaryDirectory() as folder:
+        return fired(
+            composer.series(nodes, window, step // 60),
+            window[1] - window[0],
+            Path(folder),
+            counted=part.minutes,
+            step=step,
+        )
+
+
 def evaluated(fleet: Fleet, part: Part, recordings: Path, results: Path) -> list[Fired]:
     """Return what fired in a part; from its file, if it was evaluated before."""
     file = results / f"{part.name}.json"
     if not file.exists():
         composer = Composer(fleet, recordings, metrics_read())
-        window = (part.first - part.warm_up, part.first + part.minutes)
-        with TemporaryDirectory() as folder:
-            found = fired(
-                composer.series(part.nodes, window, part.step // 60),
-                window[1] - window[0],
-                Path(folder),
-                counted=part.minutes,
-                step=part.step,
-            )
+        found = promtool(composer, part, part.nodes, part.step)
+        # Conditions that come and go each minute look as if they lasted.
+        coarse = {each for each in found if each.severity != "info" and each.node}
+        nodes = {each.node for each in coarse}
+        found = [each for each in found if each not in coarse]
+        if nodes:
+            fine = promtool(composer, part, tuple(sorted(nodes)), FINE_STEP)
+            found += [each for each in fine if each.severity != "info"]
         results.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps([asdict(each) for each in found]))
     read = json.loads(file.read_text())

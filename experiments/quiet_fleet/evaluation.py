@@ -34,6 +34,11 @@ class Fired:
     first: int
 
     @property
+    def node(self) -> str:
+        """The node; empty for an alert on a run."""
+        return dict(self.labels).get("instance", "").partition(":")[0]
+
+    @property
     def where(self) -> str:
         """The launch of the run, or the node."""
         labels = dict(self.labels)

@@ -70,7 +70,8 @@ def test_full_gpu_has_every_metric_of_the_catalog(open_exporter: OpenExporter) -
     The GPU was given to no job, so none leaves it empty.
     """
     declared = {name for name in CATALOG if name.startswith("nvml_")}
-    declared -= {"nvml_gpu_assignment_info", "nvml_gpu_assigned_empty_seconds"}
+    kinds = ("assignment_info", "assigned_empty_seconds")
+    declared -= {f"nvml_{what}_{kind}" for what in ("gpu", "mig") for kind in kinds}
     served = {name for name, series in full_scrape(open_exporter).series.items() if series}
 
     assert declared - {"nvml_gpu_error_code"} == {

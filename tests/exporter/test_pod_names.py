@@ -210,7 +210,7 @@ def test_gpus_that_are_claimed_by_dra(tmp_path: Path) -> None:
         (found,) = pod_resources.PodResources(tmp_path / "kubelet.sock", 60)()
 
     assert (found.devices, found.claimed) == (frozenset(), {"gpu-3"})
-    assert found.whole_gpus({3: "GPU-a", 4: "GPU-b"}) == {"GPU-a"}
+    assert found.uuids({3: "GPU-a", 4: "GPU-b"}, {}) == {"GPU-a"}
 
 
 @pytest.mark.parametrize("answer", [b"\xff\xff", RuntimeError("broken")])

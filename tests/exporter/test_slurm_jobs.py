@@ -30,6 +30,15 @@ def test_a_job_as_scontrol_shows_it(node: str, gpus: set[int]) -> None:
     assert parsed(SHOWN, node) == SlurmJob("77", "mia", "vision", frozenset(gpus))
 
 
+def test_the_mig_devices_of_a_job() -> None:
+    """They are known by profile; the number is that of no GPU's device file."""
+    given = "gpu:nvidia_h100_1g.10gb:2(IDX:3,5),gpu:h100:1(IDX:0)"
+
+    assert parsed(f"JobId=8 Nodes=n1 CPU_IDs=0-3 Mem=0 GRES={given}", "n1") == SlurmJob(
+        "8", gpus=frozenset({0}), profiles=("1g.10gb", "1g.10gb")
+    )
+
+
 @pytest.mark.parametrize("text", ["", "slurm_load_jobs error: Invalid job id specified\n"])
 def test_no_job(text: str) -> None:
     """A job that Slurm no longer knows is none."""

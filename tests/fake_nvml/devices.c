@@ -107,3 +107,30 @@ NVML(DeviceGetMigDeviceHandleByIndex, nvmlDevice_t device, unsigned index, nvmlD
     *mig = device_named(name);
     return *mig ? SUCCESS : NOT_FOUND;
 }
+
+NVML(DeviceGetGpuInstanceById, nvmlDevice_t device, unsigned id, nvmlGpuInstance_t *instance)
+{
+    char parent[64], name[96], mode[MAX_TEXT];
+    nvmlReturn_t code = answer("nvmlDeviceGetGpuInstanceById", device, "MigMode", mode);
+    if (code)
+        return code;
+    name_of(device, parent);
+    for (unsigned index = 0; index < 8; index++) {
+        u64 found[1] = {0};
+        snprintf(name, sizeof name, "mig %s/%u", strlen(parent) > 4 ? parent + 4 : "", index);
+        *instance = device_named(name);
+        if (*instance && !numbers("nvmlDeviceGetGpuInstanceId", *instance, "GpuInstanceId", 0, 1, found) && found[0] == id)
+            return SUCCESS;
+    }
+    return NOT_FOUND;
+}
+
+/* `GpuInstanceInfo = PROFILE START` of a MIG device */
+NVML(GpuInstanceGetInfo, nvmlGpuInstance_t instance, nvmlGpuInstanceInfo_t *info)
+{
+    u64 found[2] = {0};
+    nvmlReturn_t code = numbers("nvmlGpuInstanceGetInfo", instance, "GpuInstanceInfo", 0, 2, found);
+    if (!code)
+        *info = (nvmlGpuInstanceInfo_t){.profile_id = (unsigned)found[0], .start = (unsigned)found[1]};
+    return code;
+}

@@ -8,6 +8,7 @@ typedef int nvmlReturn_t;
 typedef unsigned long long u64;
 typedef struct device *nvmlDevice_t;
 typedef struct event_set *nvmlEventSet_t;
+typedef nvmlDevice_t nvmlGpuInstance_t; /* the first MIG device on it */
 typedef struct gpm_sample *nvmlGpmSample_t;
 
 enum {
@@ -22,6 +23,10 @@ enum {
     ARGUMENT_VERSION_MISMATCH = 25,
 };
 
+typedef struct {
+    nvmlDevice_t device;
+    unsigned id, profile_id, start, size;
+} nvmlGpuInstanceInfo_t;
 typedef struct {
     u64 total, free, used;
 } nvmlMemory_t;

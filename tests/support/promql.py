@@ -28,6 +28,7 @@ BUILT_IN = {
     "node_cpu_hourly_cost": {"node", "instance_type", "region", "provider_id", "arch"},
     "ALERTS_FOR_STATE": {"alertname", "severity", *TARGET_LABELS, *DEVICE},
 }
+HOLDERS = {"slurm_job_id", "user", "account", "pod", "namespace", "container"}
 # Labels of info metrics that shipped PromQL may use. A process or driver sets those it knows.
 FACTS = {
     "torchmem_allocator_info": {
@@ -43,9 +44,8 @@ FACTS = {
     "nvml_driver_info": {"driver_version", "nvml_version", "cuda_version", "platform"},
     "nvml_gpu_info": {"name", "pci_bus_id"},
     "nvml_mig_info": {"mig_uuid", "profile"},
-    "nvml_gpu_assignment_info": {
-        *("slurm_job_id", "user", "account", "pod", "namespace", "container"),
-    },
+    "nvml_gpu_assignment_info": HOLDERS,
+    "nvml_mig_assignment_info": HOLDERS,
     "nvml_process_info": {
         *("name", "uid", "user", "rank", "run", "launch", "slurm_job_id", "state"),
         *("namespace", "pod", "pod_uid"),

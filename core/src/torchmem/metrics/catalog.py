@@ -426,9 +426,8 @@ OUTSIDE_ALLOCATOR_TIMESTAMP = _group.gauge(
 )
 MISPLACED = _group.gauge(
     "torchmem_misplaced_bytes",
-    "What the rank holds, as NVML reports it, on this GPU that is another rank's of its launch, "
-    "or the first rank's where all ranks use the first GPU alone; absent if it holds less than a "
-    "context.",
+    "What the rank holds, as NVML reports it, on this GPU that is another rank's of its launch; "
+    "absent if it holds less than a context.",
 )
 RESERVED_UNBACKED = _group.gauge(
     "torchmem_reserved_unbacked_bytes",
@@ -530,6 +529,16 @@ NVML_MIG_MEMORY_FREE = _group.gauge(
 )
 NVML_MIG_MEMORY_RESERVED = _group.gauge(
     "nvml_mig_memory_reserved_bytes", "Memory of the GPU instance that the driver reserves."
+)
+NVML_MIG_ASSIGNMENT_INFO = _group.info(
+    "nvml_mig_assignment_info",
+    "Who was given the MIG device, as in nvml_gpu_assignment_info.",
+    "compute_instance",
+)
+NVML_MIG_ASSIGNED_EMPTY = _group.gauge(
+    "nvml_mig_assigned_empty_seconds",
+    "As nvml_gpu_assigned_empty_seconds, of a MIG device.",
+    "compute_instance",
 )
 
 _group = _Group("NVML: processes", GPU)

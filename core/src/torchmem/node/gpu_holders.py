@@ -31,14 +31,25 @@ class DeadProcess:
 
 
 @dataclass(frozen=True, slots=True)
+class MigDevice:
+    """A compute instance of a GPU; `profile`: such as 1g.10gb."""
+
+    gpu_instance: int
+    compute_instance: int
+    profile: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Assignment:
     """Who was given a GPU, and for how many seconds it has had no process since.
 
-    `holders`: their labels in `nvml_gpu_assignment_info`, such as the Slurm job or the pod.
+    `holders`: their labels in `nvml_gpu_assignment_info`, such as the Slurm job or the pod. `mig`:
+    the MIG device, if it is not the whole GPU.
     """
 
     holders: tuple[Mapping[str, str], ...]
     empty_seconds: float
+    mig: MigDevice | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +58,9 @@ class GpuHolders:
 
     `held`: NVML's bytes of each process, by the device's UUID or name and the pid. `dead`: the
     processes that are gone and still hold memory, by the GPU's UUID, those with most bytes first.
-    `assigned`: whom the kubelet or Slurm has given a GPU, by its UUID.
+    `assigned`: whom the kubelet or Slurm has given a GPU or its MIG devices, by the GPU's UUID.
     """
 
     held: Mapping[tuple[str, int], int] = field(default_factory=dict)
     dead: Mapping[str, Sequence[DeadProcess]] = field(default_factory=dict)
-    assigned: Mapping[str, Assignment] = field(default_factory=dict)
+    assigned: Mapping[str, Sequence[Assignment]] = field(default_factory=dict)

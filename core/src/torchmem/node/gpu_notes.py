@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torchmem.allocator.sizes import format_size
 from torchmem.explain.oom_report import format_seconds
-from torchmem.node.gpu_holders import Assignment, DeadProcess
+from torchmem.node.gpu_holders import Assignment, DeadProcess, MigDevice
 from torchmem.node.misplaced import Misplaced, misplaced
 from torchmem.node.published import NodeRanks, Published
 from torchmem.node.state import GpuNote
@@ -21,7 +21,7 @@ MAX_RANKS = 16
 def gpu_notes(found: NodeRanks, uuid: str) -> tuple[GpuNote, ...]:
     """Return the notes about a GPU."""
     rows = [row for row in misplaced(found) if row.uuid == uuid]
-    dead, assigned = found.holders.dead.get(uuid, ()), found.holders.assigned.get(uuid)
+    dead, assigned = found.holders.dead.get(uuid, ()), found.holders.assigned.get(uuid, ())
     return (*_misplaced(rows), *_dead(dead), *_empty(found, assigned))
 
 
@@ -76,13 +76,22 @@ def _previous(found: NodeRanks, item: Published, uuid: str) -> Iterator[GpuNote]
         yield _note("dead_processes", text)
 
 
-def _empty(found: NodeRanks, assigned: Assignment | None) -> Iterator[GpuNote]:
-    """Yield who was given a GPU and has not used it for long."""
+def _empty(found: NodeRanks, assigned: Sequence[Assignment]) -> Iterator[GpuNote]:
+    """Yield who was given a GPU, or a MIG device of it, and has not used it for long."""
     least = found.thresholds.limits("", platform.node()).gpu_assigned_empty_seconds
-    if assigned and assigned.empty_seconds >= least:
-        who = first_of(list(map(_holder, assigned.holders)), MAX_NAMED)
-        text = f"Assigned to {who}, without a process for {format_seconds(assigned.empty_seconds)}."
-        yield _note("assigned_empty", text)
+    for each in assigned:
+        if each.empty_seconds >= least:
+            who = first_of(list(map(_holder, each.holders)), MAX_NAMED)
+            what = f"{_mig(each.mig)}: assigned" if each.mig else "Assigned"
+            text = f"{what} to {who}, without a process for {format_seconds(each.empty_seconds)}."
+            yield _note("assigned_empty", text)
+
+
+def _mig(device: MigDevice) -> str:
+    name = f"MIG device {device.profile}" if device.profile else "MIG device"
+    return (
+        f"{name} (GPU instance {device.gpu_instance}, compute instance {device.compute_instance})"
+    )
 
 
 def _holder(labels: Mapping[str, str]) -> str:

@@ -240,13 +240,13 @@ class NvmlDevice:
             value = self._constants[key] = self.call(name, *arguments)
         return value
 
-    def seldom(self, read: Callable[[NvmlDevice], T]) -> T:
+    def seldom(self, read: Callable[..., T], *arguments: Hashable) -> T:
         """Return what a function reads from the GPU, at most SELDOM_SECONDS ago.
 
         For settings and states that hardly ever change: each call of the driver costs a scrape more
         than all that is done with its value.
         """
-        value: T = self._at_times(read, lambda: read(self))
+        value: T = self._at_times((read, *arguments), lambda: read(self, *arguments))
         return value
 
     def call_seldom(self, name: str) -> Any:

@@ -29,6 +29,9 @@ _LINK = re.compile(
     r"-(?P<id>[0-9a-f]{64})\.log"
 )
 _CLAIMED_GPU = re.compile(r"gpu-(\d{1,4})")
+# Minor number of the GPU, profile without its dot, ID of the profile, and start of the placement:
+# MigSpecTuple.ToCanonicalName in NVIDIA/k8s-dra-driver-gpu.
+_CLAIMED_MIG = re.compile(r"gpu-(\d{1,4})-mig-[\w.-]*g[\w.-]*-(\d{1,4})-(\d{1,4})")
 _REPLICA = "::"  # A shared GPU is assigned as GPU-…::0, GPU-…::1 and so on.
 
 
@@ -58,15 +61,24 @@ class AssignedContainer:
     devices: frozenset[str] = frozenset()
     claimed: frozenset[str] = frozenset()
 
-    def whole_gpus(self, minors: Mapping[int, str]) -> frozenset[str]:
-        """Return the UUIDs of its GPUs, shared or not, without MIG devices.
+    def uuids(
+        self, minors: Mapping[int, str], placed: Mapping[tuple[str, int, int], str]
+    ) -> frozenset[str]:
+        """Return the UUIDs of its GPUs and MIG devices, shared or not.
 
-        `minors`: the UUIDs by the number of the device.
+        `minors`: the UUIDs of the GPUs by the number of the device. `placed`: those of the MIG
+        devices by the GPU, the ID of the profile and the start of the placement.
         """
         plugin = {device.split(_REPLICA, 1)[0] for device in self.devices}
-        numbers = filter(None, map(_CLAIMED_GPU.fullmatch, self.claimed))
-        claimed = {minors[int(match[1])] for match in numbers if int(match[1]) in minors}
-        return frozenset({uuid for uuid in plugin if uuid.startswith("GPU-")} | claimed)
+        whole = (minors.get(int(match[1])) for match in self._claims(_CLAIMED_GPU))
+        parts = (
+            placed.get((minors.get(int(match[1]), ""), int(match[2]), int(match[3])))
+            for match in self._claims(_CLAIMED_MIG)
+        )
+        return frozenset(plugin | {uuid for uuid in (*whole, *parts) if uuid})
+
+    def _claims(self, pattern: re.Pattern[str]) -> Iterable[re.Match[str]]:
+        return filter(None, map(pattern.fullmatch, self.claimed))
 
     def has(self, uuids: AbstractSet[str]) -> bool:
         """Return whether a GPU or MIG device with one of these UUIDs, or a share of it, is its."""

@@ -41,18 +41,24 @@ _WAIT_SECONDS = 0.5
 _FIELD = re.compile(r"(\w+)=(\S+)")
 # Of each node, or of several with the same: Nodes=n[1-2] CPU_IDs=0-7 Mem=0 GRES=gpu:h100:2(IDX:0-1)
 _GRES = re.compile(r"Nodes=(?P<nodes>\S+) CPU_IDs=\S* Mem=\S* GRES=(?P<gres>\S+)")
-_GPUS = re.compile(r"(?:^|,)gpu:[^(]*\(IDX:([\d,-]+)\)")
+_GPUS = re.compile(r"(?:^|,)gpu:(?P<type>[^(]*)\(IDX:(?P<indices>[\d,-]+)\)")
+# The end of a type's name, such as nvidia_a100_1g.5gb: Slurm's AutoDetect=nvml.
+_PROFILE = re.compile(r"(?<![0-9a-z.])\d+g\.\d+gb(?=:)")
 _RANGES = re.compile(r"(?P<before>[^\[\]]*)\[(?P<ranges>[\d,-]+)\](?P<after>[^\[\]]*)")
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job on this node; `gpus` are the minor numbers of its GPUs here, as in /dev/nvidia0."""
+    """A job on this node; `gpus` are the minor numbers of its GPUs here, as in /dev/nvidia0.
+
+    `profiles`: those of its MIG devices here, which Slurm's numbers do not tell apart.
+    """
 
     id: str
     user: str | None = None
     account: str | None = None
     gpus: frozenset[int] = frozenset()
+    profiles: tuple[str, ...] = ()
 
     def labels(self) -> Mapping[str, str]:
         """Return the labels that say whose the GPUs are."""
@@ -133,15 +139,17 @@ def parsed(text: str, node: str) -> SlurmJob | None:
     if line is None:
         return None
     fields = dict(reversed(_FIELD.findall(line)))
-    gpus = {
-        number
+    given = [
+        (number, _PROFILE.search(gres["type"]))
         for match in _GRES.finditer(line)
         if node.partition(".")[0] in set(hosts(match["nodes"]))
-        for indices in _GPUS.findall(match["gres"])
-        for number in numbers(indices)
-    }
+        for gres in _GPUS.finditer(match["gres"])
+        for number in numbers(gres["indices"])
+    ]
+    gpus = frozenset(number for number, profile in given if profile is None)
+    profiles = tuple(profile[0] for _, profile in given if profile)
     user = fields.get("UserId", "").partition("(")[0]
-    return SlurmJob(fields["JobId"], user or None, fields.get("Account"), frozenset(gpus))
+    return SlurmJob(fields["JobId"], user or None, fields.get("Account"), gpus, profiles)
 
 
 def hosts(text: str) -> Iterator[str]:

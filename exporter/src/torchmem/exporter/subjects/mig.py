@@ -25,7 +25,8 @@ _MAX_DEVICES = 64  # of one GPU; the driver allows 7
 class MigInstance:
     """One compute instance, that is, one MIG device. `profile`: such as 1g.10gb.
 
-    `memory` belongs to the GPU instance: all its compute instances report the same.
+    `memory` belongs to the GPU instance: all its compute instances report the same. So does
+    `placement`: the ID of its profile, and where it starts; root alone may ask for it.
     """
 
     uuid: str
@@ -33,6 +34,7 @@ class MigInstance:
     compute_instance: int
     profile: str | None = None
     memory: MemoryInfo | None = None
+    placement: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Mig(GpuValue):
         mode = gpu.call_seldom("nvmlDeviceGetMigMode")
         if mode is None:
             return None
-        instances = [_instance(device) for device in mig_devices(gpu)] if mode[0] else []
+        instances = [_instance(gpu, device) for device in mig_devices(gpu)] if mode[0] else []
         return cls(bool(mode[0]), [instance for instance in instances if instance is not None])
 
 
@@ -97,7 +99,7 @@ def families(reading: Reading) -> Iterator[Metric]:
     yield value_family(catalog.NVML_MIG_MEMORY_RESERVED, rows, lambda memory: memory.reserved)
 
 
-def _instance(device: NvmlDevice) -> MigInstance | None:
+def _instance(gpu: NvmlDevice, device: NvmlDevice) -> MigInstance | None:
     """Read one MIG device; None if it was removed after it was listed."""
     uuid = device_uuid(device)
     gpu_instance = device.call("nvmlDeviceGetGpuInstanceId")
@@ -106,8 +108,15 @@ def _instance(device: NvmlDevice) -> MigInstance | None:
         return None
     # The name ends in the profile: "NVIDIA H100 80GB HBM3 MIG 1g.10gb".
     _, separator, profile = (text(device.call("nvmlDeviceGetName")) or "").rpartition(" MIG ")
-    memory = MemoryInfo.read(device)
-    return MigInstance(uuid, gpu_instance, compute_instance, profile if separator else None, memory)
+    known = profile if separator else None
+    memory, placement = MemoryInfo.read(device), gpu.seldom(_placement, gpu_instance)
+    return MigInstance(uuid, gpu_instance, compute_instance, known, memory, placement)
+
+
+def _placement(gpu: NvmlDevice, gpu_instance: int) -> tuple[int, int] | None:
+    handle = gpu.call("nvmlDeviceGetGpuInstanceById", gpu_instance)
+    known = gpu.nvml.call("nvmlGpuInstanceGetInfo", handle) if handle is not None else None
+    return (known.profileId, known.placement.start) if known is not None else None
 
 
 def _instances(reading: Reading) -> Iterator[tuple[GpuIdentity, MigInstance]]:
