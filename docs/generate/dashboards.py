@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +74,7 @@ docker rm --force grafana
 
 
 def rendered() -> dict[Path, str]:
-    """Return the page: what each dashboard answers, needs and shows."""
+    """Return the page: what each dashboard answers and needs."""
     boards = [
         json.loads((ROOT / "dashboards" / "json" / f"{name}.json").read_text()) for name in ORDER
     ]
@@ -84,16 +83,13 @@ def rendered() -> dict[Path, str]:
 
 
 def _section(name: str, board: dict[str, Any]) -> str:
-    rows = [f"| {row} | {'; '.join(titles)} |" for row, titles in _rows(board)]
+    rows = (f"*{panel['title']}*" for panel in board["panels"] if panel["type"] == "row")
     return "\n".join(
         [
             f"## {board['title']}\n",
             f"{_linked(board['description'])} (`/d/{board['uid']}`)\n",
             f"![The first screen of {board['title']}](pictures/{name}.png)\n",
-            "| row | panels |",
-            "|---|---|",
-            *rows,
-            "",
+            f"Rows: {', '.join(rows)}.\n",
         ]
     )
 
@@ -102,19 +98,3 @@ def _linked(text: str) -> str:
     for words, page in PAGES.items():
         text = text.replace(words, f"[{words}]({page})", 1)
     return text
-
-
-def _rows(board: dict[str, Any]) -> list[tuple[str, list[str]]]:
-    """Return the title of each row, open or folded, and those of its panels."""
-    found: list[tuple[str, list[str]]] = []
-    for panel in board["panels"]:
-        if panel["type"] == "row":
-            found.append((panel["title"], [_title(each) for each in panel.get("panels") or []]))
-        else:
-            found[-1][1].append(_title(panel))
-    return found
-
-
-def _title(panel: dict[str, Any]) -> str:
-    """Return the title of a panel without the variable that repeats it."""
-    return re.sub(r" \$\w+", "", panel["title"])
