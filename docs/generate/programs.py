@@ -32,9 +32,8 @@ differs counts if it does so twice.
 ABOUT_STEPS = """\
 
 *Steps*: those that the program itself counts, and those that torchmem counted under `torchmem run`,
-of each rank; absent where it cannot see them. *CPU time*: with `TORCHMEM=1` and under
-`torchmem run`, in times of the plain run. A start under `torchmem run`
-[costs as much](../run.md#what-was-tested) each time, which is a large part of a run of seconds.
+of each rank; absent where it cannot see them. A start under `torchmem run`
+[costs CPU time](../run.md#what-was-tested).
 
 ## Test suites
 
@@ -52,23 +51,18 @@ def rendered() -> dict[Path, str]:
 def _programs(found: Sequence[Result]) -> Iterator[str]:
     ran = [each for each in found if not each.reason]
     equal = [each for each in ran if each.verdict == EQUAL]
-    plain, variable, run = (
-        sum(each.cpu_seconds[way] for each in ran) for way in (PLAIN, VARIABLE, RUN)
-    )
-    yield (
-        f"**{len(equal)} of {len(ran)} are equal in each way**, with PyTorch {_torch(found)}. "
-        f"Together they used {plain:,.0f} s of CPU time, {variable / plain:.2f} times as much with "
-        f"`TORCHMEM=1`, and {run / plain:.2f} times as much under `torchmem run`.\n\n"
-    )
+    yield f"**{len(equal)} of {len(ran)} are equal in each way**, with PyTorch {_torch(found)}.\n"
+    if all(each.cpu_seconds for each in ran):
+        yield _cost(ran)
+    yield "\n"
     yield from _table(
-        ("Program", "Release", "Steps", "Counted", "CPU time"),
+        ("Program", "Release", "Steps", "Counted"),
         (
             (
                 each.name if each.verdict == EQUAL else f"{each.name}: {each.verdict}",
                 _release(each),
                 _numbers(each.steps),
                 _numbers(_counted(each)),
-                _ratio(each),
             )
             for each in found
         ),
@@ -91,11 +85,14 @@ def _counted(result: Result) -> list[int]:
     return [steps for rank in ranks if isinstance(steps := rank["steps"], int) and steps]
 
 
-def _ratio(result: Result) -> str:
-    if not (plain := result.cpu_seconds.get(PLAIN)):
-        return ""
-    ratios = (result.cpu_seconds[way] / plain for way in (VARIABLE, RUN))
-    return ", ".join(f"{ratio:.2f}" for ratio in ratios)
+def _cost(ran: Sequence[Result]) -> str:
+    plain, variable, run = (
+        sum(each.cpu_seconds[way] for each in ran) for way in (PLAIN, VARIABLE, RUN)
+    )
+    return (
+        f"Together they used {plain:,.0f} s of CPU time, {variable / plain:.2f} times as much with "
+        f"`TORCHMEM=1`, and {run / plain:.2f} times as much under `torchmem run`.\n"
+    )
 
 
 def _numbers(numbers: Iterable[int]) -> str:
