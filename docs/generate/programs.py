@@ -31,9 +31,8 @@ differs counts if it does so twice.
 """
 ABOUT_STEPS = """\
 
-*Steps*: those that the program itself counts, and those that torchmem counted under `torchmem run`,
-of each rank; absent where it cannot see them. A start under `torchmem run`
-[costs CPU time](../run.md#what-was-tested).
+*Steps*: those of each rank that the program itself counts, and torchmem too, if it can see them. A
+start under `torchmem run` [costs CPU time](../run.md#what-was-tested).
 
 ## Test suites
 
@@ -56,13 +55,12 @@ def _programs(found: Sequence[Result]) -> Iterator[str]:
         yield _cost(ran)
     yield "\n"
     yield from _table(
-        ("Program", "Release", "Steps", "Counted"),
+        ("Program", "Release", "Steps"),
         (
             (
                 each.name if each.verdict == EQUAL else f"{each.name}: {each.verdict}",
                 _release(each),
-                _numbers(each.steps),
-                _numbers(_counted(each)),
+                _steps(each),
             )
             for each in found
         ),
@@ -80,9 +78,11 @@ def _release(result: Result | SuiteResult) -> str:
     return next(others, "")
 
 
-def _counted(result: Result) -> list[int]:
+def _steps(result: Result) -> str:
     ranks = result.ranks.get(RUN, [])
-    return [steps for rank in ranks if isinstance(steps := rank["steps"], int) and steps]
+    counted = sum(bool(rank["steps"]) for rank in ranks)
+    some = f", of {counted}" if counted else ", not seen"
+    return _numbers(result.steps) + (some if counted < len(result.steps) else "")
 
 
 def _cost(ran: Sequence[Result]) -> str:
