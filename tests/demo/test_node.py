@@ -40,6 +40,8 @@ NOT_REPORTED = {
     catalog.NVML_GPU_ERROR.name,
     catalog.NVML_GPU_ASSIGNMENT_INFO.name,
     catalog.NVML_GPU_ASSIGNED_EMPTY.name,
+    catalog.NVML_MIG_ASSIGNMENT_INFO.name,
+    catalog.NVML_MIG_ASSIGNED_EMPTY.name,
     catalog.NVML_PCIE_THROUGHPUT.name,
     catalog.NVML_PROCESS_INFO.name,
     catalog.NVML_XID_LAST.name,

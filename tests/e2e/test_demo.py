@@ -142,13 +142,13 @@ def test_one_rank_runs_out_of_memory_and_stays_visible(
 
 
 # Queries without data in the demo, by panel and letter. Of the parts of a device: private pools,
-# memory cached before the first snapshot, other processes, and memory of GPUs without NVML. A trend
+# memory cached before the first snapshot, other and dead processes, and GPUs without NVML. A trend
 # needs 30 minutes, idleness and the pace of headroom 10. Falling headroom, alerts and marks are
 # temporary. No rank is stalled, killed or started with advice, and the ranks have no components,
 # phases, samples, pinned memory, private pools, libraries or errors other than an OOM. The only run
 # ends with that OOM, no launch follows, and no engine serves.
 WITHOUT_DATA = (
-    r"Memory of .* [D-IK]|Where the memory is [D-IK]|NCCL by process group A"
+    r"Memory of .* [D-JL]|Where the memory is [D-JL]|NCCL by process group A"
     r"|What the tensors are [A-J]|Rank .shown [BEF]"
     r"|Ranks by state [B-F]|Ranks [B-F]|[Bb]y cause [ACDEF]|Peak by phase A"
     r"|Pinned memory A|Memory released A"
