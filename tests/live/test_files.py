@@ -23,6 +23,7 @@ from support.fuzz import TEXTS_FILE, make_input
 from support.played_script import PlayedScript
 from support.recordings import RecordedJob, varying_lengths
 from support.snapshots import REAL_GPUS, load_snapshot, of_real_gpu, segments
+from support.waiting import until
 from support.words import oom_text
 
 from torchmem import trace as recordings
@@ -504,10 +505,10 @@ def with_stacks(events: int) -> bytes:
 def test_a_file_of_forty_megabytes_takes_bounded_memory(
     opened: Page, tmp_path: Path, content: Callable[[], bytes], words: str
 ) -> None:
-    """Whatever is in it, the browser needs at most 750 MiB, and a snapshot is shown."""
+    """Whatever is in it, the browser holds at most 750 MiB once it has collected its garbage."""
     path = tmp_path / "large.pickle"
     path.write_bytes(content())
     opened.choose(INPUT, path)
     opened.wait(f"document.body.innerText.includes({json.dumps(words)})")
 
-    assert renderer_bytes(opened) < 750 << 20
+    until(lambda: renderer_bytes(opened) < 750 << 20)
