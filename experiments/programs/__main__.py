@@ -156,7 +156,7 @@ def main() -> None:
         if arguments.again or program.name not in results:
             results[program.name] = tried(program, wheel)
             save(STATE, results)
-        print(f"{program.name}: {results[program.name].verdict}", flush=True)
+        print(f"{program.name}: {results[program.name].summary}", flush=True)
     if arguments.write:
         save(PUBLISHED, results)
     found = [results[each.name] for each in chosen]

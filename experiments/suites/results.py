@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from experiments import results_file
 from experiments.programs.environment import ROOT
 from experiments.suites.cpython import CPYTHON
 from experiments.suites.table import SUITES, Suite
@@ -40,17 +40,13 @@ def state(agent: str) -> Path:
 
 
 def load(path: Path) -> dict[str, Result]:
-    """Return what is kept in a file, by suite; nothing if it does not exist."""
-    if not path.exists():
-        return {}
-    return {each["name"]: Result(**each) for each in json.loads(path.read_text())}
+    """Return what is kept in a file, by name; nothing if it does not exist."""
+    return results_file.load(path, Result)
 
 
 def save(path: Path, results: Mapping[str, Result]) -> None:
     """Keep results in a file, in the order of the table."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ordered = [asdict(results[each.name]) for each in ALL if each.name in results]
-    path.write_text(json.dumps(ordered, indent=1) + "\n")
+    results_file.save(path, results, (each.name for each in ALL))
 
 
 def published() -> Sequence[Result]:

@@ -159,7 +159,7 @@ PARTS: Mapping[str, MemoryPart] = {
         "Dead processes",
         "#541613",
         "Q",
-        "Memory of processes that are gone, which nobody can use.",
+        "Memory of processes that are gone. It is unusable until the driver frees it.",
         long="processes that are gone",
     ),
     "driver": MemoryPart("driver", "Driver", "#604763", "D", "What the driver keeps for itself."),
