@@ -21,6 +21,8 @@ Outage = Literal["reboot", "driver", "gap", "prometheus"]
 GROUPS = {"pretraining": 3, "tuning": 6, "research": 6, "rl": 3, "serving": 15, "notebooks": 8}
 """Nodes by what they are used for; the rest, up to NODES, is seldom used."""
 NODES = 52
+VARIANTS = 12
+"""Workloads of each kind: few, so that few recordings are made, and none decides the result."""
 TUNED: tuple[HowItEnds, ...] = ("exited", "exited", "exited", "killed")
 TRIED: tuple[HowItEnds, ...] = ("exited", "exited", "killed")
 
@@ -107,9 +109,9 @@ class Planner:
         minutes = round(first.hours * HOUR)
         return start + minutes + loops * (minutes // 2)
 
-    def _workload(self, kind: str, variants: int, ends: HowItEnds = "exited") -> Workload:
-        """Return one of a few workloads of a kind, so that few recordings are made."""
-        number = self.rng.randrange(variants)
+    def _workload(self, kind: str, ends: HowItEnds = "exited") -> Workload:
+        """Return one of the workloads of a kind."""
+        number = self.rng.randrange(VARIANTS)
         hours = (1.5, 2.5, 4.0, 3.0)[number % 4]
         return Workload(kind, 100 * self.seed + number, ends, hours)
 
@@ -133,7 +135,7 @@ class Planner:
                     start = day * DAY_MINUTES + self.rng.randint(8 * HOUR, 14 * HOUR)
                     ends = self.rng.choice(TUNED)
                     kind = self.rng.choice(("evaluation", "evaluation", "curriculum stops"))
-                    made = self._workload(kind, 4, ends)
+                    made = self._workload(kind, ends)
                     self._run(
                         where, start, f"tune-{made.seed}-{kind[:4]}", made, self.rng.randint(0, 3)
                     )
@@ -152,7 +154,7 @@ class Planner:
                         start = self._run([(node, gpu)], start, "try", crash, 0) + 3
                     kind = self.rng.choice(kinds)
                     ends = self.rng.choice(TRIED)
-                    made = self._workload(kind, 4, ends)
+                    made = self._workload(kind, ends)
                     self._run([(node, gpu)], start, f"exp-{made.seed}-{kind[:4]}", made, 0)
 
     def _rl(self, nodes: list[str]) -> None:
@@ -161,7 +163,7 @@ class Planner:
             where = [(node, gpu) for gpu in range(GPUS)]
             start = self.rng.randint(0, 12 * HOUR)
             while start < self.fleet.minutes:
-                made = self._workload(self.rng.choice(("steady phases", "phases stops")), 2)
+                made = self._workload(self.rng.choice(("steady phases", "phases stops")))
                 start = self._run(where, start, f"rl-{made.seed}", made, self.rng.randint(6, 20))
                 start += self.rng.randint(20, 20 * HOUR)
 
@@ -196,7 +198,7 @@ class Planner:
                 if self.rng.random() < 0.4:
                     where = [(node, gpu) for gpu in range(self.rng.choice((1, 2, 8)))]
                     start = day * DAY_MINUTES + self.rng.randint(0, 18 * HOUR)
-                    made = self._workload("variable lengths", 4)
+                    made = self._workload("variable lengths")
                     self._run(where, start, f"batch-{made.seed}", made, 0)
 
     # --- Maintenance

@@ -212,9 +212,9 @@ class Trainer(Rank):
             SCRAPE_SECONDS,
             SCRAPE_SECONDS,
             KEPT_SECONDS,
+            2 * made.step_seconds,
         )
         config = AllocatorConfig(expandable_segments=made.expandable_segments)
-        self.last_step_at = 0.0
         super().__init__(made.scenario, 0, pace, config, before_read=made.script.tell)
         node.card.total = self.total
         self.plan.set(made.script.largest)
@@ -232,11 +232,6 @@ class Trainer(Rank):
     def uuid(self) -> str:
         """The node's GPU."""
         return UUID
-
-    def end_step(self) -> None:
-        """Note when a step ended."""
-        self.last_step_at = self.now
-        super().end_step()
 
     def look(self, published: Sample, state: State) -> None:
         """Publish as the SDK does, and scrape the node."""
@@ -285,8 +280,9 @@ class Trainer(Rank):
             devices=tuple(
                 replace(
                     each,
-                    stats_timestamp=now,
-                    layout=each.layout and replace(each.layout, timestamp=now),
+                    stats_timestamp=shift + self.last_read_at,
+                    layout=each.layout
+                    and replace(each.layout, timestamp=shift + self.last_snapshot_at),
                     last_oom=each.last_oom
                     and replace(each.last_oom, timestamp=shift + self.last_oom_at),
                 )

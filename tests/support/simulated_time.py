@@ -6,6 +6,7 @@ that the SDK would write, and the function that turns it into metric families.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -59,7 +60,9 @@ class Pace:
     """How long a rank trains and is watched, what an event takes, and the pause between scrapes.
 
     `snapshot` is the usual pause between snapshots, which take much of the CPU time. `after` is how
-    long it is watched after its end at least. All in seconds.
+    long it is watched after its end at least. After `idle` without a step, the statistics are read
+    at every event: a step of a scenario stands for many, so this is longer than the SDK's setting
+    `idle_after`. All in seconds.
     """
 
     trained: float = TRAINED_SECONDS
@@ -68,6 +71,7 @@ class Pace:
     scrape: float = SCRAPE_SECONDS
     snapshot: float = SNAPSHOT_SECONDS
     after: float = 0.0
+    idle: float = math.inf
 
 
 @dataclass
@@ -103,6 +107,7 @@ class Rank:
         self.chance = Random(self.rank)
         self.now, self.scraped, self.steps = 0.0, 0, 0
         self.snapshot_at = 0.0
+        self.last_step_at, self.last_read_at, self.last_snapshot_at = 0.0, 0.0, 0.0
         self.oom_at: float | None = None
         self.last_oom_at = 0.0
 
@@ -140,8 +145,12 @@ class Rank:
 
     def _live(self, step_ended: bool) -> None:
         self.now += self.pace.event
+        if self.now - self.last_step_at > self.pace.idle:
+            self.recorder.read_stats()
+            self.last_read_at = self.now
         if self.now >= self.snapshot_at:
             self.recorder.take_snapshot()
+            self.last_snapshot_at = self.now
             self.snapshot_at = self.now + self.pace.snapshot * self.chance.uniform(0.75, 1.25)
         if step_ended:
             self.steps += 1
@@ -152,6 +161,7 @@ class Rank:
         """Read the statistics, as the SDK does at the end of a step."""
         self.before_read(self.plan)
         self.recorder.read_stats("step")
+        self.last_step_at = self.last_read_at = self.now
         self.recorder.add_points(self.steps)
         self._peaks.after_read(self.steps)
 
