@@ -157,7 +157,7 @@ def _least_headroom() -> Panel:
             label="threat",
             names=reasons.NAMES,
             colors=reasons.COLORS,
-            width=110,
+            width=120,
         ),
     ]
     unseen = ("gpu", "pid")

@@ -36,7 +36,7 @@ from torchmem.exporter.subjects.xid_events import XID
 from torchmem.host.procfs import start_ticks
 from torchmem.node.host_processes import HostProcesses
 from torchmem.node.published import Published
-from torchmem.sample.sample import Ending, HostMemory, Sample, State
+from torchmem.sample.sample import Ending, HostMemory, Sample, State, Steps
 from torchmem.simulator.gpu import GpuUse
 
 SCRAPE_SECONDS = 60.0
@@ -288,9 +288,15 @@ class Trainer(Rank):
                 )
                 for each in published.devices
             ),
-            steps=replace(published.steps, last_timestamp=shift + self.last_step_at)
-            if self.steps
-            else published.steps,
+            steps=self._dated_steps(published.steps, shift) if self.steps else published.steps,
             stall_after_seconds=STALL_SECONDS,
             host=None,
+        )
+
+    def _dated_steps(self, steps: Steps, shift: float) -> Steps:
+        progress = self.last_progress_at
+        return replace(
+            steps,
+            last_timestamp=shift + self.last_step_at,
+            progress_timestamp=None if progress is None else shift + progress,
         )

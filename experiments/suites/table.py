@@ -123,7 +123,7 @@ SUITES = (
         "torchmetrics",
         "Lightning-AI/torchmetrics",
         "v1.9.0",
-        ("torchmetrics==1.9.0", "cloudpickle", "psutil", "scikit-learn", "phmdoctest"),
+        ("torchmetrics==1.9.0", "cachier", "cloudpickle", "psutil", "scikit-learn", "phmdoctest"),
         ("tests/unittests/bases", "tests/unittests/wrappers/test_running.py"),
         gpus=0,
         arguments=("-k", "not ddp and not Synclike"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.waiting import until
 
 from torchmem.sample.sample import Process, Sample, Steps, live_state
 from torchmem.sdk import batch_size
 from torchmem.sdk.session import Session
+from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
 
 Opener = Callable[..., Session]
@@ -124,6 +127,28 @@ def test_evaluation_is_progress() -> None:
     sample = Sample(1000.0, PROCESS, steps=steps, stall_after_seconds=300.0)
 
     assert (live_state(sample, 1000.0), live_state(sample, 1201.0)) == ("running", "stalled")
+
+
+def test_allocations_between_steps_are_progress(
+    backend: SimulatedBackend,
+    allocator: DeviceCachingAllocator,
+    open_session: Opener,
+    published: Published,
+) -> None:
+    """A rank that evaluates in a loop of its own goes on; one that only waits does not."""
+    open_session(backend, interval=0.01, idle_after=0.01)
+    backend.step()
+
+    def steps_after_a_read() -> dict[str, Any] | None:
+        [sample] = published() or [{}]
+        times = [device["stats_timestamp"] or 0 for device in sample.get("devices", [])]
+        steps: dict[str, Any] = sample.get("steps", {})
+        return steps if max(times, default=0) > (steps.get("last_timestamp") or math.inf) else None
+
+    waiting = until(steps_after_a_read)
+    assert waiting["progress_timestamp"] is None
+    allocator.free(allocator.malloc(1 << 20))
+    until(lambda: published()[0]["steps"]["progress_timestamp"])
 
 
 @pytest.mark.parametrize(("at_work", "limit"), [(True, 300.0), (False, None)])

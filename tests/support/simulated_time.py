@@ -108,6 +108,7 @@ class Rank:
         self.now, self.scraped, self.steps = 0.0, 0, 0
         self.snapshot_at = 0.0
         self.last_step_at, self.last_read_at, self.last_snapshot_at = 0.0, 0.0, 0.0
+        self.last_progress_at: float | None = None
         self.oom_at: float | None = None
         self.last_oom_at = 0.0
 
@@ -146,8 +147,7 @@ class Rank:
     def _live(self, step_ended: bool) -> None:
         self.now += self.pace.event
         if self.now - self.last_step_at > self.pace.idle:
-            self.recorder.read_stats()
-            self.last_read_at = self.now
+            self._read_between_steps()
         if self.now >= self.snapshot_at:
             self.recorder.take_snapshot()
             self.last_snapshot_at = self.now
@@ -156,6 +156,13 @@ class Rank:
             self.steps += 1
             self.end_step()
         self._scrape("running")
+
+    def _read_between_steps(self) -> None:
+        before = self.recorder.allocations
+        self.recorder.read_stats()
+        self.last_read_at = self.now
+        if self.recorder.allocations > before:
+            self.last_progress_at = self.now
 
     def end_step(self) -> None:
         """Read the statistics, as the SDK does at the end of a step."""

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -369,18 +370,38 @@ def test_crash(run: Run, sample: Sample) -> None:
     assert sample()["ended"] == "failed"
 
 
-def test_fork(run: Run, sample: Sample) -> None:
-    """Forked workers of a data loader neither hang nor publish."""
-    done = run(f"""{ALWAYS}
+LOADER = """
 held = take(32)
 time.sleep(0.1)
-loader = torch.utils.data.DataLoader(torch.arange(64), num_workers=2, batch_size=8)
+loader = torch.utils.data.DataLoader(
+    torch.arange(64), num_workers=2, batch_size=8, multiprocessing_context="{}"
+)
 print(sum(len(batch) for _ in range(2) for batch in loader))
-""")
+"""
+
+
+def check_loader(done: Done, sample: Sample) -> None:
+    """Check that a data loader gave everything, and what its workers left in the sample."""
     (device,) = sample()["devices"]
 
     assert (done.stdout, done.stderr) == ("128\n", "")
     assert device["allocator"]["allocated_peak_bytes"] == 32 << 20
+
+
+def test_fork(run: Run, sample: Sample) -> None:
+    """Forked workers of a data loader neither hang nor publish."""
+    check_loader(run(ALWAYS + LOADER.format("fork")), sample)
+
+
+def test_forkserver(ended: Run, sample: Sample, tmp_path: Path) -> None:
+    """Neither do workers of a fork server, the default since Python 3.14, which import the script.
+
+    They instrument themselves too, but have no GPU.
+    """
+    script = tmp_path / "train.py"
+    guarded = "if __name__ == '__main__':" + indent(LOADER.format("forkserver"), "    ")
+    script.write_text(PRELUDE + ALWAYS + guarded)
+    check_loader(ended(script), sample)
 
 
 UNCHANGED = f"""

@@ -312,7 +312,8 @@ class Steps:
     reports, and other programs step without either.
     `duration_counts` has one entry for each of STEP_DURATION_BOUNDS and one for longer steps.
     `last_timestamp` is the end of the latest step. `progress_timestamp` is the latest time at which
-    a pass of the loop began or ended, such as an evaluation batch. Both are in Unix seconds.
+    a pass of the loop began or ended, such as an evaluation batch, or between steps a read found
+    new allocations. Both are in Unix seconds.
     `read_count` is how many steps had ended at the latest read at a step's end. The components
     `step` and `gradients_or_step` were allocated since then.
     """

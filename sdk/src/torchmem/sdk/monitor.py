@@ -298,6 +298,7 @@ class Monitor:
             self._process = replace(self._process, run=settings.run)
 
     def _after_read(self, step: int | None) -> None:
+        self._clock.note_allocations(self._recorder.allocations, at_step=step is not None)
         self._call_each(self._parts.reading, lambda part: part.after_read(step))
 
     def _tick(self) -> bool:

@@ -84,7 +84,8 @@ class Settings:
     reset_peaks: reset PyTorch's peaks at the start of each phase, which makes the peaks of phases
         exact; your own `torch.cuda.max_memory_*` values are not affected.
     idle_after: seconds without an optimizer step before the background thread asks for a read.
-    stall_after: seconds without a step, after the first one, before the process counts as stalled.
+    stall_after: seconds without a step or an allocation, after the first step, before the process
+        counts as stalled.
     capture_on_oom: keep PyTorch's memory snapshot of the newest OutOfMemoryError in the run
         directory; "trace" also records and keeps all allocations, without stacks. See
         docs/recordings.md#at-an-oom.

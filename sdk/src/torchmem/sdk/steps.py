@@ -66,8 +66,9 @@ class StepClock:
     """Counts steps, in the training thread. Times are seconds of `time.perf_counter`.
 
     `count`: steps so far. `last`: the end of the latest one. `progress`: the latest beginning or
-    end of a pass of the loop. After a pass that `waits`, no step is expected until the next pass
-    begins. `read_count`: the count at the latest read at a step's end.
+    end of a pass of the loop, or read that found new allocations. After a pass that `waits`, no
+    step is expected until the next pass begins. `read_count`: the count at the latest read at a
+    step's end.
     """
 
     def __init__(self) -> None:
@@ -76,6 +77,7 @@ class StepClock:
         self.progress: float | None = None
         self.waits = False
         self.read_count: int | None = None
+        self._allocations = 0
         self._durations = list(Steps().duration_counts)
         self._seconds = 0.0
         self._samples: int | None = None
@@ -99,6 +101,16 @@ class StepClock:
     def note_progress(self, *, waits: bool) -> None:
         """Note that a pass of the loop began or ended; if it `waits`, no step is expected now."""
         self.progress, self.waits = perf_counter(), waits
+
+    def note_allocations(self, number: int, *, at_step: bool) -> None:
+        """Note how many allocations a read found so far: more of them since a step are progress.
+
+        An evaluation allocates for every batch; a rank that waits for data, for a file or for
+        another rank does not.
+        """
+        if number > self._allocations and self.last is not None and not at_step:
+            self.progress = perf_counter()
+        self._allocations = number
 
     def add_samples(self, samples: int) -> None:
         """Count training samples, at any time in a step."""

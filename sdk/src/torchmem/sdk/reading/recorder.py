@@ -126,6 +126,11 @@ class Recorder:
         call_if_free(self._lock, self._read_stats)
 
     @property
+    def allocations(self) -> int:
+        """How often the allocators of all devices have handed out a block, as of the last read."""
+        return sum(record.allocations for record in self.records().values())
+
+    @property
     def has_allocated(self) -> bool:
         """Whether an allocator has ever reserved memory, as far as its statistics show."""
         return any(record.has_allocated for record in self.records().values())
