@@ -136,12 +136,13 @@ class Job:
 
 
 def read_outcomes(report: Path) -> Outcomes:
-    """Return passed, failed, error or skipped by test; a test that ran twice has both."""
+    """Return passed, failed, error or skipped by test; one that ran twice has both, if they differ."""
     outcomes: dict[str, str] = {}
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 - our own subprocess wrote it
         name = f"{case.get('classname', '')}::{case.get('name', '')}"
         outcome = _outcome(case)
-        outcomes[name] = f"{outcomes[name]}+{outcome}" if name in outcomes else outcome
+        before = outcomes.get(name, outcome)
+        outcomes[name] = outcome if before == outcome else f"{before}+{outcome}"
     return outcomes
 
 
