@@ -111,18 +111,18 @@ def _suites(found: Sequence[SuiteResult]) -> Iterator[str]:
         f"{'s' * (changed > 1)} changed**.\n\n"
     )
     yield from _table(
-        ("Suite", "Release", "Tests by outcome", "Changed"),
+        ("Suite", "Release", "Tests by outcome"),
         (
             (
                 each.name,
                 each.versions["python"] if each.name == "CPython" else _release(each),
                 each.reason
                 or ", ".join(f"{count:,} {name}" for name, count in each.outcomes[PLAIN].items()),
-                str(len(each.changed)) if not each.reason else "",
             )
             for each in found
         ),
     )
+    yield from (f"\n- {each.name}: `{test}`" for each in found for test in each.changed)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -136,7 +136,7 @@ class Job:
 
 
 def read_outcomes(report: Path) -> Outcomes:
-    """Return passed, failed, error or skipped by test; one that ran twice has both, if they differ."""
+    """Return passed, failed, error or skipped by test, or both if two runs of it differ."""
     outcomes: dict[str, str] = {}
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 - our own subprocess wrote it
         name = f"{case.get('classname', '')}::{case.get('name', '')}"
