@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -335,7 +336,7 @@ sdk.instrument(backend=backend, interval=3600.0); backend.step(); backend.asked 
 raise RuntimeError("CUDA error: out of memory")
 """)
 
-    assert done.returncode == 1
+    assert done.returncode in {1, -signal.SIGINT}  # the latter since Python 3.14
     assert "KeyboardInterrupt" in done.stderr
     assert "RuntimeError: CUDA error: out of memory" in done.stderr
 

@@ -372,6 +372,6 @@ while True: Kept(40)
 
     (report,) = _reports(tmp_path)
     assert report.oom.onset == "garbage"
-    assert done.returncode == 1
+    assert done.returncode in {1, -signal.SIGINT}  # the latter since Python 3.14
     assert "KeyboardInterrupt" in done.stderr
     assert "OutOfMemoryError" in done.stderr

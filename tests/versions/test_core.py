@@ -388,6 +388,28 @@ def check_loader(done: Done, sample: Sample) -> None:
     assert device["allocator"]["allocated_peak_bytes"] == 32 << 20
 
 
+CTRL_C = """
+from torchmem.sdk.safety.main_thread import PendingCalls
+calls, ended = PendingCalls(lambda entry: entry), []
+def must_not_raise():
+    if not ended:
+        calls.raise_after(KeyboardInterrupt(), must_not_raise.__code__)
+    for _ in range(1000):
+        pass
+    ended.append(True)
+try:
+    for _ in range(1000):
+        must_not_raise()
+except KeyboardInterrupt:
+    print(len(ended))
+"""
+
+
+def test_ctrl_c(run: Run) -> None:
+    """Ctrl-C in a callback that must not raise is raised right after it, however long it takes."""
+    assert run(CTRL_C).stdout == "1\n"
+
+
 def test_fork(run: Run, sample: Sample) -> None:
     """Forked workers of a data loader neither hang nor publish."""
     check_loader(run(ALWAYS + LOADER.format("fork")), sample)

@@ -18,6 +18,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import CodeType, FrameType
 
 from torchmem.sample.native_threads import Lock, sleep
@@ -92,6 +93,11 @@ class PendingCalls:
         except RuntimeError:
             self._late_calls.pop()
             raise
+        # Python 3.13 and newer run at most 32 pending calls at a time, and if the last of them was
+        # alone in the queue, they forget the one that it scheduled (ceval_gil.c,
+        # make_pending_calls). A second one, which schedules itself as well, is always behind it.
+        with suppress(RuntimeError):
+            _schedule(self._late_entry)
 
     def _make_caller(self) -> Entry:
         calls = self._calls
