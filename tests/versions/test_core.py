@@ -370,6 +370,30 @@ def test_crash(run: Run, sample: Sample) -> None:
     assert sample()["ended"] == "failed"
 
 
+TIMEOUTS = """
+import signal, threading
+def fail(*_): raise TimeoutError
+signal.signal(signal.SIGALRM, fail)
+build()
+for number in range(4000):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 2e-5 + number % 100 * 7e-6)
+        while True:
+            session.step()
+    except TimeoutError:
+        pass
+other = threading.Thread(target=session.step, daemon=True)
+other.start()
+other.join(30)
+print(other.is_alive())
+"""
+
+
+def test_timeouts(run: Run) -> None:
+    """Timeouts of the script within the SDK's code leave no lock held, for which a thread waits."""
+    assert run(ALWAYS + TIMEOUTS).stdout == "False\n"
+
+
 LOADER = """
 held = take(32)
 time.sleep(0.1)

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, cast
+from typing import cast
 
 
 def unpatched(name: str) -> ModuleType:
@@ -39,18 +39,17 @@ _thread = unpatched("_thread")
 class Lock:
     """A lock. `owner` is the `ident` of the thread that holds it, if that thread has set it.
 
-    Its functions and `native`, a context manager, are the interpreter's, so that no signal handler
-    interrupts them.
+    Its functions are the interpreter's, so that no signal handler interrupts them.
     """
 
-    __slots__ = ("acquire", "locked", "native", "owner", "release")
+    __slots__ = ("acquire", "locked", "owner", "release")
 
     def __init__(self, *, reentrant: bool = False) -> None:
-        self.native: Any = _thread.RLock() if reentrant else _thread.allocate_lock()
-        self.acquire: Callable[..., bool] = self.native.acquire
-        self.release: Callable[[], None] = self.native.release
+        native = _thread.RLock() if reentrant else _thread.allocate_lock()
+        self.acquire: Callable[..., bool] = native.acquire
+        self.release: Callable[[], None] = native.release
         if not reentrant:
-            self.locked: Callable[[], bool] = self.native.locked
+            self.locked: Callable[[], bool] = native.locked
         self.owner: int | None = None
 
 

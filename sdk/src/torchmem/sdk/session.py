@@ -27,7 +27,7 @@ from torchmem.sdk.pytorch.idle_backend import IdleBackend
 from torchmem.sdk.reading.peaks import Phase
 from torchmem.sdk.release.pressure_hooks import PressureHook
 from torchmem.sdk.safety.errors import log
-from torchmem.sdk.safety.interruptions import is_interruption, shield
+from torchmem.sdk.safety.interruptions import call_with, is_interruption, shield
 from torchmem.sdk.settings import Settings, SettingsKeywords, resolve
 
 if TYPE_CHECKING:
@@ -317,25 +317,29 @@ def instrument(*, backend: Backend | None = None, **settings: Unpack[SettingsKey
     PyTorch, or if anything else fails, the session is idle and one warning is logged.
     """
     resolved = resolve(settings, os.environ)
-    global _current  # noqa: PLW0603 - one process, one session
     if _current is None or _current.closed:
         # Before the lock: the import of torch may run a tool that calls instrument() too.
         backend = _usable_backend(resolved, backend)
-    with _lock.native:
-        is_other = bool(settings and _current and _current.settings != resolved)
-        if _current and is_other and _is_replaceable(_current):
-            _current.close()  # _current is None then
-        if _current is None or _current.closed:
-            _current = _start(resolved, backend)
-            _current.lifetime.on_end = partial(_forget, _current)
-        elif is_other:
-            _current.errors.log_later(
-                logging.WARNING,
-                "instrument() was called before; the settings of the first call stay in effect",
-            )
-        session = _current
+    session = call_with(_lock, lambda: _session(resolved, backend, is_default=not settings))
     session.errors.log_deferred()  # without the lock: a handler may wait, or call instrument()
     return session
+
+
+def _session(resolved: Settings, backend: Backend | None, *, is_default: bool) -> Session:
+    """Return the running session, or a new one; with the lock held."""
+    global _current  # noqa: PLW0603 - one process, one session
+    is_other = bool(not is_default and _current and _current.settings != resolved)
+    if _current and is_other and _is_replaceable(_current):
+        _current.close()  # _current is None then
+    if _current is None or _current.closed:
+        _current = _start(resolved, backend)
+        _current.lifetime.on_end = partial(_forget, _current)
+    elif is_other:
+        _current.errors.log_later(
+            logging.WARNING,
+            "instrument() was called before; the settings of the first call stay in effect",
+        )
+    return _current
 
 
 def _is_replaceable(session: Session) -> bool:

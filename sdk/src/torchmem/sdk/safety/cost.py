@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 
 from torchmem.sample.native_threads import Lock
+from torchmem.sdk.safety.interruptions import call_with
 
 # Defaults of the settings `interval`, `snapshot_interval` and `snapshot_budget`.
 INTERVAL_SECONDS = 1.0
@@ -135,8 +136,10 @@ class CpuMeter:
 
     def add(self, seconds: float) -> None:
         """Add what one thread has spent."""
-        with self._lock.native:
-            self._seconds += seconds
+        call_with(self._lock, lambda: self._add(seconds))
+
+    def _add(self, seconds: float) -> None:
+        self._seconds += seconds
 
     @property
     def seconds(self) -> float:

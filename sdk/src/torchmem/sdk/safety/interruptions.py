@@ -15,6 +15,7 @@ from __future__ import annotations
 import dis
 import functools
 import inspect
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -148,6 +149,15 @@ def call_holding(lock: Lock, seconds: float, call: Callable[[], T]) -> T:
     return _hold(lock, 0.0 if lock.owner == ident() else seconds, lambda _: call())
 
 
+def call_with(lock: Lock, call: Callable[[], T]) -> T:
+    """Call holding the lock, however long it takes until it is free.
+
+    `with` would do so too, but since Python 3.14 an interruption between `__enter__` and the block
+    leaves the lock held.
+    """
+    return _hold(lock, math.inf, lambda _: call())
+
+
 def _hold(lock: Lock, seconds: float, call: Callable[[bool], T]) -> T:
     """Call with whether the lock is held. An interruption never leaves the lock held.
 
@@ -158,7 +168,8 @@ def _hold(lock: Lock, seconds: float, call: Callable[[bool], T]) -> T:
     """
     held: list[bool] = []
     try:
-        held += map(lock.acquire, (seconds > 0,), (seconds if seconds > 0 else -1,))
+        timeout = seconds if 0 < seconds < math.inf else -1
+        held += map(lock.acquire, (seconds > 0,), (timeout,))
         if held[0]:
             lock.owner = ident()
         return call(held[0])
