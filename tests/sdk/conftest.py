@@ -61,8 +61,10 @@ def published(tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     ]
 
 
+# Since Python 3.12, os.fork warns where a process has other threads, as each process with CUDA has.
 PRELUDE = """
-import glob, json, os, signal, sys, threading, time
+import glob, json, os, signal, sys, threading, time, warnings
+warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
 from torchmem import sdk
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
