@@ -128,7 +128,7 @@ class _WatchedSpec(ModuleSpec):
 
     `_initializing` is True while the module is executed, and False after it succeeded or failed;
     after a failure sys.modules lacks the module (importlib/_bootstrap.py, _load_unlocked, Python
-    3.10 to 3.13).
+    3.10 to 3.14).
     """
 
     @property

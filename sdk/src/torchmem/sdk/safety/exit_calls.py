@@ -4,7 +4,7 @@ Without this module, a rank that gives up with `sys.exit(1)`, as argparse, click
 do, counts as one that has finished.
 
 The interpreter frees an uncaught SystemExit when no frame is left on the stack
-(`_Py_HandleSystemExit` in pythonrun.c, CPython 3.10 to 3.13). One that the script catches is freed
+(`_Py_HandleSystemExit` in pythonrun.c, CPython 3.10 to 3.14). One that the script catches is freed
 within one of its frames.
 """
 
