@@ -23,26 +23,41 @@ PUBLISHED_SECONDS = 1.0
 def outside(figures: Figures) -> None:
     """Add one user of memory after the other, and note what each adds."""
     torch.zeros(1, device="cuda")
-    known = outside_by_nvml()
-    if known is None:
+    context = outside_by_nvml()
+    if context is None:
         figures.missing("context", "NVML does not count the memory of this process")
         return
-    figures.add("context, with the first tensor", known, "bytes")
+    figures.add("context, with the first tensor", context, "bytes")
     session = sdk.instrument(interval=1e-6)
-    model = torch.nn.Linear(4096, 4096).cuda()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    training = Training()
+    _note_parts(figures, training, context)
+    for _ in range(3):
+        training.step()
+        session.lifetime.monitor.reader.next_read = 0.0
+    time.sleep(PUBLISHED_SECONDS)
+    _compare(figures)
+    dist.destroy_process_group()
 
-    def step() -> None:
-        model(torch.ones(64, 4096, device="cuda")).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
 
+class Training:
+    """A model of one layer with its optimizer."""
+
+    def __init__(self) -> None:
+        self._model = torch.nn.Linear(4096, 4096).cuda()
+        self._optimizer = torch.optim.SGD(self._model.parameters(), 1e-3)
+
+    def step(self) -> None:
+        """Train for one step."""
+        self._model(torch.ones(64, 4096, device="cuda")).sum().backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+def _note_parts(figures: Figures, training: Training, before: int) -> None:
+    bf16 = torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
     parts: dict[str, Callable[[], object]] = {
-        "cuBLAS, with a first step": step,
-        "cuBLASLt in bf16": lambda: (
-            torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-            @ torch.ones(64, 64, device="cuda", dtype=torch.bfloat16)
-        ),
+        "cuBLAS, with a first step": training.step,
+        "cuBLASLt in bf16": lambda: bf16 @ bf16,
         "cuDNN, with a convolution": lambda: torch.nn.Conv2d(64, 64, 3).cuda()(
             torch.ones(8, 64, 56, 56, device="cuda")
         ),
@@ -56,12 +71,16 @@ def outside(figures: Figures) -> None:
         act()
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        before, known = known, outside_by_nvml() or 0
-        figures.add(name, known - before, "bytes")
-    for _ in range(3):
-        step()
-        session.lifetime.monitor.reader.next_read = 0.0
-    time.sleep(PUBLISHED_SECONDS)
+        now = outside_by_nvml()
+        if now is None:
+            figures.missing(name, "NVML does not count the memory of this process")
+        else:
+            figures.add(name, now - before, "bytes")
+            before = now
+
+
+def _compare(figures: Figures) -> None:
+    """Compare what the SDK has published with NVML, and note what each group holds."""
     page = scraped_once()
     figures.close(
         "torchmem_outside_allocator_bytes",
@@ -75,7 +94,6 @@ def outside(figures: Figures) -> None:
         figures.add(f"group {found.get('group')}, {found.get('state')}", size, "bytes")
     if not held:
         figures.missing("torchmem_communicator_bytes", "this PyTorch tells nothing of its groups")
-    dist.destroy_process_group()
 
 
 class Graphs:
