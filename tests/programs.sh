@@ -10,7 +10,7 @@ FOLDER="$PWD/.programs"
 programs() { # each with the package that has it
     printf '%s\n' prometheus:prometheus promtool:prometheus prometheus-alertmanager:prometheus-alertmanager \
         amtool:prometheus-alertmanager victoria-metrics:victoria-metrics vmalert:victoria-metrics mpirun:openmpi-bin \
-        valgrind:valgrind nm:binutils
+        valgrind:valgrind callgrind_control:valgrind nm:binutils
     # The tests drive the browser with a package of npm's.
     if command -v npm >/dev/null; then echo chromium:chromium; fi
 }
@@ -87,7 +87,7 @@ write_starts() {
     mkdir -p "$FOLDER/bin"
     write_start_with_data prometheus-alertmanager usr/share/prometheus/alertmanager
     write_start_with_data prometheus usr/share/prometheus/web
-    for program in promtool amtool victoria-metrics vmalert nm; do
+    for program in promtool amtool victoria-metrics vmalert callgrind_control nm; do
         write_start "$program" "usr/bin/$program"
     done
     # Open MPI looks for ssh, though it starts nothing on other machines.

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -48,6 +49,9 @@ def answers(url: str) -> bool:
     """Return whether a server responds."""
     try:
         get(url)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return False
     except OSError:
         return False
     return True
