@@ -31,8 +31,7 @@ differs counts if it does so twice.
 """
 ABOUT_STEPS = """\
 
-*Steps*: those of each rank that the program itself counts, and torchmem too, if it can see them. A
-start under `torchmem run` [costs CPU time](../run.md#what-was-tested).
+*Steps*: those of each rank that the program itself counts, and torchmem too, if it can see them.
 
 ## Test suites
 
@@ -91,8 +90,8 @@ def _cost(ran: Sequence[Result]) -> str:
         sum(each.cpu_seconds[way] for each in ran) for way in (PLAIN, VARIABLE, RUN)
     )
     return (
-        f"Together they used {plain:,.0f} s of CPU time, {variable / plain:.2f} times as much with "
-        f"`TORCHMEM=1`, and {run / plain:.2f} times as much under `torchmem run`.\n"
+        f"[CPU time](../run.md#what-was-tested): {plain:,.0f} s plain, {variable / plain:.2f} times "
+        f"as much with `TORCHMEM=1`, {run / plain:.2f} times under `torchmem run`.\n"
     )
 
 
