@@ -90,8 +90,8 @@ def _cost(ran: Sequence[Result]) -> str:
         sum(each.cpu_seconds[way] for each in ran) for way in (PLAIN, VARIABLE, RUN)
     )
     return (
-        f"[CPU time](../run.md#what-was-tested): {plain:,.0f} s plain, {variable / plain:.2f} times "
-        f"as much with `TORCHMEM=1`, {run / plain:.2f} times under `torchmem run`.\n"
+        f"[CPU time](../run.md#what-was-tested): {plain:,.0f} s plain, {variable / plain:.2f} "
+        f"times as much with `TORCHMEM=1`, {run / plain:.2f} times under `torchmem run`.\n"
     )
 
 
