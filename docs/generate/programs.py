@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from statistics import median
 
 from experiments.monitored_runs import PLAIN, RUN, VARIABLE
 from experiments.programs import results as programs
@@ -32,6 +31,9 @@ between two plain runs. What differs counts if it does so twice.
 ABOUT_STEPS = """\
 
 *Steps*: those of each rank that the program itself counts, and torchmem too, if it can see them.
+*CPU time*: with `TORCHMEM=1` and under `torchmem run`, as a multiple of the plain one. Most
+programs end after 4 s, so it is the cost of [a start](../run.md#what-was-tested). Scalene's PyTorch
+profiler records that start.
 
 ## Test suites
 
@@ -39,9 +41,6 @@ A test is changed if its outcome with torchmem differs from the plain one twice.
 a phantom GPU, or without a network, fail in each way.
 
 """
-
-COSTLY = {"Scalene": ", when its PyTorch profiler records the start of torchmem"}
-"""Why a program may cost the most."""
 
 
 def rendered() -> dict[Path, str]:
@@ -54,16 +53,15 @@ def _programs(found: Sequence[Result]) -> Iterator[str]:
     ran = [each for each in found if not each.reason]
     equal = [each for each in ran if each.summary == EQUAL]
     yield f"**{len(equal)} of {len(ran)} are equal in each way**, with PyTorch {_torch(found)}.\n"
-    if all(each.cpu_seconds for each in ran):
-        yield _cost(ran)
     yield "\n"
     yield from _table(
-        ("Program", "Release", "Steps"),
+        ("Program", "Release", "Steps", "CPU time"),
         (
             (
                 each.name if each.summary == EQUAL else f"{each.name}: {each.summary}",
                 _release(each),
                 _steps(each),
+                _cost(each),
             )
             for each in found
         ),
@@ -88,18 +86,10 @@ def _steps(result: Result) -> str:
     return _numbers(result.steps) + (some if counted < len(result.steps) else "")
 
 
-def _cost(ran: Sequence[Result]) -> str:
-    ratios = {
-        way: {each.name: each.cpu_seconds[way] / each.cpu_seconds[PLAIN] for each in ran}
-        for way in (VARIABLE, RUN)
-    }
-    variable, run = (median(each.values()) for each in ratios.values())
-    most, program = max((ratio, name) for each in ratios.values() for name, ratio in each.items())
-    return (
-        f"\n[CPU time](../run.md#what-was-tested), as the median: {variable:.2f} times the plain "
-        f"one with `TORCHMEM=1`,\n{run:.2f} times under `torchmem run`. At most {most:.2f} times, "
-        f"in {program}{COSTLY.get(program, '')}.\n"
-    )
+def _cost(result: Result) -> str:
+    """Return the CPU time with TORCHMEM=1 and under `torchmem run`, divided by the plain one."""
+    cpu = result.cpu_seconds
+    return ", ".join(f"{cpu[way] / cpu[PLAIN]:.2f}" for way in (VARIABLE, RUN) if cpu)
 
 
 def _numbers(numbers: Iterable[int]) -> str:
@@ -132,6 +122,6 @@ def _suites(found: Sequence[SuiteResult]) -> Iterator[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n"
+    yield f"|{'|'.join(head)}|\n|{'---|' * len(head)}\n"
     for row in rows:
-        yield f"| {' | '.join(cell.replace('|', '¦') for cell in row)} |\n"
+        yield f"|{'|'.join(cell.replace('|', '¦') for cell in row)}|\n"
