@@ -34,7 +34,7 @@ available() { # packages
         if apt apt-cache show "$package" >/dev/null 2>&1; then
             echo "$package"
         else
-            echo "There is no package $package here, so its tests will be skipped." >&2
+            echo "The package $package is not available here, so its tests will be skipped." >&2
         fi
     done
 }

@@ -12,8 +12,8 @@ import pytest
 @pytest.mark.parametrize(
     ("update", "message"),
     [
-        ("exit 0", "There is no package prometheus here, so its tests will be skipped."),
-        ("exit 100", "They could not be downloaded, so their tests will be skipped."),
+        ("exit 0", "The package prometheus is not available here"),
+        ("exit 100", "They could not be downloaded"),
     ],
     ids=["no packages", "no network"],
 )
@@ -40,4 +40,4 @@ def test_what_cannot_be_had_is_skipped(
     )
 
     assert done.returncode == 0, done.stderr
-    assert message in done.stderr.splitlines()
+    assert message in done.stderr
