@@ -154,6 +154,29 @@ def test_a_notebook_is_monitored(tmp_path: Path) -> None:
     assert sample["process"]["run"] == "finetune"
 
 
+def test_a_profiler_of_the_first_cuda_call_records_no_import(tmp_path: Path) -> None:
+    """With stacks, the start of the monitoring is some thousand Python calls, not 45,000.
+
+    Scalene 2.4.0 profiles PyTorch in this way, mostly from before the first CUDA call.
+    """
+    profiled = """
+import sys
+import torch
+from torch.profiler import ProfilerActivity, profile
+with profile(activities=[ProfilerActivity.CPU], with_stack=True):
+    pass  # imports what the profiler itself needs
+before = set(sys.modules)
+with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
+    torch.ones(1, device="cuda")
+print(sorted(sys.modules.keys() - before), len(profiler.profiler.kineto_results.events()) < 10_000)
+"""
+    done = job(tmp_path, sys.executable, "-c", profiled)
+
+    check(done)
+    assert done.stdout == "[] True\n"
+    assert len(samples(tmp_path)) == 1
+
+
 def test_a_crash_is_the_scripts_own(tmp_path: Path) -> None:
     """The traceback and the exit code of an uncaught exception are unchanged."""
     path = script(tmp_path, after='raise ValueError("mine")')

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from torchmem.allocator.backend import Backend
 from torchmem.sdk.engine import EnginePart
 from torchmem.sdk.oom.ending import UncaughtErrors
+from torchmem.sdk.oom.examination import OomExaminer
 from torchmem.sdk.reading.evaluation import Evaluation
 from torchmem.sdk.reading.peaks import Phases
 from torchmem.sdk.reading.plan import Plan
@@ -20,7 +20,6 @@ from torchmem.sdk.settings import Settings
 from torchmem.sdk.steps import StepClock
 
 if TYPE_CHECKING:
-    from torchmem.sdk.oom.examination import OomExaminer
     from torchmem.sdk.release.part import ReleasePart
 
 
@@ -56,12 +55,6 @@ class Context:
         self.phases = Phases(
             self.recorder, errors, self.cost, settings.interval, reset_peaks=settings.reset_peaks
         )
+        self.ooms = OomExaminer(self.recorder, self.phases.is_new)
         self.engine = EnginePart(self.recorder, lambda: self.clock.count, self.phases.reset)
         self.release: ReleasePart | None = None
-
-    @cached_property
-    def ooms(self) -> OomExaminer:
-        """What examines OOMs. The list of parts asks for it first, and so imports it."""
-        from torchmem.sdk.oom.examination import OomExaminer
-
-        return OomExaminer(self.recorder, self.phases.is_new)

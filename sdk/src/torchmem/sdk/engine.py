@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from torchmem.explain.growth import MEASURED_EXACTLY, MIN_POINTS, judge_growth
 from torchmem.explain.serving import SPARE_BYTES, awake_cache
 from torchmem.sample.engine import MAX_RESIDUALS, Engine
 from torchmem.sdk.draft import Draft
@@ -227,8 +228,6 @@ def residual_growth(left: Sequence[int]) -> float | None:
 
     0 if that does not grow; None after too few sleeps.
     """
-    from torchmem.explain.growth import MEASURED_EXACTLY, MIN_POINTS, judge_growth
-
     if len(left) < MIN_POINTS:
         return None
     growth = judge_growth("kept", list(enumerate(left)), MEASURED_EXACTLY)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from weakref import WeakMethod
@@ -17,6 +17,7 @@ from torchmem.sdk.identity import identify, is_multiprocessing_child
 from torchmem.sdk.loop import Loop
 from torchmem.sdk.monitor import Build, Monitor
 from torchmem.sdk.oom.ending import UncaughtErrors, last_error
+from torchmem.sdk.parts import build
 from torchmem.sdk.pytorch.idle_backend import IdleBackend
 from torchmem.sdk.release.pressure_hooks import PressureHooks
 from torchmem.sdk.safety.errors import Errors
@@ -24,15 +25,7 @@ from torchmem.sdk.safety.interruptions import shield
 from torchmem.sdk.settings import Settings
 
 if TYPE_CHECKING:
-    from torchmem.sdk.part import Part
     from torchmem.sdk.release.part import ReleasePart
-
-
-def build_parts(context: Context, monitor: Monitor) -> Iterable[Part]:
-    """Return all parts. They are imported only once CUDA starts, as scripts wait for an import."""
-    from torchmem.sdk.parts import build
-
-    return build(context, monitor)
 
 
 class Lifetime:
@@ -48,7 +41,7 @@ class Lifetime:
         settings: Settings,
         backend: Backend,
         environment: Mapping[str, str],
-        parts: Build = build_parts,
+        parts: Build = build,
     ) -> None:
         self.settings = settings
         self.errors = Errors()

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import ref
 
 from torchmem.allocator.backend import OomObserver
 from torchmem.allocator.settings import ignored_settings
 from torchmem.explain.activity import trains
 from torchmem.explain.call_stack import Origin
+from torchmem.explain.verdict import Circumstances
 from torchmem.sample.native_threads import Lock
 from torchmem.sample.sample import Ending, Process, Sample, SelfCost, possible
 from torchmem.sdk.context import Context
@@ -28,6 +28,7 @@ from torchmem.sdk.identity import identify, is_compile_process, placed
 from torchmem.sdk.observation import FailedAllocation, MeasuredSnapshot, Oom, OomObservation
 from torchmem.sdk.oom.ending import LibraryOom
 from torchmem.sdk.part import Part, Parts, StepAction
+from torchmem.sdk.publish.sample_file import SampleFile
 from torchmem.sdk.pytorch.call_stack import calling_origin
 from torchmem.sdk.reading.reader import Reader
 from torchmem.sdk.reading.run_history import next_early_step
@@ -36,10 +37,6 @@ from torchmem.sdk.safety.interruptions import call_holding, call_if_free, shield
 from torchmem.sdk.safety.sigterm import SigtermFlush
 from torchmem.sdk.sampler import Sampler
 from torchmem.sdk.settings import Settings
-
-if TYPE_CHECKING:
-    from torchmem.explain.verdict import Circumstances
-    from torchmem.sdk.publish.sample_file import SampleFile
 
 JOIN_SECONDS = 0.5
 LOCK_SECONDS = 1.0
@@ -158,8 +155,6 @@ class Monitor:
     def _open(self) -> None:
         context = self._context
         with self._errors.suppress("setup"):
-            from torchmem.sdk.publish.sample_file import SampleFile
-
             self._process = identify(self._settings, context.environment, self._backend.versions())
             directory = self._settings.directory(context.environment)
             self.file = SampleFile.of(self._process, directory, self._errors)
@@ -373,8 +368,6 @@ class Monitor:
 
     def _about(self, origin: Origin | None) -> Circumstances:
         """Return what is known about the run when a request fails."""
-        from torchmem.explain.verdict import Circumstances
-
         world = self._process.world_size if self._process else None
         return Circumstances(
             steps=self._clock.count,

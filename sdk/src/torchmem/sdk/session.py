@@ -21,8 +21,9 @@ from torchmem.sample.release_tiers import SETTING_TIERS, TIERS
 from torchmem.sample.sample import Sample
 from torchmem.sdk.identity import is_multiprocessing_child
 from torchmem.sdk.iteration import Iteration, batch_shape
-from torchmem.sdk.lifetime import Lifetime, build_parts
+from torchmem.sdk.lifetime import Lifetime
 from torchmem.sdk.monitor import Build
+from torchmem.sdk.parts import build
 from torchmem.sdk.pytorch.idle_backend import IdleBackend
 from torchmem.sdk.reading.peaks import Phase
 from torchmem.sdk.release.pressure_hooks import PressureHook
@@ -48,7 +49,7 @@ class Session:
         settings: Settings,
         backend: Backend,
         environment: Mapping[str, str],
-        parts: Build = build_parts,
+        parts: Build = build,
     ) -> None:
         self.lifetime = Lifetime(settings, backend, environment, parts)
         self.errors = self.lifetime.errors

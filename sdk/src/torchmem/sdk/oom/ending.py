@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 from torchmem.explain.call_stack import Origin
+from torchmem.explain.texts.exceptions import cause_of, unseen_oom
 from torchmem.sample.sample import Ending, OomCause
 from torchmem.sdk.identity import is_multiprocessing_child
 from torchmem.sdk.oom.note import TracebackNote
@@ -66,12 +67,9 @@ def library_oom(error: BaseException) -> LibraryOom | None:
 
     PyTorch's own OutOfMemoryError does not count: the allocator's observer reports it.
     """
-    links = [link for link in _chain(error) if not isinstance(link, KeyboardInterrupt)]
-    if is_oom(error) or not links:
-        return None  # without the import, which would change the exit code of a Ctrl-C, see `begin`
-    from torchmem.explain.texts.exceptions import cause_of, unseen_oom
-
-    for link in links:
+    if is_oom(error):
+        return None
+    for link in _chain(error):
         text = _text(link)
         message = unseen_oom(text)
         if message:
@@ -94,10 +92,6 @@ def _is_pytorch_oom(error: BaseException) -> bool:
 
 
 def _is_unseen_oom(error: BaseException) -> bool:
-    if isinstance(error, KeyboardInterrupt):
-        return False  # without the import, as in `library_oom`
-    from torchmem.explain.texts.exceptions import unseen_oom
-
     return unseen_oom(_text(error)) is not None
 
 
@@ -228,11 +222,6 @@ class UncaughtErrors(Part):
         """Set both hooks and wrap `sys.exit`, once; each calls what was set before."""
         if self._installed:
             return
-        # The start of a script need not wait for the table of messages. An import in the hook would
-        # be too late: dataclasses call exec, after which a Ctrl-C ends with code 1 (CPython's
-        # run_eval_code_obj forgets that a KeyboardInterrupt was not handled).
-        from torchmem.explain.texts import exceptions  # noqa: F401
-
         # In this order an interruption does no harm: the next call does the rest.
         if sys.excepthook is not self._hook:
             self._previous_hook, sys.excepthook = sys.excepthook, self._hook

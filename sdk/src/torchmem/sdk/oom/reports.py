@@ -14,6 +14,7 @@ from torchmem.allocator.tensor_groups import TensorGroup
 from torchmem.explain.lines import divided
 from torchmem.explain.oom_report import OomReport
 from torchmem.explain.remedies import remedies
+from torchmem.explain.traceback_note import note_lines
 from torchmem.explain.verdict import OnsetEvidence
 from torchmem.sample.remedy_words import RemedyKind
 from torchmem.sample.sample import Sample
@@ -125,8 +126,6 @@ class OomReports(Part):
 
     def note(self) -> tuple[str, ...]:
         """Return what a traceback says about the newest OOM; nothing if the process survived it."""
-        from torchmem.explain.traceback_note import note_lines
-
         newest = self._writer.newest()
         return note_lines(*newest) if newest else ()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from numbers import Real
+from statistics import linear_regression
 
 from torchmem.sdk.draft import Draft
 from torchmem.sdk.part import Part
@@ -176,8 +177,6 @@ def _line(points: list[Point]) -> tuple[float, float] | None:
     low, high = min(sizes), max(sizes)
     if high < MIN_RANGE * low:
         return None
-    from statistics import linear_regression  # slow to import, and most scripts plan nothing
-
     slope, base = linear_regression(sizes, peaks)
     deviations = [peak - base - slope * size for size, peak in points]
     if slope <= 0 or max(map(abs, deviations)) > MAX_DEVIATION * slope * (high - low):
