@@ -41,13 +41,13 @@ _SWITCHES = {
     "graph_capture_record_stream_reuse",
 }
 # The lookbehind starts a match only where a key starts, which keeps the search linear.
-_PAIR = r"(?<![^,:\[\]])([^,:\[\]]+):(\[[^\]]*\]|[^,:\[\]]+)(?:,|$)"
-_INTEGER = r"[0-9]{1,18}"
+_PAIR = re.compile(r"(?<![^,:\[\]])([^,:\[\]]+):(\[[^\]]*\]|[^,:\[\]]+)(?:,|$)")
+_INTEGER = re.compile(r"[0-9]{1,18}")
 
 
 def parse_alloc_conf(text: str) -> dict[str, str]:
     """Return the settings by key; a list keeps its brackets. Text in any other form is ignored."""
-    return dict(re.findall(_PAIR, re.sub(r"\s", "", text)))
+    return dict(_PAIR.findall("".join(text.split())))
 
 
 def format_alloc_conf(conf: Mapping[str, str]) -> str:
@@ -98,14 +98,14 @@ def _is_ignored(
 
 def _is_ineffective(name: str, value: str, effective: Mapping[str, str]) -> bool:
     """Return whether the allocator ignores a parsed value, as for features that a build lacks."""
-    if name == "max_split_size_mb" and re.fullmatch(_INTEGER, value):
+    if name == "max_split_size_mb" and _INTEGER.fullmatch(value):
         return effective.get("max_split_size") != str(int(value) * MIB)
     return name in _SWITCHES and effective.get(name, value) != value
 
 
 _LARGE_MB = LARGE_BUFFER // MIB
 _MIN_LARGE_MB = MIN_LARGE_ALLOC // MIB
-_NUMBER = r"[0-9]{1,9}(\.[0-9]{1,9})?"
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def rejection_reason(text: str) -> str | None:
@@ -113,7 +113,7 @@ def rejection_reason(text: str) -> str | None:
 
     Return None if it accepts the value. Only REQUEST_SETTINGS are checked; other keys are rejected.
     """
-    stripped = re.sub(r"\s", "", text)
+    stripped = "".join(text.split())
     conf = parse_alloc_conf(stripped)
     if format_alloc_conf(conf) != stripped.rstrip(","):
         return f"{text!r} is not a list of key:value pairs separated by commas, each key once."
@@ -138,23 +138,23 @@ def _check_switch(value: str, _: Mapping[str, str]) -> str | None:
 
 def _check_split_size(value: str, conf: Mapping[str, str]) -> str | None:
     large = conf.get("large_segment_size_mb", "")
-    minimum = int(large) if re.fullmatch(_INTEGER, large) else _LARGE_MB
-    valid = bool(re.fullmatch(_INTEGER, value)) and int(value) >= minimum
+    minimum = int(large) if _INTEGER.fullmatch(large) else _LARGE_MB
+    valid = bool(_INTEGER.fullmatch(value)) and int(value) >= minimum
     return _require(valid, f"a whole number, {minimum} or more")
 
 
 def _check_segment_size(value: str, _: Mapping[str, str]) -> str | None:
-    valid = bool(re.fullmatch(_INTEGER, value)) and int(value) > _MIN_LARGE_MB
+    valid = bool(_INTEGER.fullmatch(value)) and int(value) > _MIN_LARGE_MB
     return _require(valid, f"a whole number over {_MIN_LARGE_MB}")
 
 
 def _check_threshold(value: str, _: Mapping[str, str]) -> str | None:
-    number = float(value) if re.fullmatch(_NUMBER, value) else -1.0
+    number = float(value) if _NUMBER.fullmatch(value) else -1.0
     return _require(0 < number < 1, "between 0 and 1, exclusive")
 
 
 def _check_fraction(value: str, _: Mapping[str, str]) -> str | None:
-    number = float(value) if re.fullmatch(_NUMBER, value) else -1.0
+    number = float(value) if _NUMBER.fullmatch(value) else -1.0
     return _require(0 <= number <= 1, "between 0 and 1")
 
 
@@ -168,7 +168,7 @@ def _check_divisions(value: str, _: Mapping[str, str]) -> str | None:
 
 
 def _is_power_of_2(text: str) -> bool:
-    return bool(re.fullmatch(_INTEGER, text)) and int(text).bit_count() == 1
+    return bool(_INTEGER.fullmatch(text)) and int(text).bit_count() == 1
 
 
 _CHECKS: dict[str, Callable[[str, Mapping[str, str]], str | None]] = {

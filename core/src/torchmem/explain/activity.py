@@ -7,12 +7,12 @@ from collections.abc import Container, Sequence
 
 from torchmem.explain.call_stack import FRAMEWORK, CallStack, Frame, Origin
 
-_NAMES = (
+_NAMES = re.compile(
     r"_*(?:eval|evaluat|validat|predict|generat|infer|rollout|save|checkpoint|export)\w*"
     r"|_*(?:val|test|val_\w+|test_\w+|\w+_eval|\w+_evaluation|\w+_validation)"
 )
 """Common names of functions that do something other than a training step."""
-_COPIES = r"_*(?:save|checkpoint|export|deepcopy)\w*"
+_COPIES = re.compile(r"_*(?:save|checkpoint|export|deepcopy)\w*")
 _COPY = "deepcopy"
 """Python's `copy.deepcopy`, which makes copies of models that stay."""
 _FOREACH = re.compile(r"/torch/optim/\w+\.py:(?:\w+\.)?_multi_tensor_\w+$")
@@ -45,7 +45,7 @@ def trains(origin: Origin | None) -> bool:
 
 def is_copy(activity: str) -> bool:
     """Return whether a phase or function, by its name, saves or copies a model."""
-    return re.fullmatch(_COPIES, activity.removesuffix("()")) is not None
+    return _COPIES.fullmatch(activity.removesuffix("()")) is not None
 
 
 def is_in_optimizer(origin: Origin | None) -> bool:
@@ -80,4 +80,4 @@ def _is_activity(frame: Frame) -> bool:
     name = frame.function.rpartition(".")[2]
     if frame.package in FRAMEWORK:
         return frame.package == "python" and name == _COPY
-    return re.fullmatch(_NAMES, name) is not None
+    return _NAMES.fullmatch(name) is not None

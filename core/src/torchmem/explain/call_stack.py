@@ -21,14 +21,14 @@ MAX_PLACE_BYTES = 100
 SIMULATED_SCRIPTS = "torchmem.simulator.scenarios."
 """The modules that stand for the user's scripts in `torchmem demo`."""
 
-_INSTALLED = r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)"
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
 # Python's own modules, PyTorch's in a build from source, and generated code.
-_PYTHON = r"<frozen |.*/lib(?:64)?/python3[\d.]*/"
-_TORCH = (
+_PYTHON = re.compile(r"<frozen |.*/lib(?:64)?/python3[\d.]*/")
+_TORCH = re.compile(
     r"<eval_with_key>|.*/torchinductor_[^/]*/"
     r"|(?:.*/)?torch/(?:nn|optim|autograd|cuda|utils|distributed|_[a-z]\w*)/"
 )
-_NATIVE_FILE = r"\?\?|.*\.(?:c|cc|cpp|cu|cuh|h|hpp|so)(?:\.\d+)*"
+_NATIVE_FILE = re.compile(r"\?\?|.*\.(?:c|cc|cpp|cu|cuh|h|hpp|so)(?:\.\d+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,14 +131,14 @@ def package_of(file: str, module: str = "", function: str = "") -> str | None:
     top = module.partition(".")[0]
     if top in {"torch", "torchmem"}:
         return top
-    installed = re.match(_INSTALLED, file)
+    installed = _INSTALLED.match(file)
     if installed:
         return installed[1].removesuffix(".py")
-    if "::" in function or re.fullmatch(_NATIVE_FILE, file):
+    if "::" in function or _NATIVE_FILE.fullmatch(file):
         return NATIVE
-    if re.match(_TORCH, file):
+    if _TORCH.match(file):
         return "torch"
-    return "python" if re.match(_PYTHON, file) else None
+    return "python" if _PYTHON.match(file) else None
 
 
 def public_place(frame: Frame) -> tuple[str, str]:

@@ -48,12 +48,12 @@ def run_directory(environment: Mapping[str, str], system: Path = SYSTEM_RUN_DIR)
 PROCESS_FORM = r"\d+-\d+-\d+"
 """Regular expression for the start of a name from `sample_name`."""
 
-_USER_DIRECTORY = r"(0|[1-9][0-9]{0,9})(-[0-9a-f]{16})?"
+_USER_DIRECTORY = re.compile(r"(0|[1-9][0-9]{0,9})(-[0-9a-f]{16})?")
 
 
 def is_user_directory(name: str) -> bool:
     """Return whether `name` has the form of a user's directory; it says nothing about the owner."""
-    return re.fullmatch(_USER_DIRECTORY, name) is not None
+    return _USER_DIRECTORY.fullmatch(name) is not None
 
 
 def find_files(
