@@ -32,8 +32,8 @@ ABOUT_STEPS = """\
 
 *Steps*: those of each rank that the program itself counts, and torchmem too, if it can see them.
 *CPU time*: with `TORCHMEM=1` and under `torchmem run`, as a multiple of the plain one. Most
-programs take 4 s of it, so this is the cost of [a start](../run.md#what-was-tested). In about half
-of the runs, Scalene's PyTorch profiler records that start, and takes long to evaluate it.
+programs take 4 s of it, so this is the cost of [a start](../run.md#what-was-tested). Scalene also
+evaluates that start, if its PyTorch profiler happens to record it.
 
 ## Test suites
 
