@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import signal
 import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -277,6 +279,67 @@ def test_a_collection_in_another_thread_reads_nothing(
     thread.join()
 
     assert meter.measured(with_line=False) is None
+
+
+class AlarmError(Exception):
+    """What a signal handler raises."""
+
+
+class Alarm(weakref.ref[Cycle]):
+    """With raise(3) as its callback, sends SIGALRM where no Python code runs."""
+
+    _as_parameter_ = int(signal.SIGALRM)
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    """Have SIGALRM raise AlarmError."""
+
+    def handler(*_: object) -> None:
+        raise AlarmError
+
+    previous = signal.signal(signal.SIGALRM, handler)
+    yield
+    signal.signal(signal.SIGALRM, previous)
+
+
+@pytest.mark.usefixtures("alarm")
+def test_a_timeout_during_a_collection_reaches_the_script(backend: SimulatedBackend) -> None:
+    """Python ignores what a signal handler raises in a function that its collector calls."""
+    hook = sys.unraisablehook
+    meter = GarbageMeter(backend, Errors())
+    meter.watch(0)
+    cycle = Cycle(None)
+    _alarm = Alarm(cycle, getattr(ctypes.CDLL(None), "raise"))
+    del cycle
+    gc.collect()
+
+    with pytest.raises(AlarmError):
+        backend.step()
+    meter.stop()
+    assert sys.unraisablehook is hook
+
+
+@pytest.mark.usefixtures("alarm")
+def test_what_other_functions_of_the_collector_raise_is_left_to_python(
+    backend: SimulatedBackend, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finalizer that fails is told on stderr, as without the SDK."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
+    meter = GarbageMeter(backend, Errors())
+    meter.watch(0)
+    cycle = Cycle(None)
+
+    def fail(_: object) -> None:
+        raise AlarmError
+
+    _failing = weakref.ref(cycle, fail)
+    del cycle
+    gc.collect()
+    meter.stop()
+
+    backend.step()
+    assert "Exception ignored in" in capsys.readouterr().err
 
 
 KEPT = """

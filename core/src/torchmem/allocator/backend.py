@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import ref
 
@@ -232,6 +233,13 @@ class Backend(Protocol):
         """Run `call` in the main thread once the OutOfMemoryError is raised there.
 
         For the OOM observer. Raises RuntimeError if that is impossible.
+        """
+
+    def raise_after(self, error: BaseException, code: CodeType) -> None:
+        """Raise `error` in the main thread as soon as no frame of `code` runs there.
+
+        For what interrupts a callback whose exceptions are ignored. Raises RuntimeError if that is
+        impossible.
         """
 
     def reset_peaks(self, device: int) -> None:

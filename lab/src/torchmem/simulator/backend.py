@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from types import CodeType
 from typing import Any
 
 from torchmem.allocator.backend import (
@@ -181,6 +182,14 @@ class SimulatedBackend(Backend):
     def call_after_oom(self, call: Callback) -> None:
         """Run `call` at the next step: the observer is still being called."""
         self._after_oom.append(call)
+
+    def raise_after(self, error: BaseException, code: CodeType) -> None:  # noqa: ARG002
+        """Raise `error` at the next step."""
+
+        def raise_it() -> None:
+            raise error
+
+        self._after_oom.append(raise_it)
 
     def reset_peaks(self, device: int) -> None:
         """Reset the peaks of one device."""

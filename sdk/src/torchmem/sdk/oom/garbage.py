@@ -14,6 +14,7 @@ from torchmem.explain.lines import MIN_EXPLAINED, Uses, grown, uses_by_line
 from torchmem.sample.native_threads import is_main_thread
 from torchmem.sdk.oom.garbage_types import can_collect, collect
 from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.safety.ignored import IgnoredInterruptions
 
 WATCHED_SECONDS = 30.0
 """How long collections are measured after an OOM: an exception that ends the process is faster."""
@@ -41,6 +42,7 @@ class GarbageMeter:
         self._before: int | None = None
         self._deadline = 0.0
         self._callback = backend.untraced(self._make_callback())
+        self._ignored = IgnoredInterruptions(self._callback.__code__, backend.raise_after)
         self._spare = _spare_objects()
 
     def watch(self, device: int) -> None:
@@ -49,6 +51,7 @@ class GarbageMeter:
         self._deadline = self._clock() + WATCHED_SECONDS
         self._spare.clear()
         if self._callback not in gc.callbacks:
+            self._ignored.install()
             gc.callbacks.append(self._callback)
 
     def expire(self, *, is_dying: bool) -> None:
@@ -61,6 +64,7 @@ class GarbageMeter:
         """Measure collections no longer."""
         if self._callback in gc.callbacks:
             gc.callbacks.remove(self._callback)
+            self._ignored.remove()
 
     def _make_callback(self) -> Callable[[str, object], None]:
         def on_collection(phase: str, _: object) -> None:

@@ -331,6 +331,10 @@ class TorchBackend:
             raise RuntimeError("no observer is attached")
         self._pending.call_after(call, self._observer_code)
 
+    def raise_after(self, error: BaseException, code: CodeType) -> None:
+        """Raise `error` in the main thread as soon as no frame of `code` runs there."""
+        self._pending.raise_after(error, code)
+
     def reset_peaks(self, device: int) -> None:
         """Call `reset_peak_memory_stats`, hidden from the user's `max_memory_*` by `UserPeaks`."""
         self._own_peaks().reset(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 
 from torchmem.allocator.backend import Backend, OomObserver
 
@@ -24,6 +25,9 @@ class IdleBackend(Backend):
 
     def call_after_oom(self, call: Callable[[], None]) -> None:
         """Ignore the call."""
+
+    def raise_after(self, error: BaseException, code: CodeType) -> None:
+        """Do nothing."""
 
     def reset_peaks(self, device: int) -> None:
         """Do nothing."""
