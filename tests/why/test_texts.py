@@ -15,7 +15,7 @@ from torchmem.why.text import explain_stream
 
 CASES: list[dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("texts.yml").read_text())
 PLACES = {"rank", "ranks", "step", "time"}
-OF_A_MESSAGE = {"cause", "detail", "candidates", "format", "own_pid"} | PLACES
+OF_A_MESSAGE = {"cause", "detail", "candidates", "format", "own_pid", "count"} | PLACES
 ABOUT_THE_TEXT = {"name", "text", "exit", "consequences", "other", "notice", "table", "smi"}
 
 

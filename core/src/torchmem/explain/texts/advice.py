@@ -72,6 +72,10 @@ _BY_FORMAT: Mapping[str, NextCommand] = {
         "what the job had requested, and what its tasks had used",
     ),
     "wake_up": PROCESSES,
+    "pytorch_1eb": NextCommand(
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun train.py",
+        "whether all ranks take part in the same collectives, with the same sizes",
+    ),
 }
 
 
@@ -159,6 +163,16 @@ def _wake_up(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
     yield from (Remedy(each.kind, each.text, each.lines) for each in waking("vllm", None))
 
 
+def _wrong_size(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
+    yield Remedy("shape", f"{REMEDY_WORDS['shape']}.")
+    yield Remedy(
+        None,
+        "If the size came from another rank, such as in broadcast_object_list, look for a "
+        "collective that failed before or that ranks called in another order: it leaves any number "
+        "as the size.",
+    )
+
+
 def _without_expandable(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
     yield Remedy(
         None,
@@ -187,6 +201,7 @@ _SPECIAL: Mapping[str, Callable[[Numbers, TextCause | None], Iterator[Remedy]]] 
     "sglang_fraction": _sglang_fraction,
     "sglang_cache_full": _sglang_cache,
     "wake_up": _wake_up,
+    "pytorch_1eb": _wrong_size,
     "nvml_assert": _nvml,
     "expandable_assert": _without_expandable,
     "not_ready": _without_expandable,

@@ -57,6 +57,8 @@ class TextFormat:
         chains: what may follow the pattern: the chain counts of which most is there.
         in_process: whether it is the text of an exception that PyTorch's observer of OOMs does not
             see. The SDK counts such an exception as an OOM.
+        summary: what it says of the cause, without a full stop; empty if that of the cause is
+            enough.
     """
 
     name: str
@@ -69,6 +71,7 @@ class TextFormat:
     cause: TextCause | None = None
     chains: tuple[tuple[Clause, ...], ...] = ()
     in_process: bool = False
+    summary: str = ""
 
 
 _SINCE_2_1 = (
@@ -151,8 +154,9 @@ FORMATS: tuple[TextFormat, ...] = (
         ("ut of memory",),
         r"out of memory\.\s+Tried to allocate more than 1EB memory",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
-        "The size of the tensor was computed wrongly: no GPU has that much.",
+        "PyTorch refused the request by itself. The size of the tensor was computed wrongly.",
         cause="capacity",
+        summary="The request is for more memory than any GPU has",
     ),
     TextFormat(
         "malloc_async",

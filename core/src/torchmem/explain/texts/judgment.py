@@ -85,7 +85,7 @@ def _allocator(message: Message) -> Judged:
     numbers = _settled(message.numbers)
     others, own_pid = _others(numbers)
     found = Judged(None, holders=others, unlisted=_unlisted(numbers), own_pid=own_pid)
-    if not _is_consistent(numbers):
+    if not _is_consistent(numbers) and not _is_oversubscribed(message, numbers):
         return found
     needed = _tensors(numbers) + (numbers.requested or 0)
     if numbers.total is not None and needed > numbers.total + tolerance(numbers.total):
@@ -130,6 +130,16 @@ def _is_consistent(numbers: Numbers) -> bool:
     return free + max(reserved, held) <= total + slack and (
         numbers.reserved is None or (numbers.allocated or 0) <= numbers.reserved + slack
     )
+
+
+def _is_oversubscribed(message: Message, numbers: Numbers) -> bool:
+    """Return whether tensors take more than a GPU has of which nothing is free.
+
+    Windows, also below WSL, moves what does not fit to the host's memory.
+    """
+    if numbers.total is None or message.is_joined or not message.is_whole:
+        return False
+    return (numbers.free or 0) <= SLACK_BYTES and _tensors(numbers) > numbers.total + SLACK_BYTES
 
 
 def _was_refused(numbers: Numbers) -> bool:

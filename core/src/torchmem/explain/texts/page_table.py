@@ -58,6 +58,7 @@ def _format(known: TextFormat) -> dict[str, Any]:
         "triggers": known.triggers,
         "pattern": _pattern(known.pattern),
         "meaning": known.meaning,
+        "summary": known.summary,
         "role": known.role,
         "cause": known.cause,
         "chains": [

@@ -74,6 +74,7 @@ class Finding:
         ranks: the ranks that have it.
         source: the name of the text.
         table: what a pasted table says, instead of a message.
+        newest: the newest of them.
     """
 
     message: Message | None
@@ -87,6 +88,7 @@ class Finding:
     ranks: set[int] = field(default_factory=set)
     source: str = ""
     table: Table | None = None
+    newest: Finding | None = None
 
     @property
     def known(self) -> TextFormat | None:
@@ -100,6 +102,28 @@ class Finding:
             return "table", self.table.kind, self.table.gpu, self.source
         name = self.known.name if self.known else ""
         return name, self.judged.cause, self.judged.detail, self.judged.candidates
+
+    @property
+    def requested(self) -> int | None:
+        """The size of the request that failed, in bytes, if the message says it."""
+        return self.message.numbers.requested if self.message else None
+
+    def add(self, other: Finding) -> None:
+        """Count another message of this kind.
+
+        NCCL writes two lines for one failure, of which the second has the size.
+        """
+        before, self.newest = self.newest or self, other
+        is_next = (other.source, other.rank, other.line) == (
+            before.source,
+            before.rank,
+            before.line + 1,
+        )
+        is_same = is_next and before.requested is None and other.requested is not None
+        if not is_same:
+            self.count += other.count
+        elif self.requested is None:
+            self.message = other.message
 
 
 @dataclass(slots=True)
@@ -116,7 +140,7 @@ class Findings:
         if found.rank is not None and len(known.ranks) < MAX_RANKS:
             known.ranks.add(found.rank)
         if known is not found:
-            known.count += found.count
+            known.add(found)
         return known is found
 
 

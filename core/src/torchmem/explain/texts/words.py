@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from torchmem.allocator.sizes import format_size
@@ -49,6 +50,8 @@ def sentence(message: Message, judged: Judged) -> str:
     """Return what the message says of the cause, without a full stop."""
     if message.format.role != "oom":
         return message.format.meaning.partition(". ")[0].rstrip(".")
+    if message.format.summary:
+        return message.format.summary
     if judged.detail == "pool":
         free = format_size(message.numbers.private or 0)
         return (
@@ -97,6 +100,12 @@ def _capacity(numbers: Numbers, judged: Judged) -> str:
             f"The request of {format_size(requested)} is more than the GPU has "
             f"({format_size(total)})"
         )
+    tensors = numbers.allocated or 0
+    if tensors > total:
+        return (
+            f"Tensors take {format_size(tensors)}, more than the GPU has ({format_size(total)}), "
+            "and nothing more was free"
+        )
     missing = requested - sum(
         each or 0 for each in (numbers.free, numbers.unallocated, numbers.private)
     )
@@ -118,10 +127,16 @@ _BY_CAUSE: Mapping[TextCause | None, Callable[[Numbers, Judged], str]] = {
 def reason(message: Message, judged: Judged) -> str:
     """Return why the request failed, in a few sentences."""
     about = "" if judged.report is None else " ".join(failure_reason(judged.report))
-    return " ".join(filter(None, [about or message.format.meaning, *_more(judged)]))
+    return " ".join(filter(None, [about or message.format.meaning, *_more(message, judged)]))
 
 
-def _more(judged: Judged) -> Iterator[str]:
+def _more(message: Message, judged: Judged) -> Iterator[str]:
+    numbers = message.numbers
+    if judged.cause == "capacity" and (numbers.allocated or 0) > (numbers.total or math.inf):
+        yield (
+            "Windows, also below WSL, moves what does not fit to the host's memory, where it is "
+            "used many times more slowly."
+        )
     if judged.own_pid is not None:
         yield (
             f"The listed process {judged.own_pid} is this process itself, under its pid on the "
@@ -155,7 +170,7 @@ def cannot_say(message: Message, judged: Judged) -> Iterator[str]:
         yield "the rest of its numbers, as the text is cut off"
     if judged.candidates:
         yield "how much more the step still needed, which decides between these causes"
-    if judged.cause in {"capacity", "fragmentation", "limit", None}:
+    if judged.cause in {"capacity", "fragmentation", "limit", None} and not message.format.summary:
         yield "what holds the memory, or whether it grew from step to step"
     if judged.cause == "fragmentation":
         yield "whether free blocks waited for another stream"

@@ -39,8 +39,17 @@ function add(kinds, message, rank, line, table) {
   const key = [message.format.name, judged.cause, judged.detail, judged.candidates.join()].join("|");
   if (!kinds.has(key)) kinds.set(key, { ...message, ...judged, rank, line, count: 0, ranks: new Set() });
   const kind = kinds.get(key);
-  kind.count += 1;
+  count(kind, { rank, line, requested: message.numbers.requested ?? null, numbers: message.numbers });
   if (rank !== null) kind.ranks.add(rank);
+}
+
+/** Count a message. NCCL writes two lines for one failure, of which the second has the size. */
+function count(kind, message) {
+  const before = kind.newest;
+  kind.newest = message;
+  const isNext = before?.rank === message.rank && before?.line + 1 === message.line;
+  if (!isNext || before.requested !== null || message.requested === null) kind.count += 1;
+  else if (!isKnown(kind.numbers.requested)) kind.numbers = message.numbers;
 }
 
 const escaped = (text) => text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
@@ -218,7 +227,7 @@ function judgeAllocator(message, table) {
   const numbers = settled(message.numbers);
   const { others, ownPid } = othersOf(numbers, message.holders, table);
   const found = { others, ownPid };
-  if (!isConsistent(numbers, message.holders, table)) return found;
+  if (!isConsistent(numbers, message.holders, table) && !isOversubscribed(message, numbers, table)) return found;
   const { total, free } = numbers;
   const needed = tensorsOf(numbers) + (numbers.requested ?? 0);
   if (isKnown(total) && needed > total + tolerance(table, total)) return { ...found, cause: "capacity" };
@@ -254,6 +263,12 @@ function isConsistent(numbers, holders, table) {
   const slack = tolerance(table, numbers.total, free, reserved, held) + table.bounds.slack;
   return free + Math.max(reserved, held) <= numbers.total + slack &&
     (!isKnown(numbers.reserved) || (numbers.allocated ?? 0) <= numbers.reserved + slack);
+}
+
+/** Windows, also below WSL, moves what does not fit on the GPU to the host's memory. */
+function isOversubscribed({ isJoined, isWhole }, numbers, { bounds: { slack } }) {
+  return isWhole && !isJoined && isKnown(numbers.total) &&
+    (numbers.free ?? 0) <= slack && tensorsOf(numbers) > numbers.total + slack;
 }
 
 function wasRefused({ free, requested, allowed, reserved }, table) {

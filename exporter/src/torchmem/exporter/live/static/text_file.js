@@ -54,8 +54,9 @@ function place({ rank, ranks, line, count: times, numbers: { gpu } }) {
   ].filter(Boolean).join(", ");
 }
 
-function sentence({ cause, candidates, numbers: { requested, free }, others }, table) {
+function sentence({ format: { summary }, cause, candidates, numbers: { requested, free }, others }, table) {
   const [largest] = others;
+  if (summary) return summary;
   if (cause === "refused") return `The driver refused ${bytes(requested)}, although ${bytes(free)} was free`;
   if (cause === "external" && largest?.bytes) return `Process ${largest.pid} holds ${bytes(largest.bytes)} of the GPU`;
   if (cause) return `${table.causes[cause][0].toUpperCase()}${table.causes[cause].slice(1)}`;
