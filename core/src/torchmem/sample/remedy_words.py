@@ -133,8 +133,8 @@ REMEDY_WORDS: Mapping[RemedyKind, str] = {
     "other_gpu": "Move this run to a free device, or check that each rank selects its own device",
     "shared_gpu": "If the GPU is shared on purpose, give each process a memory fraction",
     "cache_for_libraries": (
-        "Release the cache before the library needs memory: call torch.cuda.empty_cache() before "
-        "the first collective"
+        "Release the cache before the library needs memory, such as before the first collective: "
+        "call torch.cuda.empty_cache()"
     ),
     "room_for_libraries": "Keep memory free for libraries: set a memory fraction below 1",
     "last_error": "Let go of the last error: its traceback keeps local variables",

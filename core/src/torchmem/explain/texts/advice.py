@@ -173,6 +173,15 @@ def _wrong_size(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
     )
 
 
+def _driver(_: Numbers, cause: TextCause | None) -> Iterator[Remedy]:
+    yield Remedy(
+        "find_processes",
+        "If the process had just started, find out which other processes fill the GPU.",
+        ("nvidia-smi",),
+    )
+    yield from _general(cause)
+
+
 def _without_expandable(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
     yield Remedy(
         None,
@@ -202,6 +211,7 @@ _SPECIAL: Mapping[str, Callable[[Numbers, TextCause | None], Iterator[Remedy]]] 
     "sglang_cache_full": _sglang_cache,
     "wake_up": _wake_up,
     "pytorch_1eb": _wrong_size,
+    "driver": _driver,
     "nvml_assert": _nvml,
     "expandable_assert": _without_expandable,
     "not_ready": _without_expandable,

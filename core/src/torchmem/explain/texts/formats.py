@@ -242,8 +242,9 @@ FORMATS: tuple[TextFormat, ...] = (
     TextFormat(
         "worker_killed",
         "PyTorch's data loader",
-        ("killed by signal",),
-        r"DataLoader worker \(pid\(?s?\)? ?(?P<pid>\d{1,10})[^)]{0,60}\) (?:is killed by signal: "
+        ("killed by signal", "shared memory (shm)"),
+        r"Unexpected bus error encountered in worker"
+        r"|DataLoader worker \(pid\(?s?\)? ?(?P<pid>\d{1,10})[^)]{0,60}\) (?:is killed by signal: "
         r"(?:Killed|Bus error)|exited unexpectedly)",
         "RuntimeError: DataLoader worker (pid 9876) is killed by signal: Killed.",
         "A data loader worker was killed: by the kernel's OOM killer, or (bus error) because "
@@ -423,6 +424,29 @@ FORMATS: tuple[TextFormat, ...] = (
         in_process=True,
     ),
     TextFormat(
+        "onnxruntime",
+        "ONNX Runtime",
+        ("memory for requested buffer",),
+        r"Failed to allocate memory for requested buffer of size (?P<requested_bytes>\d{1,18})",
+        "onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException: [ONNXRuntimeError] : 6 : "
+        "RUNTIME_EXCEPTION : Non-zero status code returned while running Conv node. Failed to "
+        "allocate memory for requested buffer of size 268435456",
+        f"{LIBRARY_MEANING} ONNX Runtime has an arena of its own beside PyTorch's.",
+        cause="library",
+        in_process=True,
+    ),
+    TextFormat(
+        "ggml",
+        "llama.cpp and other programs on ggml",
+        ("ut of memory",),
+        r"\bggml_\w{1,60}: [^\n]{0,120}?(?:cuda|hip|musa)Malloc failed: out of memory",
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 18432.00 MiB on device 0: "
+        "cudaMalloc failed: out of memory",
+        "Memory of ggml, which torchmem does not know. It takes what the layers on the GPU need "
+        "(--n-gpu-layers) and the context (--ctx-size), whatever is free.",
+        role="other",
+    ),
+    TextFormat(
         "jax",
         "JAX or TensorFlow",
         ("RESOURCE_EXHAUSTED", "ResourceExhausted", "OOM"),
@@ -487,9 +511,11 @@ FORMATS: tuple[TextFormat, ...] = (
         r"|cudaErrorMemoryAllocation|hipErrorOutOfMemory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
         "torch.AcceleratorError: CUDA error: out of memory",
-        f"{LIBRARY_MEANING} Contexts, modules, CUDA graphs and peer access need such memory, too.",
+        f"{LIBRARY_MEANING} Contexts, modules, CUDA graphs and peer access need such memory, too. "
+        "A process that gets none for its context has found the GPU full of other processes.",
         cause="library",
         in_process=True,
+        summary="The driver had no memory for a context or a library, outside PyTorch's allocator",
     ),
     TextFormat(
         "cut_off",
