@@ -271,9 +271,10 @@ def _entry(known: TextFormat, text: str) -> str:
 
 
 def _answer(text: str) -> Answer:
-    """Return the sentence, the first advice and the command, as the product gives them."""
+    """Return the sentence, the first advice (for each possible cause), and the command."""
     (found, *_) = _explained(text).document()["messages"]
-    advice = _advice(found["advice"][0]) if found["advice"] else ""
+    told = found["advice"] if found["candidates"] else found["advice"][:1]
+    advice = " ".join(map(_advice, told))
     return Answer(found["cause"], found["headline"], advice, found["next"]["line"])
 
 

@@ -366,9 +366,31 @@ def test_a_text_is_explained_without_the_exporter(opened: Page, tmp_path: Path) 
     assert opened.axe() == []
 
 
+@pytest.mark.parametrize("name", ["2.13, in between", "an absurd size"])
+def test_a_text_has_the_advice_of_the_command(opened: Page, tmp_path: Path, name: str) -> None:
+    """Where a message leaves several causes, the page has the advice for each."""
+    (text,) = (case["text"] for case in _texts() if case["name"] == name)
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    choose(opened, path)
+    words = " ".join(shown(opened).split())
+    (message,) = explain_stream(io.BytesIO(text.encode())).document()["messages"]
+
+    assert f"{message['headline']}." in words
+    assert ("What to do, by cause" in words) == bool(message["candidates"])
+    assert message["advice"]
+    for each in message["advice"]:
+        assert each["text"] in words
+
+
+def _texts() -> list[dict[str, Any]]:
+    cases: list[dict[str, Any]] = yaml.safe_load(TEXTS_FILE.read_text())
+    return cases
+
+
 def test_the_page_judges_texts_as_the_command_does(opened: Page) -> None:
     """For each text of tests/why/texts.yml, format, cause, rank, line, count and numbers agree."""
-    texts = [case["text"] for case in yaml.safe_load(TEXTS_FILE.read_text())]
+    texts = [case["text"] for case in _texts()]
     found = opened.evaluate(
         f"Promise.all([{module('messages.js')}, fetch('/static/{files().digest}/messages.json')"
         f".then((answer) => answer.json())]).then(([{{ kindsOf }}, table]) => {json.dumps(texts)}"

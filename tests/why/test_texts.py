@@ -54,6 +54,19 @@ def assert_equal(found: Any, expected: Any, name: str) -> None:
         assert abs(found - expected) <= tolerance(expected), name
 
 
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if "candidates" in case], ids=lambda case: case["name"]
+)
+def test_each_possible_cause_has_its_advice(case: dict[str, Any]) -> None:
+    """Where PyTorch's message leaves several causes, it says what to do in the case of each."""
+    document = explained(case["text"])
+    found = first(document, "oom")
+    expected = len(case["candidates"]) if found["format"] == "pytorch" else 0
+
+    assert len(found["advice"]) == expected
+    assert all(each["text"].startswith("If ") for each in found["advice"])
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_what_is_not_explained_is_named(case: dict[str, Any]) -> None:
     """Consequences, other programs and warnings are told apart from what is explained."""

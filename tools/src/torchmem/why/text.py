@@ -121,7 +121,7 @@ class TextAnswer:
         yield [*heading, *wrapped(f"{where}{times}{others}", "   ", WIDTH)]
         yield wrapped(words.reason(message, judged), "   ", WIDTH)
         yield list(_fact_lines(words.number_facts(message, judged)))
-        yield list(_advice_lines(advice(message, judged)))
+        yield list(_advice_lines(advice(message, judged), is_decided=not judged.candidates))
         unknown = "; ".join(words.cannot_say(message, judged))
         following = next_command(message, judged)
         more = wrapped(f"The text does not say {unknown}.", "   ", WIDTH) if unknown else []
@@ -239,9 +239,9 @@ def _fact_lines(facts: Iterator[tuple[str, int]]) -> Iterator[str]:
         yield f"   {name:<{SUBJECT}}{format_size(size):>12}"
 
 
-def _advice_lines(found: Sequence[Remedy]) -> Iterator[str]:
+def _advice_lines(found: Sequence[Remedy], *, is_decided: bool) -> Iterator[str]:
     if found:
-        yield "   What to do, most promising first"
+        yield f"   What to do, {'most promising first' if is_decided else 'by cause'}"
     for number, remedy in enumerate(found, 1):
         yield from wrapped(f"{remedy.text}{gain_sentence(remedy)}", f"     {number}. ", WIDTH)
         yield from (f"            {line}" for line in remedy.lines)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmem.allocator.sizes import format_size
@@ -13,6 +13,7 @@ from torchmem.explain.serving import waking
 from torchmem.explain.texts.formats import TextCause
 from torchmem.explain.texts.judgment import Judged
 from torchmem.explain.texts.numbers import Message, Numbers
+from torchmem.explain.texts.words import PHRASES
 from torchmem.sample.remedy_words import REMEDY_WORDS, RemedyKind
 
 MAX_REMEDIES = 4
@@ -88,13 +89,26 @@ def next_command(message: Message, judged: Judged) -> NextCommand:
 
 
 def advice(message: Message, judged: Judged) -> tuple[Remedy, ...]:
-    """Return what to do, the most promising first."""
+    """Return what to do, the most promising first; for each cause, if several are possible."""
+    if judged.candidates:
+        # With cudaMallocAsync, PyTorch has no settings against fragmentation.
+        return by_cause(judged.candidates) if message.format.name == "pytorch" else ()
     if judged.detail == "pool":
         return tuple(Remedy(kind, f"{REMEDY_WORDS[kind]}.") for kind in _POOL)
     if judged.report is not None:
         return remedies(judged.report)[:MAX_REMEDIES]
     special = _SPECIAL.get(message.format.name)
     return tuple(special(message.numbers, judged.cause) if special else _general(judged.cause))
+
+
+def by_cause(causes: Sequence[TextCause]) -> tuple[Remedy, ...]:
+    """Return the first thing to do for each of the causes that are possible."""
+    kinds = [(cause, _KINDS[cause][0]) for cause in causes]
+    return tuple(Remedy(kind, f"If {PHRASES[cause]}: {_lower(kind)}.") for cause, kind in kinds)
+
+
+def _lower(kind: RemedyKind) -> str:
+    return f"{REMEDY_WORDS[kind][0].lower()}{REMEDY_WORDS[kind][1:]}"
 
 
 def _general(cause: TextCause | None) -> Iterator[Remedy]:

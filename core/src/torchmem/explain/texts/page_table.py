@@ -12,7 +12,7 @@ from typing import Any
 
 from torchmem.allocator.oom_cause import COMMUNICATORS_ALLOWANCE_BYTES, CONTEXT_ALLOWANCE_BYTES
 from torchmem.explain.texts import judgment, log_lines
-from torchmem.explain.texts.advice import advice, next_command
+from torchmem.explain.texts.advice import advice, by_cause, next_command
 from torchmem.explain.texts.formats import FORMATS, TextFormat
 from torchmem.explain.texts.judgment import Judged
 from torchmem.explain.texts.numbers import MAX_BYTES, Message, Numbers
@@ -32,7 +32,10 @@ def page_table() -> bytes:
         "causes": TEXT_CAUSES,
         "phrases": PHRASES,
         "advice": {cause: _cause_advice(Judged(cause)) for cause in TEXT_CAUSES},
-        "next": {str(cause): _next(FORMATS[0], Judged(cause)) for cause in (None, *TEXT_CAUSES)},
+        "advice_if": {cause: by_cause([cause])[0].text for cause in PHRASES},
+        "next": {
+            cause or "unknown": _next(FORMATS[0], Judged(cause)) for cause in (None, *TEXT_CAUSES)
+        },
         "cause_by_change": CAUSE_BY_CHANGE,
         "bounds": {
             "min_room": MIN_ROOM_RATIO,

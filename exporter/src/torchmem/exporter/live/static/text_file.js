@@ -32,16 +32,18 @@ function heading({ line, count: times, ranks, format }, ooms) {
 }
 
 function explanation(kind, table) {
-  const { format, cause } = kind;
-  const advice = format.advice.length ? format.advice : table.advice[cause] ?? [];
-  const next = format.next ?? table.next[String(cause)];
+  const { format, cause, candidates } = kind;
+  const general = format.name === "pytorch" && candidates.length
+    ? candidates.map((each) => ({ text: table.advice_if[each], lines: [] })) : table.advice[cause] ?? [];
+  const advice = format.advice.length ? format.advice : general;
+  const next = format.next ?? table.next[cause ?? "unknown"];
   return el("section", { class: "oom" },
     el("h3", {}, place(kind)),
     el("p", { class: "lead" }, `${sentence(kind, table)}.`),
     el("p", {}, format.meaning),
     kind.ownPid === null ? null : el("p", {}, `The listed process ${kind.ownPid} is this process itself, under its pid on the host.`),
     facts(numbers(kind, table)),
-    advice.length ? el("h4", {}, "What to do, most promising first") : null,
+    advice.length ? el("h4", {}, `What to do, ${candidates.length ? "by cause" : "most promising first"}`) : null,
     advice.length ? adviceList(advice) : null,
     el("p", {}, `To learn ${next.tells}: `, el("code", {}, next.line)));
 }
