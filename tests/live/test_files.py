@@ -383,6 +383,20 @@ def test_a_text_has_the_advice_of_the_command(opened: Page, tmp_path: Path, name
         assert each["text"] in words
 
 
+def test_the_page_draws_every_text(opened: Page) -> None:
+    """Whatever a text of tests/why/texts.yml says, each of its messages has a sentence."""
+    texts = [case["text"] for case in _texts()]
+    drawn = opened.evaluate(
+        f"{module('text_file.js')}.then(async ({{ showText }}) => {{ const all = [];"
+        f"for (const text of {json.dumps(texts)}) {{ const section = document.createElement('div');"
+        "await showText(section, text); all.push(section.querySelectorAll('.lead').length); }"
+        "return all; })"
+    )
+    ooms = [[each for each in _messages(text) if each["role"] == "oom"] for text in texts]
+
+    assert drawn == [len(found) for found in ooms]
+
+
 def _texts() -> list[dict[str, Any]]:
     cases: list[dict[str, Any]] = yaml.safe_load(TEXTS_FILE.read_text())
     return cases
