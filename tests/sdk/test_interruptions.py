@@ -27,6 +27,7 @@ from support.waiting import until
 from torchmem.sdk import instrument
 from torchmem.sdk.monitor import Monitor
 from torchmem.sdk.safety.errors import Errors
+from torchmem.sdk.safety.interruptions import is_interruption
 from torchmem.sdk.session import Session
 from torchmem.simulator.allocator import DeviceCachingAllocator
 from torchmem.simulator.backend import SimulatedBackend
@@ -315,6 +316,29 @@ def test_an_asynchronous_exception_arrives(open_session: Opener, backend: Simula
     timer.join()
 
     assert sum(session.errors.counts.values()) == 0
+
+
+def test_an_asynchronous_exception_may_come_before_the_first_instruction() -> None:
+    """One that comes as a function is called is an interruption, whatever its last instruction is.
+
+    In Python 3.10, the traceback then points before the code, where indexing finds its end.
+    """
+
+    def ends_with_reraise(call: Callable[[], object]) -> None:
+        try:
+            call()
+        finally:
+            call()
+
+    arguments = ctypes.c_ulong(threading.get_ident()), ctypes.py_object(TimeoutError)
+    calls = (
+        functools.partial(ctypes.pythonapi.PyThreadState_SetAsyncExc, *arguments),
+        functools.partial(ends_with_reraise, int),
+    )
+    with pytest.raises(TimeoutError) as raised:
+        list(map(functools.partial.__call__, calls))  # no instruction comes between the two
+
+    assert is_interruption(raised.value)
 
 
 def test_the_recursion_limit_is_the_scripts(

@@ -87,6 +87,8 @@ def _is_asynchronous(error: Exception, entries: list[TracebackType]) -> bool:
     if isinstance(error, _WITHOUT_ARGUMENTS):
         return False
     last = entries[-1]
+    if last.tb_lasti < 0:  # before the first instruction, in Python 3.10
+        return True
     operation = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
     if operation in _HARMLESS:
         return True
