@@ -1,13 +1,11 @@
-"""The text of an exception as a message, if it says that memory ran out past PyTorch's observer.
-
-The SDK imports this file as a process dies, so it imports little.
-"""
+"""The text of an exception as a message, if it says that memory ran out past PyTorch's observer."""
 
 from __future__ import annotations
 
 import re
 
 from torchmem.explain.texts.formats import FORMATS
+from torchmem.explain.texts.judgment import judge_message
 from torchmem.explain.texts.numbers import Message, read_message
 from torchmem.sample.sample import OOM_CAUSES, OomCause
 
@@ -29,7 +27,5 @@ def unseen_oom(text: str) -> Message | None:
 
 def cause_of(message: Message) -> OomCause | None:
     """Return the cause that a message tells, among those of a verdict; None if it does not."""
-    from torchmem.explain.texts.judgment import judge_message
-
     cause = judge_message(message).cause
     return cause if cause in OOM_CAUSES else None
