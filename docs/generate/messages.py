@@ -148,8 +148,8 @@ characters. On jobs whose cause is known, the message alone {agreement}
 ALL = """\
 ## All messages
 
-Below each cause stand the first advice and the command that tells more, unless a message has its
-own; without a command, it is `{default}`.
+Each cause has its first advice and the command that tells more, unless a message has its own. Where
+no command is named, it is `{default}`.
 """
 DEFAULT = "torchmem run -- python train.py"
 UNKNOWN = "The message alone does not say the cause"

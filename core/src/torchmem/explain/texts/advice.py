@@ -181,9 +181,9 @@ def _wrong_size(_: Numbers, __: TextCause | None) -> Iterator[Remedy]:
     yield Remedy("shape", f"{REMEDY_WORDS['shape']}.")
     yield Remedy(
         None,
-        "If the size came from another rank, such as in broadcast_object_list, look for a "
-        "collective that failed before or that ranks called in another order: it leaves any number "
-        "as the size.",
+        "If the size came from another rank, such as in broadcast_object_list, look for an earlier "
+        "collective that failed or that ranks called in a different order: the size is then a "
+        "random number.",
     )
 
 

@@ -154,7 +154,8 @@ FORMATS: tuple[TextFormat, ...] = (
         ("ut of memory",),
         r"out of memory\.\s+Tried to allocate more than 1EB memory",
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate more than 1EB memory.",
-        "PyTorch refused the request by itself. The size of the tensor was computed wrongly.",
+        "PyTorch rejected the request without asking the driver. The size of the tensor was "
+        "computed wrongly.",
         cause="capacity",
         summary="The request is for more memory than any GPU has",
     ),
@@ -431,9 +432,9 @@ FORMATS: tuple[TextFormat, ...] = (
         "onnxruntime.capi.onnxruntime_pybind11_state.RuntimeException: [ONNXRuntimeError] : 6 : "
         "RUNTIME_EXCEPTION : Non-zero status code returned while running Conv node. Failed to "
         "allocate memory for requested buffer of size 268435456",
-        f"{LIBRARY_MEANING} ONNX Runtime has an arena of its own beside PyTorch's.",
-        cause="library",
-        in_process=True,
+        "Memory of ONNX Runtime, which torchmem does not know. It has an arena for each GPU, which "
+        "grows to powers of two up to gpu_mem_limit, and one in host memory.",
+        role="other",
     ),
     TextFormat(
         "ggml",
@@ -512,7 +513,7 @@ FORMATS: tuple[TextFormat, ...] = (
         r"|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY",
         "torch.AcceleratorError: CUDA error: out of memory",
         f"{LIBRARY_MEANING} Contexts, modules, CUDA graphs and peer access need such memory, too. "
-        "A process that gets none for its context has found the GPU full of other processes.",
+        "If a process gets none for its context, other processes fill the GPU.",
         cause="library",
         in_process=True,
         summary="The driver had no memory for a context or a library, outside PyTorch's allocator",

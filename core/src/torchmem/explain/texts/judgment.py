@@ -133,9 +133,9 @@ def _is_consistent(numbers: Numbers) -> bool:
 
 
 def _is_oversubscribed(message: Message, numbers: Numbers) -> bool:
-    """Return whether tensors take more than a GPU has of which nothing is free.
+    """Return whether tensors take more than the GPU has, and nothing is free on it.
 
-    Windows, also below WSL, moves what does not fit to the host's memory.
+    On Windows and WSL, the driver moves what does not fit into host memory.
     """
     if numbers.total is None or message.is_joined or not message.is_whole:
         return False

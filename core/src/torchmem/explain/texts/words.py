@@ -134,8 +134,8 @@ def _more(message: Message, judged: Judged) -> Iterator[str]:
     numbers = message.numbers
     if judged.cause == "capacity" and (numbers.allocated or 0) > (numbers.total or math.inf):
         yield (
-            "Windows, also below WSL, moves what does not fit to the host's memory, where it is "
-            "used many times more slowly."
+            "On Windows and WSL, the driver moves what does not fit into host memory, which is "
+            "many times slower."
         )
     if judged.own_pid is not None:
         yield (

@@ -14,7 +14,7 @@ from torchmem.explain.lines import MIN_EXPLAINED, Uses, grown, uses_by_line
 from torchmem.sample.native_threads import is_main_thread
 from torchmem.sdk.oom.garbage_types import can_collect, collect
 from torchmem.sdk.safety.errors import Errors
-from torchmem.sdk.safety.ignored import IgnoredInterruptions
+from torchmem.sdk.safety.unraisable import IgnoredInterruptions
 
 WATCHED_SECONDS = 30.0
 """How long collections are measured after an OOM: an exception that ends the process is faster."""

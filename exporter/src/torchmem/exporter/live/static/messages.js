@@ -265,7 +265,7 @@ function isConsistent(numbers, holders, table) {
     (!isKnown(numbers.reserved) || (numbers.allocated ?? 0) <= numbers.reserved + slack);
 }
 
-/** Windows, also below WSL, moves what does not fit on the GPU to the host's memory. */
+/** On Windows and WSL, the driver moves what does not fit into host memory. */
 function isOversubscribed({ isJoined, isWhole }, numbers, { bounds: { slack } }) {
   return isWhole && !isJoined && isKnown(numbers.total) &&
     (numbers.free ?? 0) <= slack && tensorsOf(numbers) > numbers.total + slack;

@@ -1,8 +1,8 @@
-"""Interruptions of a callback whose exceptions the interpreter ignores.
+"""Interruptions of a callback from which nothing can be raised, such as one of `gc.callbacks`.
 
 Without this module, a Ctrl-C or a timeout that comes while Python's collector runs may be lost: the
-signal handler then runs in a function of `gc.callbacks`, and Python only prints what it raises
-("Exception ignored in").
+signal handler then runs in the SDK's function of `gc.callbacks`, and Python only prints what the
+handler raises ("Exception ignored in").
 """
 
 from __future__ import annotations
